@@ -1,0 +1,78 @@
+"""Every error that a user can meet, by who can act on it.
+
+ArealError                 exit 1   unexpected failure
+|- UsageFault                   2   wrong flags or arguments
+|- InvalidManifest              3   one or more positioned diagnostics (areal.resources.diagnostics)
+|- NotFound                     4   no such object, field, process
+|- Conflict                     5   field owner, immutable field, stale plan, protected object
+|- Locked                       6   another command holds the object; the holder is named
+|- TimedOut                     7   the deadline passed
+|- TargetFailed                 8   the target reached a terminal failure
+|- Partial                      9   some objects converged, some did not
+`- NoCapacity                  10   GPUs or ports; nothing was started
+
+The message says what happened and why; ``hint`` is the next command to run. Standard library only: every floor
+imports this module.
+"""
+
+from __future__ import annotations
+
+
+class ArealError(Exception):
+    """What happened and why, for a user; ``exit_code`` is the process exit status."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, detail: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail
+
+
+class UsageFault(ArealError):
+    exit_code = 2
+
+
+class InvalidManifest(ArealError):
+    exit_code = 3
+
+
+class NotFound(ArealError):
+    exit_code = 4
+
+
+class Conflict(ArealError):
+    exit_code = 5
+
+
+class Locked(ArealError):
+    exit_code = 6
+
+
+class TimedOut(ArealError):
+    exit_code = 7
+
+
+class TargetFailed(ArealError):
+    exit_code = 8
+
+
+class Partial(ArealError):
+    exit_code = 9
+
+
+class NoCapacity(ArealError):
+    exit_code = 10
+
+
+_PRECEDENCE = (3, 5, 10, 8, 9, 7)
+
+
+def worst_exit(codes: list[int]) -> int:
+    """The exit status when several apply (cli.md: 3 > 5 > 10 > 8 > 9 > 7, then any other failure)."""
+    failures = [code for code in codes if code]
+    for code in _PRECEDENCE:
+        if code in failures:
+            return code
+    return max(failures, default=0)
