@@ -1,0 +1,56 @@
+"""Who is acting, on which home, and where progress goes: the one argument that every reconciler takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from areal.errors import ArealError
+from areal.state.home import Home
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of long work, for people: ``ref`` is the target ("Model/qwen engine/0"), times in seconds."""
+
+    ref: str
+    stage: str
+    done: int | None = None
+    total: int | None = None
+    elapsed_s: float = 0.0
+
+
+def _silent(progress: Progress) -> None:
+    """Nobody is looking."""
+
+
+@dataclass(frozen=True)
+class Context:
+    home: Home
+    actor: str
+    command: str
+    lock_timeout_s: float = 0.0
+    progress: Callable[[Progress], None] = _silent
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class ObjectOutcome:
+    """What happened to one object: ``kind/name action``."""
+
+    ref: str
+    action: str
+    message: str = ""
+    exit_code: int = 0
+    error: ArealError | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did, ready to print. ``addresses`` maps an InferenceService to its gateway's URL."""
+
+    objects: tuple[ObjectOutcome, ...] = ()
+    notes: tuple[str, ...] = ()
+    exit_code: int = 0
+    addresses: dict[str, str] = field(default_factory=dict)
