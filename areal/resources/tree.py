@@ -1,0 +1,245 @@
+"""Plain JSON-like trees as values: merge, leaves, changes. Standard library only, nothing is mutated.
+
+A list whose items are all maps with distinct string ``name``s is *keyed*: it merges by name and its items are
+addressed by name, ``("models", "[qwen]", "replicas")``, so that the order of items never matters. Every other list is
+one leaf. ``None`` is a value like any other, and nothing here deletes by merging: an empty keyed list merged over a
+keyed list names no item and so changes none.
+
+Merging is associative over trees of one shape (a path never a map in one and a scalar in another), which is what a
+schema guarantees; layers rely on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+Step: TypeAlias = str | int
+Path: TypeAlias = tuple[Step, ...]
+
+
+class _Absent(Enum):
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+ABSENT: Final = _Absent.ABSENT
+"""No value at a path, as opposed to ``None``."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One leaf, before and after; ABSENT where there was or will be none."""
+
+    path: Path
+    old: Any
+    new: Any
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """``patch`` over ``base``: maps merge, keyed lists merge by name, anything else replaces."""
+    if isinstance(base, Mapping) and isinstance(patch, Mapping):
+        merged = dict(base)
+        for key, value in patch.items():
+            merged[key] = merge(base[key], value) if key in base else value
+        return merged
+    if is_keyed(base) and (patch == [] or is_keyed(patch)):
+        return _merge_keyed(base, patch)
+    return patch
+
+
+def is_keyed(value: Any) -> bool:
+    """A non-empty list of maps that all have distinct string names."""
+    if not isinstance(value, list) or not value:
+        return False
+    names = [item.get("name") if isinstance(item, Mapping) else None for item in value]
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+
+
+def leaves(tree: Any) -> dict[Path, Any]:
+    """Every leaf by its path, in document order. Empty maps and lists are leaves, but an empty tree has none."""
+    return {} if tree == {} else dict(_walk(tree, ()))
+
+
+def changes(old: Any, new: Any) -> tuple[Change, ...]:
+    """What turns ``old`` into ``new``, up to the order of keyed items; see ``apply_changes``."""
+    before, after = leaves(old), leaves(new)
+    paths = [*before, *(path for path in after if path not in before)]
+    pairs = ((path, before.get(path, ABSENT), after.get(path, ABSENT)) for path in paths)
+    return tuple(Change(path, a, b) for path, a, b in pairs if not _same(a, b))
+
+
+def apply_changes(tree: Any, items: Iterable[Change]) -> Any:
+    """``tree`` with every change's ``new``: removals first, since a leaf may stand where a branch was.
+
+    An item is addressed by its name, so names go last, and inner ones before outer ones.
+    """
+    pending = list(items)
+    removed = [change.path for change in pending if change.new is ABSENT]
+    for path in sorted(removed, key=lambda path: (path[-1:] == ("name",), -len(path))):
+        tree = delete_path(tree, path)
+    for change in pending:
+        if change.new is not ABSENT:
+            tree = set_path(tree, change.path, change.new)
+    return tree
+
+
+def get_path(tree: Any, path: Path, default: Any = ABSENT) -> Any:
+    """The value at ``path``, ``default`` when there is none."""
+    for step in path:
+        slot = _slot(tree, step)
+        if slot is None:
+            return default
+        tree = tree[slot]
+    return tree
+
+
+def set_path(tree: Any, path: Path, value: Any) -> Any:
+    """A copy of ``tree`` with ``value`` at ``path``; missing maps and keyed items on the way are created."""
+    if not path:
+        return value
+    step, rest = path[0], path[1:]
+    name = bracketed(step)
+    if name is not None and not (isinstance(tree, Mapping) and tree):
+        return _set_item(tree if isinstance(tree, list) else [], name, rest, value)
+    if isinstance(tree, list):
+        slot = _slot(tree, step)
+        if slot is None:
+            raise KeyError(path_text(path))
+        return [set_path(item, rest, value) if at == slot else item for at, item in enumerate(tree)]
+    copy = dict(tree) if isinstance(tree, Mapping) else {}
+    slot = _slot(copy, step)
+    key = _key(step) if slot is None else slot
+    copy[key] = set_path(copy.get(key, {}), rest, value)
+    return copy
+
+
+def delete_path(tree: Any, path: Path) -> Any:
+    """A copy of ``tree`` without ``path``; branches that become empty go too. Unchanged when there is no such path."""
+    if not path:
+        return {}
+    slot = _slot(tree, path[0])
+    if slot is None:
+        return tree
+    shorter = delete_path(tree[slot], path[1:]) if len(path) > 1 else ABSENT
+    gone = shorter is ABSENT or (_is_empty(shorter) and not _is_empty(tree[slot]))
+    if isinstance(tree, list):
+        kept = [] if gone else [shorter]
+        return [*tree[:slot], *kept, *tree[slot + 1 :]]
+    copy = {key: value for key, value in tree.items() if key != slot}
+    return copy if gone else {key: shorter if key == slot else value for key, value in tree.items()}
+
+
+def path_text(path: Path) -> str:
+    """``spec.models[qwen].replicas``; a key that is no plain word goes in brackets: ``labels[areal.dev/x]``."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif bracketed(step) is not None:
+            text += step
+        elif _PLAIN_KEY.fullmatch(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{_key(step)}]"
+    return text
+
+
+def parse_path(text: str) -> Path:
+    """The inverse of ``path_text``; digits in brackets are an index. Raises ValueError with the offending column."""
+    steps: list[Step] = []
+    at = 0
+    while at < len(text):
+        match = _STEP.match(text, at)
+        if match is None or (match["key"] is not None and bool(steps) != bool(match["dot"])):
+            raise ValueError(f'"{text}" is not a path: unexpected "{text[at]}" at column {at + 1}')
+        if match["key"] is not None:
+            steps.append(match["key"])
+        else:
+            inner = match["inner"]
+            steps.append(int(inner) if inner.isdigit() else f"[{inner}]")
+        at = match.end()
+    return tuple(steps)
+
+
+def bracketed(step: Step) -> str | None:
+    """The name in a ``[name]`` step, None for any other step."""
+    if isinstance(step, str) and len(step) > 2 and step[0] == "[" and step[-1] == "]":
+        return step[1:-1]
+    return None
+
+
+_PLAIN_KEY = re.compile(r"[\w$-]+")
+_STEP = re.compile(r"(?P<dot>\.)?(?P<key>[\w$-]+)|\[(?P<inner>[^\[\]]+)\]")
+
+
+def _walk(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _walk(value, (*path, _key_step(key)))
+    elif is_keyed(tree):
+        for item in tree:
+            yield from _walk(item, (*path, f"[{item['name']}]"))
+    else:
+        yield path, tree
+
+
+def _merge_keyed(base: list[Any], patch: list[Any]) -> list[Any]:
+    patches = {item["name"]: item for item in patch}
+    merged = [merge(item, patches.pop(item["name"])) if item["name"] in patches else item for item in base]
+    return [*merged, *patches.values()]
+
+
+def _set_item(items: list[Any], name: str, rest: Path, value: Any) -> list[Any]:
+    if any(isinstance(item, Mapping) and item.get("name") == name for item in items):
+        return [set_path(item, rest, value) if item.get("name") == name else item for item in items]
+    return [*items, set_path({"name": name}, rest, value)]
+
+
+def _slot(tree: Any, step: Step) -> Any:
+    """The key or index in ``tree`` that ``step`` addresses, None when there is none."""
+    name = bracketed(step)
+    if isinstance(tree, Mapping):
+        for key in (_key(step), name):
+            if key is not None and key in tree:
+                return key
+        return None
+    if not isinstance(tree, list):
+        return None
+    if name is not None:
+        return next(
+            (at for at, item in enumerate(tree) if isinstance(item, Mapping) and item.get("name") == name), None
+        )
+    return step if isinstance(step, int) and -len(tree) <= step < len(tree) else None
+
+
+def _key_step(key: str) -> str:
+    """A map key that would read as a ``[name]`` step is escaped with a backslash."""
+    return f"\\{key}" if key[:1] in ("[", "\\") else key
+
+
+def _key(step: Step) -> Any:
+    return step[1:] if isinstance(step, str) and step[:1] == "\\" else step
+
+
+def _is_empty(value: Any) -> bool:
+    return value in ({}, [])
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal and of one type: ``1`` is not ``True``, ``1`` is not ``1.0``, to someone who wrote one of them."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return bool(a == b)

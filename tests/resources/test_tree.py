@@ -1,0 +1,124 @@
+"""Merging, leaves and changes, over generated trees of one shape: what layers and plans rely on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.resources import tree
+
+_WORDS = st.text("abcxyz[]\\.-", min_size=1, max_size=4)
+_SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2)
+_ITEM_NAMES = st.sampled_from(["p", "q", "r"])
+
+
+def _any_tree() -> st.SearchStrategy[Any]:
+    plain_lists = st.lists(_SCALARS, max_size=3)
+    keyed = st.lists(_ITEM_NAMES, unique=True, min_size=1).flatmap(
+        lambda names: st.tuples(*(st.fixed_dictionaries({"name": st.just(name), "v": _SCALARS}) for name in names)).map(
+            list
+        )
+    )
+    return st.dictionaries(
+        _WORDS, st.recursive(_SCALARS | plain_lists | keyed, lambda inner: st.dictionaries(_WORDS, inner, max_size=3))
+    )
+
+
+def _shaped() -> st.SearchStrategy[Any]:
+    """Sparse trees of one schema: a path has the same type in all of them."""
+    item = st.fixed_dictionaries(
+        {"name": _ITEM_NAMES}, optional={"replicas": st.integers(0, 3), "args": st.dictionaries(_WORDS, _SCALARS)}
+    )
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "gateway": st.fixed_dictionaries({}, optional={"port": st.integers(), "host": st.text("ab")}),
+            "models": st.lists(item, max_size=3, unique_by=lambda model: model["name"]),
+            "overrides": st.lists(st.text("ab"), max_size=2),
+            "suspend": st.booleans() | st.none(),
+        },
+    )
+
+
+@given(_shaped(), _shaped(), _shaped())
+def test_merge_of_three_layers_is_associative(a: Any, b: Any, c: Any) -> None:
+    assert tree.merge(tree.merge(a, b), c) == tree.merge(a, tree.merge(b, c))
+
+
+@given(_shaped())
+def test_merge_with_itself_changes_nothing(a: Any) -> None:
+    assert tree.merge(a, a) == a
+    assert tree.merge({}, a) == a == tree.merge(a, {})
+
+
+@given(_any_tree(), _any_tree())
+def test_changes_applied_to_old_give_new(old: Any, new: Any) -> None:
+    result = tree.apply_changes(old, tree.changes(old, new))
+    assert tree.leaves(result) == tree.leaves(new)
+    assert tree.changes(result, new) == ()
+
+
+@given(_any_tree())
+def test_every_leaf_is_found_at_its_path(value: Any) -> None:
+    for path, leaf in tree.leaves(value).items():
+        assert tree.get_path(value, path) == leaf
+
+
+@given(_any_tree(), _any_tree())
+def test_operations_never_mutate_their_arguments(a: Any, b: Any) -> None:
+    before = repr((a, b))
+    tree.merge(a, b)
+    tree.apply_changes(a, tree.changes(a, b))
+    assert repr((a, b)) == before
+
+
+def test_merge_keyed_list_keeps_order_and_appends_new_items() -> None:
+    base = {"models": [{"name": "a", "replicas": 1}, {"name": "b"}]}
+    patch = {"models": [{"name": "c"}, {"name": "a", "replicas": 4}]}
+    assert tree.merge(base, patch) == {"models": [{"name": "a", "replicas": 4}, {"name": "b"}, {"name": "c"}]}
+
+
+def test_merge_plain_list_and_none_replace() -> None:
+    assert tree.merge({"a": [1, 2], "b": {"c": 1}}, {"a": [3], "b": None}) == {"a": [3], "b": None}
+
+
+def test_changes_distinguish_types_and_name_keyed_items() -> None:
+    old = {"models": [{"name": "qwen", "replicas": 1}], "flag": 1}
+    new = {"models": [{"name": "qwen", "replicas": 2}], "flag": True}
+    found = tree.changes(old, new)
+    assert [(tree.path_text(change.path), change.old, change.new) for change in found] == [
+        ("models[qwen].replicas", 1, 2),
+        ("flag", 1, True),
+    ]
+
+
+def test_changes_of_keyed_item_order_are_none() -> None:
+    items = [{"name": "a"}, {"name": "b"}]
+    assert tree.changes({"models": items}, {"models": items[::-1]}) == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (("spec", "models", "[qwen]", "replicas"), "spec.models[qwen].replicas"),
+        (("spec", "overrides", 0), "spec.overrides[0]"),
+        (("metadata", "labels", "areal.dev/team"), "metadata.labels[areal.dev/team]"),
+        ((), ""),
+    ],
+)
+def test_path_text_reads_as_written(path: tree.Path, text: str) -> None:
+    assert tree.path_text(path) == text
+
+
+def test_parse_path_of_bracketed_key_finds_map_entry() -> None:
+    path = tree.parse_path("labels[areal.dev/team]")
+    assert tree.get_path({"labels": {"areal.dev/team": "x"}}, path) == "x"
+
+
+@pytest.mark.parametrize("text", ["spec..x", ".spec", "spec.", "a[b", "a[]", "a b", "[x]y"])
+def test_parse_path_malformed_names_the_column(text: str) -> None:
+    with pytest.raises(ValueError, match="column"):
+        tree.parse_path(text)
