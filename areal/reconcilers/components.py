@@ -1,0 +1,158 @@
+"""Keep, heal or replace: what to do about one process, given what is wanted and what was seen. Pure.
+
+Keep or recreate is decided by comparing specs: the sparse spec that the run was started for, against the object's,
+both read with today's defaults and cut to the fields that this component depends on. Never by a hash, so an upgrade
+that adds a defaulted field or reorders keys restarts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from areal.reconcilers.observed import ObservedRun, Seen
+from areal.reconcilers.plan import FieldChange, spec_path
+from areal.resources.registry import effective, update_class
+from areal.resources.tree import changes
+from areal.resources.update import Update
+from areal.runtime.backends.base import Phase
+
+ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)
+LIVE = (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
+
+
+class Action(StrEnum):
+    KEEP = "keep"
+    AWAIT = "await"  # lives, has not answered yet
+    KICK = "kick"  # its shim waits in back-off
+    SPAWN = "spawn"
+    REPLACE = "replace"
+    LEAVE = "leave"  # cannot be seen: nothing is done
+
+
+@dataclass(frozen=True)
+class Component:
+    """What one process of an object should be. ``fields`` are the top-level spec keys that it depends on;
+    ``inputs`` what it must have been told about its neighbours (a key absent here is not compared)."""
+
+    ref: str
+    name: str
+    replica: int
+    kind: str
+    spec: Mapping[str, Any]
+    fields: tuple[str, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return f"{self.name}/{self.replica}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``run`` is the run acted on (kept, kicked, replaced); ``drift`` is (kind, message) when reality moved."""
+
+    action: Action
+    cause: str = ""
+    run: ObservedRun | None = None
+    drift: tuple[str, str] | None = None
+    decided_by: FieldChange | None = None
+
+
+def outdated(component: Component, run: ObservedRun) -> FieldChange | None:
+    """The leaf that makes ``run`` the wrong process for ``component``, or None when it may stay."""
+    stale_input = next(
+        (
+            FieldChange(f"inputs.{name}", run.state.spec.inputs.get(name), value, Update.ROLL)
+            for name, value in sorted(component.inputs.items())
+            if run.state.spec.inputs.get(name) != value
+        ),
+        None,
+    )
+    if stale_input is not None:
+        return stale_input
+    had, wants = run.state.spec.spec, component.spec
+    if had == wants:
+        return None
+    before = _relevant(component, had)
+    after = _relevant(component, wants)
+    found = [
+        FieldChange(spec_path(("spec", *change.path)), change.old, change.new, update_class(component.kind, change.path))
+        for change in changes(before, after)
+    ]
+    return max((c for c in found if c.update >= Update.ROLL), key=lambda change: change.update, default=None)
+
+
+def _relevant(component: Component, sparse: Mapping[str, Any]) -> dict[str, Any]:
+    full = effective(component.kind, dict(sparse)).model_dump(by_alias=True, mode="json")
+    kept = {name: full[name] for name in component.fields if name in full}
+    if "backend" in kept and kept["backend"]:
+        kept["backend"] = engine_of(kept["backend"])
+    return kept
+
+
+def engine_of(backend: str) -> str:
+    """The backend without its data-parallel dimension, which is only a number of replicas."""
+    from areal.resources.backend_grammar import parse_backend
+
+    return parse_backend(backend).without_data_parallel()
+
+
+def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
+    """One process slot: keep the best run that fits, else say what must happen, with its cause."""
+    unseen = [run for run in runs if run.state.phase is Phase.UNKNOWN]
+    if unseen:
+        return Decision(Action.LEAVE, f"cannot be seen: {unseen[0].state.reason}", unseen[0])
+    live = [run for run in runs if run.state.phase in LIVE]
+    fitting = [run for run in live if outdated(component, run) is None]
+    if fitting:
+        return _tend(max(fitting, key=_worth))
+    if live:
+        run = max(live, key=_worth)
+        leaf = outdated(component, run)
+        assert leaf is not None
+        return Decision(Action.REPLACE, f"{leaf.path} changed", run, decided_by=leaf)
+    dead = max((run for run in runs if run.state.phase in ENDED), key=_age, default=None)
+    if dead is None:
+        return Decision(Action.SPAWN, "no process")
+    died = how_it_died(dead)
+    kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
+    if "recycled" in dead.state.reason:
+        kind = "process-replaced"
+    return Decision(Action.SPAWN, f"{kind}: {died}", dead, drift=(kind, died))
+
+
+def _tend(run: ObservedRun) -> Decision:
+    if run.state.phase is Phase.BACKOFF:
+        died = how_it_died(run)
+        return Decision(Action.KICK, f"process-died: {died}", run, drift=("process-died", died))
+    if run.seen is Seen.REFUSING:
+        # A probe that times out is not proof of death: wait for an answer, and let the shim's liveness probe judge.
+        message = run.why or "does not answer its probe"
+        return Decision(Action.AWAIT, f"unhealthy: {message}", run, drift=("unhealthy", message))
+    if run.seen is Seen.NOT_READY:
+        return Decision(Action.AWAIT, f"not ready: {run.why}" if run.why else "not ready yet", run)
+    return Decision(Action.KEEP, run=run)
+
+
+def how_it_died(run: ObservedRun) -> str:
+    """"killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
+    last = run.state.last_exit
+    if last is not None and last.reason:
+        return last.reason
+    return run.state.reason or "gone without an exit record"
+
+
+def _worth(run: ObservedRun) -> tuple[int, int, str]:
+    ready = {Seen.READY: 3, Seen.UNSEEN: 2, Seen.NOT_READY: 1, Seen.REFUSING: 0}[run.seen]
+    return (int(run.state.phase is Phase.RUNNING), ready, run.uid)
+
+
+def _age(run: ObservedRun) -> tuple[float, str]:
+    return (run.state.last_exit.at if run.state.last_exit else 0.0, run.uid)
+
+
+def ended(runs: Iterable[ObservedRun]) -> list[ObservedRun]:
+    return [run for run in runs if run.state.phase in ENDED]

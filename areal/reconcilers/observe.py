@@ -1,0 +1,90 @@
+"""What is really there: runs, routes, GPUs. Read-only, parallel, every call with a deadline; Unknown is a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from areal.client.admin import AdminClient
+from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.runtime.backends.base import Backend, Capacity, Phase, RunState
+from areal.runtime.probes import http_get
+from areal.state.credentials import admin_key_path
+from areal.state.home import Home
+
+PROBE_TIMEOUT_S = 2.0
+PARALLEL_PROBES = 16
+
+
+def observe(
+    home: Home, backend: Backend, refs: Iterable[str], *, probe: bool = True, want_gpus: bool = False
+) -> Observed:
+    """Look at the runs of ``refs`` and at the routers among them. ``probe`` False stays off the network."""
+    wanted = set(refs)
+    states = [state for state in backend.observe().values() if state.spec.owner in wanted]
+    runs = _probe_all(states) if probe else [ObservedRun(state) for state in states]
+    grouped: dict[str, list[ObservedRun]] = {}
+    for run in sorted(runs, key=lambda run: run.uid):
+        grouped.setdefault(run.state.spec.owner, []).append(run)
+    routes = _read_tables(home, runs) if probe else {}
+    capacity = backend.capacity() if want_gpus else Capacity()
+    return Observed({ref: tuple(items) for ref, items in grouped.items()}, routes, capacity)
+
+
+def _probe_all(states: Sequence[RunState]) -> list[ObservedRun]:
+    if not any(state.phase is Phase.RUNNING for state in states):
+        return [ObservedRun(state) for state in states]
+    with ThreadPoolExecutor(min(PARALLEL_PROBES, len(states)), thread_name_prefix="probe") as pool:
+        return list(pool.map(probe_run, states))
+
+
+def probe_run(state: RunState) -> ObservedRun:
+    """Ask one run whether it is ready; only a running process with a URL is asked."""
+    if state.phase is not Phase.RUNNING or not state.spec.url:
+        return ObservedRun(state)
+    try:
+        status, body = http_get(f"{state.spec.url}/ready", timeout=PROBE_TIMEOUT_S)
+    except ConnectionRefusedError:
+        return ObservedRun(state, Seen.NOT_READY, "its port is not open yet")
+    except OSError as error:
+        return ObservedRun(state, Seen.REFUSING, f"GET /ready: {error or type(error).__name__}")
+    if status == 200:
+        return ObservedRun(state, Seen.READY)
+    return ObservedRun(state, Seen.NOT_READY, f"GET /ready answers {status}{_reason(body)}")
+
+
+def _reason(body: bytes) -> str:
+    import json
+
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return ""
+    reason = data.get("reason") or data.get("status") if isinstance(data, dict) else None
+    return f" ({reason})" if reason else ""
+
+
+def _read_tables(home: Home, runs: Sequence[ObservedRun]) -> dict[str, RouteTable | str]:
+    routers = [run for run in runs if run.state.spec.component == "router" and run.seen is Seen.READY]
+    if not routers:
+        return {}
+    with ThreadPoolExecutor(min(PARALLEL_PROBES, len(routers)), thread_name_prefix="table") as pool:
+        tables = pool.map(lambda run: read_table(home, run), routers)
+        return {run.state.spec.owner: table for run, table in zip(routers, tables, strict=True)}
+
+
+def read_table(home: Home, router: ObservedRun) -> RouteTable | str:
+    """The router's table, or why it could not be read."""
+    name = router.state.spec.owner.partition("/")[2]
+    try:
+        key = admin_key_path(home, name).read_text().strip()
+        status, data = AdminClient(router.url, key, timeout_s=PROBE_TIMEOUT_S).get("/table")
+    except OSError as error:
+        return f"router of {name}: {error}"
+    if status != 200 or not isinstance(data, dict):
+        return f"router of {name}: GET /table answers {status}"
+    models = {
+        model: tuple((w["id"], w["addr"], w["state"]) for w in entry.get("workers", ()))
+        for model, entry in data.get("models", {}).items()
+    }
+    return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")))
