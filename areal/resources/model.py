@@ -1,0 +1,101 @@
+"""``Model``: what an inference service serves, either by an engine of ours or by somebody's HTTP endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator, JsonValue
+from pydantic_core import PydanticCustomError
+
+from areal.resources.backend_grammar import INFERENCE_ENGINES, BackendError, parse_backend
+from areal.resources.blocks import Probes, Resources, Restart, SecretFrom, Strategy
+from areal.resources.fields import Name, Replicas, SpecModel, Text
+from areal.resources.tree import Path
+from areal.resources.update import Update
+
+
+def _check_backend(text: str) -> str:
+    try:
+        parse_backend(text, engines=INFERENCE_ENGINES, single=True)
+    except BackendError as error:
+        raise PydanticCustomError(
+            "areal_backend", "{problem}", {"problem": error.message, "column": error.column}
+        ) from error
+    return text
+
+
+class External(SpecModel):
+    """A model behind somebody's OpenAI-compatible endpoint: HTTP only, no tokens, no weights."""
+
+    url: Annotated[Text, Update.ROLL]
+    """Base URL, for example `https://api.openai.com/v1`."""
+    model: Annotated[Text | None, Update.ROLL] = None
+    """The model's name over there. Absent: the object's name."""
+    api_key_from: Annotated[SecretFrom | None, Update.ROLL] = None
+    """Where the endpoint's API key comes from."""
+
+
+class ServedModel(SpecModel):
+    """What a Model says of itself, standing alone or inline in its service."""
+
+    backend: Annotated[Annotated[str, AfterValidator(_check_backend)] | None, Update.ROLL] = None
+    """Engine and allocation, `engine:dims`: `sglang:d2t2` is two replicas of two GPUs each, `embedded` runs on CPU."""
+    path: Annotated[Text | None, Update.ROLL] = None
+    """Weights: a Hugging Face id, or a folder (relative to the working directory, else to the manifest)."""
+    tokenizer_path: Annotated[Text | None, Update.ROLL] = None
+    """Tokenizer, spelled like `path`. Absent: beside the weights."""
+    engine_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
+    """Arguments of the engine by name, passed as they are: `max-model-len: 8192`."""
+    proxy_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
+    """Arguments of the data proxies by name, passed as they are."""
+    env: Annotated[dict[str, str], Update.ROLL] = {}
+    """Environment of the engine. Quote numbers: every value is text."""
+    env_from: Annotated[dict[str, SecretFrom], Update.ROLL] = {}
+    """Environment of the engine that must not be written down: `HF_TOKEN: {env: HF_TOKEN}`."""
+    tool_call_parser: Annotated[Text | None, Update.ROLL] = None
+    """How tool calls are read from the text, by the parser's name (`qwen`, `hermes`, ...)."""
+    reasoning_parser: Annotated[Text | None, Update.ROLL] = None
+    """How reasoning is told from the answer, by the parser's name (`qwen3`, `deepseek_r1`, ...)."""
+    chat_template: Annotated[Text | None, Update.ROLL] = None
+    """File with a Jinja chat template. Absent: the tokenizer's."""
+    lora: Annotated[dict[str, str], Update.ROLL] = {}
+    """LoRA adapters served beside the model: name to Hugging Face id or folder."""
+    replicas: Annotated[Replicas | None, Update.HOT] = None
+    """Number of replicas; wins over `d` of the backend. Absent: `d`."""
+    resources: Annotated[Resources, Update.ROLL] = Resources()
+    """What one replica is given."""
+    probes: Annotated[Probes, Update.ROLL] = Probes()
+    """Questions asked of a replica."""
+    restart: Annotated[Restart, Update.ROLL] = Restart()
+    """What happens when a replica exits by itself."""
+    external: Annotated[External | None, Update.ROLL] = None
+    """An endpoint to forward to, instead of `backend` and `path`."""
+    strategy: Annotated[Strategy | None, Update.META] = None
+    """How changes of this model are rolled out. Absent: as its service does."""
+    suspend: Annotated[bool, Update.HOT] = False
+    """True: no process runs, nothing else is forgotten."""
+
+    def problems(self) -> Iterator[tuple[Path, str]]:
+        served = {"backend": self.backend, "path": self.path, "lora": self.lora, "replicas": self.replicas}
+        if self.external is not None:
+            for name in (name for name, value in served.items() if value):
+                yield (name,), 'does not go with "external", which has no engine of ours'
+            return
+        for name in ("backend", "path"):
+            if served[name] is None:
+                yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'
+
+
+class ModelSpec(ServedModel):
+    """A model attached to an inference service."""
+
+    service: Annotated[Name, Update.IMMUTABLE] = "default"
+    """Name of the InferenceService that serves it."""
+
+
+class InlineModel(ServedModel):
+    """A Model written inside its service. It becomes an object of its own, owned by the service."""
+
+    name: Annotated[Name, Update.IMMUTABLE]
+    """Name of the Model; clients ask for it by this name."""
