@@ -1,0 +1,212 @@
+"""Small durable files: replaced whole or not at all, and checked when read.
+
+A write is temp + fsync + rename + fsync of the folder: a reader, or a crash at any instant, sees the old bytes or the
+new ones. When the disk refuses, the old file stays as it was, the temp is removed and the error names path and cause.
+
+A *sealed* file is a JSON document that carries the SHA-256 of its own body, so that a torn or edited file is told
+from a good one: reading it raises ``Unreadable``. Absence is FileNotFoundError; the two are never confused. Only
+mutating commands move a damaged file aside (``quarantine``); nothing here deletes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError
+from areal.state.crash import crash_point
+
+QUARANTINED = ".quarantined-"
+_TEMP = ".tmp-"
+
+_HEAD = b'{"sha256": "'
+_JOINT = b'",\n"body": '
+_TAIL = b"}\n"
+_DIGEST_END = len(_HEAD) + 64
+_BODY = _DIGEST_END + len(_JOINT)
+
+_CAUSES = {
+    errno.ENOSPC: ("the disk is full", "free some space, or use another home: --home DIR"),
+    errno.EDQUOT: ("your disk quota is used up", "free some space, or use another home: --home DIR"),
+    errno.EFBIG: ("the file size limit was reached (ulimit -f)", "raise the limit: ulimit -f unlimited"),
+    errno.EROFS: ("the file system is read-only", "use a home that can be written: --home DIR or AREAL_HOME"),
+    errno.EACCES: ("permission denied", "use a home of your own: --home DIR or AREAL_HOME"),
+    errno.EPERM: ("permission denied", "use a home of your own: --home DIR or AREAL_HOME"),
+    errno.ENOTDIR: ("a file stands where a folder is needed", "use another home: --home DIR or AREAL_HOME"),
+    errno.EEXIST: ("a file stands where a folder is needed", "use another home: --home DIR or AREAL_HOME"),
+    errno.EMFILE: ("too many open files", "raise the limit: ulimit -n 65536"),
+}
+
+
+class Unreadable(ArealError):
+    """A file is there and cannot be used. ``damaged``: its content is wrong, so it may be quarantined and restored;
+    otherwise (permissions, I/O, a newer format) it must be left alone."""
+
+    def __init__(self, path: Path | str, reason: str, *, damaged: bool, hint: str | None = None) -> None:
+        repair = "areal doctor --fix restores it from its newest revision; applying the manifest again also does"
+        super().__init__(f"{path} is unreadable: {reason}", hint=hint or (repair if damaged else None))
+        self.path = Path(path)
+        self.reason = reason
+        self.damaged = damaged
+
+
+def explain(error: OSError, path: Path | str, doing: str) -> ArealError:
+    """An ``OSError`` as one for a user: what was attempted, on which path, why it failed, what to do."""
+    cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), None))
+    return ArealError(f"cannot {doing} {path}: {cause}", hint=hint)
+
+
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data``, creating missing folders. Raises ArealError and leaves ``path`` as it was."""
+    crash_point("write-before")
+    content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        try:
+            _write_new(temp, content, mode)
+            crash_point("write-synced")
+            temp.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise explain(error, path, "write") from error
+    crash_point("write-after")
+
+
+def make_folder(path: Path) -> None:
+    """``mkdir -p`` with mode 0700, each new entry made durable. Raises OSError."""
+    if path.is_dir():
+        return
+    if not path.parent.is_dir():
+        make_folder(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    sync_folder(path.parent)
+
+
+def names_in(folder: Path | str) -> list[str]:
+    """The names in a folder, sorted; none when there is no such folder. Raises ArealError when it cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise explain(error, folder, "list") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot; the rename itself is then all there is
+            raise
+    finally:
+        os.close(fd)
+
+
+def seal(body: Any) -> bytes:
+    """``body`` as a document that carries its own checksum. Plain JSON values only."""
+    text = json.dumps(body, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return _HEAD + hashlib.sha256(text).hexdigest().encode() + _JOINT + text + _TAIL
+
+
+def unseal(raw: bytes) -> Any:
+    """The body of a sealed document. Raises ValueError saying what is wrong with it."""
+    if not raw.strip(b"\0\n\t "):
+        raise ValueError("it is empty")
+    if not raw.startswith(_HEAD) or raw[_DIGEST_END:_BODY] != _JOINT:
+        raise ValueError("it does not begin as one of areal's files")
+    if not raw.endswith(_TAIL):
+        raise ValueError("its end is missing (torn write)")
+    text = raw[_BODY : -len(_TAIL)]
+    if hashlib.sha256(text).hexdigest().encode() != raw[len(_HEAD) : _DIGEST_END]:
+        raise ValueError("its checksum does not match its content (damaged, or edited by hand)")
+    return json.loads(text.decode("utf-8", "surrogatepass"))
+
+
+def read_raw(path: Path | str) -> bytes:
+    """All bytes of a file. Raises FileNotFoundError when there is none, Unreadable when it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    except OSError as error:
+        cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), None))
+        raise Unreadable(path, cause, damaged=False, hint=hint) from error
+
+
+def read_json(path: Path | str) -> Any:
+    """The body of a sealed file. Raises FileNotFoundError when there is none, Unreadable when it cannot be trusted."""
+    raw = read_raw(path)
+    try:
+        return unseal(raw)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(path, str(error), damaged=True) from error
+
+
+def write_json(path: Path, body: Any, mode: int = 0o600) -> None:
+    """Seal ``body`` and replace ``path`` by it, see ``write_atomic``."""
+    write_atomic(path, seal(body), mode)
+
+
+def quarantine(path: Path) -> Path:
+    """Move a damaged file aside, beside where it was, and say where. Raises ArealError."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    target = path.with_name(f"{path.name}{QUARANTINED}{stamp}")
+    attempt = 1
+    while target.exists():
+        attempt += 1
+        target = path.with_name(f"{path.name}{QUARANTINED}{stamp}-{attempt}")
+    try:
+        path.rename(target)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise explain(error, path, "set aside") from error
+    return target
+
+
+def quarantined(path: Path | str) -> list[str]:
+    """The names under which copies of ``path`` were set aside, oldest first."""
+    folder, name = os.path.split(path)
+    return [entry for entry in names_in(folder) if entry.startswith(f"{name}{QUARANTINED}")]
+
+
+def is_temp(name: str) -> bool:
+    """Whether a file of this name is an unfinished write: its content counts for nothing."""
+    return name.startswith(".") and _TEMP in name
+
+
+def _write_new(temp: Path, content: bytes, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(temp, flags, mode)
+    except FileNotFoundError:
+        make_folder(temp.parent)
+        fd = os.open(temp, flags, mode)
+    try:
+        write_all(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """``os.write`` until nothing is left: a nearly full disk takes a part and refuses the rest. Raises OSError."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,231 @@
+"""Locks held by the kernel: one ``flock``ed file an object, freed when its holder dies, however it dies.
+
+The lock is the descriptor; the file is only its name, and the readable *holder* beside it only a courtesy. Taking a
+lock therefore changes nothing on disk once its file is there, and a command announces itself (``Held.announce``) only
+when it has planned something to do. Who holds a lock that nobody announced is read from /proc/locks.
+
+Locks are taken in one order (sorted by reference), so two commands can never wait for each other. A lock file may be
+removed while it is held, so whoever gets a lock checks that the name still leads to the file that was locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from areal.errors import Locked
+from areal.resources.kinds import Ref
+from areal.state.actor import actor, command_line, user_name
+from areal.state.files import explain, write_atomic
+from areal.state.flock import flock_owner, still_named, try_lock
+from areal.state.home import Home
+
+_POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
+_GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock. ``pid`` is 0 and ``since`` None where the holder cannot be seen from here."""
+
+    who: str
+    host: str
+    pid: int
+    command: str
+    since: float | None
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "another process, which cannot be seen from here"
+        since = time.strftime(", since %Y-%m-%d %H:%M:%S", time.localtime(self.since)) if self.since else ""
+        return f"{self.who}@{self.host}, pid {self.pid}, running `{self.command}`{since}"
+
+
+class Held:
+    """The locks that a command holds."""
+
+    def __init__(self, home: Home, command: str) -> None:
+        self._home = home
+        self._command = command
+        self._fds: dict[Ref, int] = {}
+        self._announced = False
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        return tuple(self._fds)
+
+    def announce(self) -> None:
+        """Write the readable holder beside each lock. For commands that will change something."""
+        who, _, host = actor().partition("@")
+        body = json.dumps(asdict(Holder(who, host, os.getpid(), self._command, time.time())))
+        self._announced = True
+        for ref in self._fds:
+            write_atomic(_holder_path(self._home, ref), body + "\n")
+
+    def _acquire(self, ref: Ref, deadline: float, wait: _Wait) -> None:
+        self._fds[ref] = _acquire(lock_path(self._home, ref), deadline, lambda: _locked(self._home, ref), wait)
+
+    def _release(self) -> None:
+        for ref, fd in reversed(self._fds.items()):
+            with contextlib.suppress(OSError):
+                if self._announced:
+                    _holder_path(self._home, ref).unlink(missing_ok=True)
+                if not self._home.object_folder(ref).exists():
+                    lock_path(self._home, ref).unlink(missing_ok=True)
+            os.close(fd)
+        self._fds.clear()
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """How to wait: what ends it early, and whom to tell."""
+
+    interrupted: threading.Event | None = None
+    on_wait: Callable[[str], None] | None = None
+
+
+def lock_path(home: Home, ref: Ref) -> Path:
+    """Names hold no dot, so no two objects share a lock file."""
+    folder = home.object_folder(ref)
+    return home.locks / f"{folder.parent.name}.{folder.name}.lock"
+
+
+@contextlib.contextmanager
+def lock_objects(
+    home: Home,
+    refs: Iterable[Ref],
+    timeout_s: float = 0,
+    command: str | None = None,
+    *,
+    interrupted: threading.Event | None = None,
+    on_wait: Callable[[str], None] | None = None,
+) -> Iterator[Held]:
+    """Hold every object of ``refs``. Raises Locked naming the holder when ``timeout_s`` passes first, and
+    KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is told once what is waited for."""
+    held = Held(home, command or command_line())
+    deadline = time.monotonic() + timeout_s
+    try:
+        for ref in sorted(set(refs)):
+            held._acquire(ref, deadline, _Wait(interrupted, on_wait))
+        yield held
+    finally:
+        held._release()
+
+
+@contextlib.contextmanager
+def lock_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
+    """The short lock around a change of object files and of the serial. Raises Locked after ``timeout_s``."""
+    path = store_lock_path(home)
+    fd = _acquire(path, time.monotonic() + timeout_s, lambda: _refusal("the store", _seen(path)), _Wait())
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def share_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
+    """Keep changes out while reading: no writer is between its serial and its object. Writes nothing, and needs
+    nothing to exist; a store without its lock file has never been written."""
+    try:
+        fd = os.open(store_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    deadline = time.monotonic() + timeout_s
+    try:
+        while not try_lock(fd, shared=True):
+            if time.monotonic() > deadline:
+                raise _refusal("the store", _seen(store_lock_path(home)))
+            time.sleep(_POLL_S[0])
+        yield
+    finally:
+        os.close(fd)
+
+
+def store_lock_path(home: Home) -> Path:
+    return home.locks / "store.lock"
+
+
+def holder(home: Home, ref: Ref) -> Holder | None:
+    """Who holds an object now; None when nobody does. Writes nothing."""
+    try:
+        fd = os.open(lock_path(home, ref), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if try_lock(fd, shared=True):
+            return None
+    finally:
+        os.close(fd)
+    return _described(home, ref)
+
+
+def _acquire(path: Path, deadline: float, refusal: Callable[[], Locked], wait: _Wait) -> int:
+    """The descriptor that holds ``path``'s lock, or raise what ``refusal`` makes."""
+    pause, longest = _POLL_S
+    grace = time.monotonic() + _GRACE_S
+    told = False
+    while True:
+        fd = _open(path)
+        if try_lock(fd) and still_named(fd, path):
+            return fd
+        os.close(fd)
+        now = time.monotonic()
+        if now >= max(deadline, grace):
+            raise refusal()
+        if now >= grace and not told:
+            told = True
+            if wait.on_wait:
+                wait.on_wait(refusal().message)
+        if wait.interrupted is None:
+            time.sleep(pause)
+        elif wait.interrupted.wait(pause):
+            raise KeyboardInterrupt
+        pause = min(pause * 2, longest)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise explain(error, path, "lock") from error
+
+
+def _holder_path(home: Home, ref: Ref) -> Path:
+    return lock_path(home, ref).with_suffix(".holder.json")
+
+
+def _locked(home: Home, ref: Ref) -> Locked:
+    return _refusal(str(ref), _described(home, ref))
+
+
+def _refusal(what: str, by: Holder) -> Locked:
+    return Locked(f"{what} is locked by {by}", hint="wait for it with --lock-timeout, for example --lock-timeout 60")
+
+
+def _described(home: Home, ref: Ref) -> Holder:
+    """The announced holder, unless the kernel names another: an announcement outlives a holder that was killed."""
+    seen = _seen(lock_path(home, ref))
+    try:
+        announced = Holder(**json.loads(_holder_path(home, ref).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return seen
+    return announced if seen.pid in (0, announced.pid) else seen
+
+
+def _seen(path: Path) -> Holder:
+    """What /proc tells about the process that holds ``path``'s lock."""
+    pid = flock_owner(path)
+    try:
+        owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return Holder("", "", 0, "", None)
+    return Holder(owner, os.uname().nodename, pid, command_line([word for word in words if word]), None)

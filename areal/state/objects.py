@@ -1,0 +1,208 @@
+"""What areal knows of each object: one folder each, ``objects/<kind>/<name>/``; ``object.json`` makes it exist.
+
+Every change of what is asked for bumps the store's serial, under one short lock, before the object is written.
+Writing what is already there writes nothing. An object whose file cannot be read is an error to whoever asks for it,
+never an absent object, and whatever replaces the file keeps the damaged one beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from areal.errors import NotFound
+from areal.resources.kinds import KINDS, Ref, name_problem
+from areal.resources.tree import changes
+from areal.state import revisions as _revisions
+from areal.state import trash
+from areal.state.files import Unreadable, names_in, quarantine, quarantined, read_json, read_raw, seal, write_atomic
+from areal.state.home import Home
+from areal.state.layers import Layer
+from areal.state.locks import lock_store, share_store
+from areal.state.records import Listing, Revision, StoredObject, decode, encode, new_uid
+from areal.state.serial import bump_serial, read_serial
+
+__all__ = ["Layer", "Listing", "ObjectStore", "Revision", "Snapshot", "StoredObject", "Unreadable", "new_uid"]
+
+_FILE = "object.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All objects, and the serial at which they were read: one instant, never half of another command's change."""
+
+    serial: int
+    objects: Listing[StoredObject]
+
+
+class ObjectStore:
+    """The objects of one home. Reading methods write nothing and need nothing to exist."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def get(self, ref: Ref) -> StoredObject | None:
+        """None when there is no such object. Raises Unreadable when there is one and it cannot be read."""
+        return _load(str(self._path(ref)), ref)
+
+    def list(self, kind: str | None = None) -> Listing[StoredObject]:
+        """By kind order and name; what cannot be read is in ``.unreadable``, and was not taken as absent."""
+        found: Listing[StoredObject] = Listing()
+        for known in KINDS if kind is None else (kind,):
+            folder = str(self.home.objects / known.lower())
+            for name in _names(folder):
+                path = f"{folder}/{name}/{_FILE}"
+                try:
+                    obj = _load(path, Ref(known, name))
+                except Unreadable as error:
+                    found.unreadable.append((error.path, error.reason))
+                else:
+                    if obj is not None:
+                        found.append(obj)
+        return found
+
+    def snapshot(self) -> Snapshot:
+        """The serial and every object as of one instant: what a plan is made from."""
+        with share_store(self.home):
+            return Snapshot(self.serial(), self.list())
+
+    def serial(self) -> int:
+        """How many changes of what is asked for this store has seen."""
+        return read_serial(self.home)
+
+    def put(self, obj: StoredObject) -> bool:
+        """Record an object as it is given; whether anything had to be written. A damaged file that stands in its place
+        is set aside; one of a newer format is refused with Unreadable."""
+        path, content = self._path(obj.ref), seal(encode(obj))
+        if _holds(path, content):
+            return False
+        self.home.ensure()
+        with lock_store(self.home):
+            try:
+                before = _load(str(path), obj.ref)
+            except Unreadable as error:
+                _set_aside(error)
+                before = None
+            if before is None or changes(encode(replace(before, status={})), encode(replace(obj, status={}))):
+                bump_serial(self.home)
+            write_atomic(path, content)
+        return True
+
+    def commit(
+        self, obj: StoredObject, *, actor: str, at: float | None = None, source: dict[str, Any] | None = None
+    ) -> StoredObject:
+        """Accept a spec: count its generation, add its revision, record it. What is asked for being the same as
+        before, nothing is written but a changed status. Returns the object as recorded."""
+        at = time.time() if at is None else at
+        before = self.get(obj.ref)
+        if before is not None and _revisions.same(before, obj):
+            kept = replace(before, status=obj.status)
+            self.put(kept)
+            return kept
+        generation = 1
+        if before is not None:
+            generation = before.generation + bool(changes(before.spec, obj.spec))
+        numbered = replace(obj, generation=generation, created_at=before.created_at if before else at)
+        self.home.ensure()
+        number = _revisions.add_revision(self.home, Revision(0, actor, at, source, numbered))
+        stored = replace(numbered, revision=number)
+        self.put(stored)
+        return stored
+
+    def put_status(self, ref: Ref, status: dict[str, Any]) -> bool:
+        """Record what was observed; whether it had changed. Raises NotFound, Unreadable."""
+        if self._expect(ref).status == status:
+            return False
+        self.home.ensure()
+        with lock_store(self.home):
+            write_atomic(self._path(ref), seal(encode(replace(self._expect(ref), status=status))))
+        return True
+
+    def delete(self, ref: Ref) -> bool:
+        """Forget an object with its revisions and events, all at once; whether there was one. Damaged files of it are
+        kept, in ``objects/.quarantine``."""
+        folder = self.home.object_folder(ref)
+        if not folder.is_dir():
+            return False
+        with lock_store(self.home):
+            try:
+                existed = self.get(ref) is not None
+            except Unreadable as error:
+                existed = True
+                _set_aside(error)
+            if existed:
+                bump_serial(self.home)
+            trash.discard(self.home, folder)
+        return existed
+
+    def revisions(self, ref: Ref) -> Listing[Revision]:
+        """The last accepted specs, oldest first."""
+        return _revisions.revisions(self.home, ref)
+
+    def add_revision(
+        self, obj: StoredObject, *, actor: str, at: float | None = None, source: dict[str, Any] | None = None
+    ) -> int:
+        """Record ``obj`` as accepted, unless the newest revision says the same; the revision's number."""
+        moment = time.time() if at is None else at
+        return _revisions.add_revision(self.home, Revision(0, actor, moment, source, obj))
+
+    def restore(self, ref: Ref) -> StoredObject:
+        """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can
+        be read is returned as it is. Raises NotFound, or Unreadable when there is nothing to restore from."""
+        try:
+            return self._expect(ref)
+        except Unreadable as error:
+            if not error.damaged:
+                raise
+            revision = _revisions.newest(self.home, ref)
+            if revision is None:
+                hint = f"apply its manifest again, or forget it: areal delete {ref}"
+                raise Unreadable(error.path, f"{error.reason}; no revision is left", damaged=True, hint=hint) from error
+        restored = replace(revision.object, revision=revision.number)
+        self.put(restored)
+        return restored
+
+    def _path(self, ref: Ref) -> Path:
+        return self.home.object_folder(ref) / _FILE
+
+    def _expect(self, ref: Ref) -> StoredObject:
+        obj = self.get(ref)
+        if obj is None:
+            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+        return obj
+
+
+def _load(path: str, ref: Ref) -> StoredObject | None:
+    try:
+        obj = decode(read_json(path), path)
+    except FileNotFoundError:
+        copies = quarantined(path)
+        if not copies:
+            return None
+        raise Unreadable(path, f"it was damaged, and set aside as {copies[-1]}", damaged=True) from None
+    if (obj.kind, obj.name) != (ref.kind, ref.name):
+        hint = f"move the folder back, or remove it: {Path(path).parent}"
+        raise Unreadable(path, f"it describes {obj.ref}, not {ref}", damaged=False, hint=hint)
+    return obj
+
+
+def _names(folder: str) -> list[str]:
+    """The names of the objects in a kind's folder; whatever else lies there is none."""
+    return [name for name in names_in(folder) if name_problem(name) is None]
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError, Unreadable):
+        return read_raw(path) == content
+    return False
+
+
+def _set_aside(error: Unreadable) -> None:
+    """Make room for a good file where a damaged one is. Raises ``error`` when the file must be left alone."""
+    if not error.damaged:
+        raise error
+    if error.path.exists():
+        quarantine(error.path)
