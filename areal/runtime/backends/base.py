@@ -85,6 +85,8 @@ class RunSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: HttpProbe | None = None
     stop_grace_s: float = 10.0
+    log_max_bytes: int = 100 << 20  # of one file; the shim rotates
+    log_files: int = 5
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class StopReport:
     uid: str
     was_alive: bool
     swept_pids: tuple[int, ...] = ()  # session members that outlived the component and were killed
+    note: str = ""  # what the caller should know, such as GPU memory that did not come back
 
 
 @dataclass(frozen=True)

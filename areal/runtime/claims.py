@@ -1,0 +1,115 @@
+"""What a run holds before it starts: ports chosen for it, ports it declares, GPUs. All of it, or nothing.
+
+A port is *chosen* by ``choose`` and held by this process until ``take`` hands its descriptor to a shim; a port that
+was not chosen here is leased by ``take`` itself. Nothing waits for anything, so nothing can deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from areal.errors import NoCapacity
+from areal.runtime.backends.base import RunSpec
+from areal.runtime.leases import Lease, LeaseDir
+from areal.runtime.ports import candidates, is_bindable, port_owner
+
+
+def port_lease(port: int) -> str:
+    return f"port-{port}"
+
+
+def gpu_lease(uuid: str) -> str:
+    return f"gpu-{uuid}"
+
+
+class Claims:
+    def __init__(self, leases: LeaseDir) -> None:
+        self._leases = leases
+        self._chosen: dict[int, Lease] = {}
+        self._lock = threading.Lock()
+
+    def choose(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
+        """``count`` ports that nobody holds and nobody listens on, ``prefer`` first; raises NoCapacity."""
+        found: list[Lease] = []
+        ports: list[int] = []
+        for port in (*prefer, *candidates(owner)):
+            if len(ports) == count:
+                break
+            if port in ports:
+                continue
+            lease = self._leases.try_acquire(port_lease(port), owner=owner)
+            if lease is None:
+                continue
+            if not is_bindable(port):
+                lease.close()
+                continue
+            found.append(lease)
+            ports.append(port)
+        if len(ports) < count:
+            _close(found)
+            raise NoCapacity(f"{owner} needs {count} ports and only {len(ports)} are free", hint="areal doctor")
+        with self._lock:
+            self._chosen.update(zip(ports, found, strict=True))
+        return tuple(ports)
+
+    def release(self, ports: Iterable[int] | None = None) -> None:
+        """Give back chosen ports that will not be started (all of them when None)."""
+        with self._lock:
+            for port in list(self._chosen) if ports is None else list(ports):
+                if lease := self._chosen.pop(port, None):
+                    lease.close()
+
+    def take(self, spec: RunSpec) -> list[Lease]:
+        """Every lease of the run; the caller closes its copies once the shim has them. Raises NoCapacity."""
+        held: list[Lease] = []
+        try:
+            held += [self._exclusive(port, spec) for port in sorted(spec.ports)]
+            held += [self._shared(port, spec) for port in sorted(spec.shared_ports)]
+            for uuid in sorted(spec.gpus):
+                held.append(self._leases.acquire(gpu_lease(uuid), owner=spec.owner, uid=spec.uid))
+        except BaseException:
+            _close(held)
+            raise
+        return held
+
+    def _exclusive(self, port: int, spec: RunSpec) -> Lease:
+        chosen = self._pop(port)
+        if chosen:
+            self._leases.describe(chosen, owner=spec.owner, uid=spec.uid)
+            return chosen
+        lease = self._leases.acquire(port_lease(port), owner=spec.owner, uid=spec.uid)
+        _refuse_stranger(port, lease)
+        return lease
+
+    def _shared(self, port: int, spec: RunSpec) -> Lease:
+        chosen = self._pop(port)
+        if chosen:
+            self._leases.describe(chosen, owner=spec.owner, uid=spec.uid)
+            self._leases.share(chosen)
+            return chosen
+        lease, first = self._leases.acquire_shared(port_lease(port), owner=spec.owner, uid=spec.uid)
+        if first:
+            _refuse_stranger(port, lease)
+        return lease
+
+    def _pop(self, port: int) -> Lease | None:
+        with self._lock:
+            return self._chosen.pop(port, None)
+
+
+def _refuse_stranger(port: int, lease: Lease) -> None:
+    """A process that knows nothing of leases may listen on a port that nobody leased."""
+    if is_bindable(port):
+        return
+    lease.close()
+    owner = port_owner(port)
+    raise NoCapacity(
+        f"port {port} is in use by {owner}" if owner else f"port {port} cannot be bound on this machine",
+        hint=f"stop that process, or choose another port (ss -ltnp 'sport = :{port}')",
+    )
+
+
+def _close(leases: list[Lease]) -> None:
+    for lease in leases:
+        lease.close()

@@ -1,0 +1,141 @@
+"""GPUs as NVML lists them, asked in a helper process with a deadline.
+
+A driver in trouble blocks its callers in the kernel for minutes; a helper can be left behind, this process could
+not. No NVML means no GPUs, and the listing says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal.runtime import procfs
+
+_HELPER = str(Path(__file__).with_name("nvml_helper.py"))
+_DEADLINE_S = 20.0
+_HIDDEN_USE_BYTES = 1 << 30
+_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A compute process. The pid is the host's: in a container it may name nobody."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    index: int  # PCI bus order
+    name: str
+    total_bytes: int
+    used_bytes: int
+    processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self.used_bytes
+
+
+@dataclass(frozen=True)
+class GpuListing:
+    gpus: tuple[Gpu, ...] = ()
+    reason: str = ""  # why there are none
+
+
+def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
+    """Every GPU of the machine; never raises."""
+    try:
+        helper = subprocess.Popen(
+            [sys.executable, "-P", _HELPER],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return GpuListing(reason=f"the NVML helper cannot be started: {error.strerror}")
+    try:
+        output, _ = helper.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        helper.kill()  # and not waited for: in uninterruptible sleep it may never end
+        return GpuListing(reason=f"the NVIDIA driver did not answer within {timeout_s:g} s")
+    try:
+        return _listing(json.loads(output))
+    except (ValueError, KeyError, TypeError):
+        return GpuListing(reason=f"the NVML helper failed (exit {helper.returncode})")
+
+
+def _listing(record: Mapping[str, Any]) -> GpuListing:
+    gpus = (
+        Gpu(
+            uuid=gpu["uuid"],
+            index=gpu["index"],
+            name=gpu["name"],
+            total_bytes=gpu["total"],
+            used_bytes=gpu["used"],
+            processes=tuple(GpuProcess(pid, memory) for pid, memory in gpu["processes"]),
+        )
+        for gpu in record["gpus"]
+    )
+    return GpuListing(tuple(gpus), record["reason"])
+
+
+def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """Those that the batch system or the user left to us: CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS.
+
+    Each may list indices (PCI bus order) or UUID prefixes; an empty CUDA_VISIBLE_DEVICES hides all.
+    """
+    for name in _VISIBILITY:
+        if name in environment:
+            allowed = [item.strip() for item in environment[name].split(",") if item.strip()]
+            gpus = tuple(gpu for gpu in gpus if any(_names(item, gpu) for item in allowed))
+    return gpus
+
+
+def _names(item: str, gpu: Gpu) -> bool:
+    return int(item) == gpu.index if item.isdigit() else gpu.uuid.startswith(item)
+
+
+def squatter(gpu: Gpu) -> str | None:
+    """Who uses a GPU that nobody leased, in words; None when it is idle."""
+    if gpu.processes:
+        return ", ".join(_describe(process) for process in gpu.processes)
+    if gpu.used_bytes > max(_HIDDEN_USE_BYTES, gpu.total_bytes // 10):
+        return f"{gpu.used_bytes / 2**30:.1f} GiB are used by processes that cannot be seen from here"
+    return None
+
+
+def _describe(process: GpuProcess) -> str:
+    uid = procfs.owner_uid(process.pid)
+    if uid is None:
+        return f"pid {process.pid} (outside this container)"
+    return f"pid {process.pid} ({procfs.command_line(process.pid)}, user id {uid})"
+
+
+def wait_for_memory(
+    wanted: Mapping[str, int],
+    listing: Callable[[], GpuListing],
+    timeout_s: float = 10.0,
+    period_s: float = 0.25,
+) -> dict[str, int]:
+    """Wait until each GPU has its ``wanted`` free bytes again; what is still missing, by UUID, at the deadline.
+
+    The driver gives memory back some time after a process died; an engine started before that fails for want of it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        free = {gpu.uuid: gpu.free_bytes for gpu in listing().gpus}
+        missing = {uuid: bytes_ - free[uuid] for uuid, bytes_ in wanted.items() if free.get(uuid, bytes_) < bytes_}
+        if not missing or time.monotonic() >= deadline:
+            return missing
+        time.sleep(period_s)

@@ -1,0 +1,206 @@
+"""Ports and GPUs are held by ``flock``: no ledger to repair, freed by the kernel when the holder dies.
+
+One file per resource in a folder that every user of the machine shares (mode 1777), so two homes, and two people,
+never get the same GPU. The descriptor is opened by the caller and inherited by the shim; the lock belongs to the
+open file, so it outlives the caller. Text in the file names the holder for people; the lock alone decides. Files
+are never deleted: that would let two holders lock two files of one name.
+"""
+
+# ruff: noqa: PTH (read for every run or process of the machine, where pathlib is not free)
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from areal.errors import ArealError, NoCapacity, TimedOut
+from areal.runtime import procfs
+
+LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
+_DEFAULT = "/dev/shm/areal-leases"
+_GUARD_TIMEOUT_S = 10.0
+_PROBE_TRIES = 4
+_PROBE_PAUSE_S = 0.002
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease. ``scope`` tells apart equal owners of different homes."""
+
+    owner: str  # "Model/qwen"
+    scope: str  # the home
+    uid: str  # run uid, "" between claim and start
+    user: int
+    pid: int  # the claimant; the shim that holds it now is its descendant
+    at: float
+
+    def __str__(self) -> str:
+        run = f", run {self.uid}" if self.uid else ""
+        return f"{self.owner} (home {self.scope}{run}, user id {self.user})"
+
+
+@dataclass
+class Lease:
+    """A held lock: closing ``fd`` in every process that has it gives the resource back."""
+
+    name: str
+    fd: int
+    shared: bool = False
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class LeaseDir:
+    """The machine's leases. ``scope`` is the home on whose behalf they are taken."""
+
+    def __init__(self, path: Path | None, scope: str) -> None:
+        self.path = str(path or os.environ.get(LEASE_DIR_VARIABLE) or _DEFAULT)
+        self.scope = scope
+
+    def acquire(self, name: str, *, owner: str, uid: str = "") -> Lease:
+        """Hold ``name`` alone, or raise NoCapacity naming the holder."""
+        lease = self.try_acquire(name, owner=owner, uid=uid, tries=_PROBE_TRIES)
+        if lease is None:
+            raise NoCapacity(f"{name} is held by {self._holder_text(name)}")
+        return lease
+
+    def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> Lease | None:
+        """``tries`` outlast a reader that looks whether the lease is held: looking takes the lock for an instant."""
+        fd = self._open(name)
+        while not _try_lock(fd, fcntl.LOCK_EX):
+            tries -= 1
+            if tries <= 0:
+                os.close(fd)
+                return None
+            time.sleep(_PROBE_PAUSE_S)
+        lease = Lease(name, fd)
+        self.describe(lease, owner=owner, uid=uid)
+        return lease
+
+    def acquire_shared(self, name: str, *, owner: str, uid: str = "") -> tuple[Lease, bool]:
+        """Hold ``name`` together with other runs of the same owner and home; the flag says that we are the first.
+
+        The first holder locks alone, writes its name, and steps down to a shared lock; the guard keeps two
+        strangers from both stepping down.
+        """
+        with self._guard(name):
+            fd = self._open(name)
+            if _try_lock(fd, fcntl.LOCK_EX):
+                lease = Lease(name, fd, shared=True)
+                self.describe(lease, owner=owner, uid=uid)
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return lease, True
+            holder = self.holder(name)
+            same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
+            if same and _try_lock(fd, fcntl.LOCK_SH):
+                return Lease(name, fd, shared=True), False
+            os.close(fd)
+            raise NoCapacity(f"{name} is held by {self._holder_text(name)}")
+
+    def share(self, lease: Lease) -> None:
+        """Step down from a lock held alone to one shared with the same owner."""
+        with self._guard(lease.name):
+            fcntl.flock(lease.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lease.shared = True
+
+    def describe(self, lease: Lease, *, owner: str, uid: str) -> None:
+        """Write who holds it. Another user's file may be read-only to us: then it stays as it was."""
+        holder = Holder(owner, self.scope, uid, os.getuid(), os.getpid(), time.time())
+        with suppress(OSError):
+            os.ftruncate(lease.fd, 0)
+            os.pwrite(lease.fd, json.dumps(asdict(holder)).encode(), 0)
+
+    def holder(self, name: str) -> Holder | None:
+        """What the file says; None when it says nothing readable. Does not tell whether it is held."""
+        try:
+            return Holder(**json.loads(procfs.read_bytes(self._file(name))))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def is_held(self, name: str) -> bool:
+        try:
+            fd = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            return not _try_lock(fd, fcntl.LOCK_SH) or self._held_shared(fd)
+        finally:
+            os.close(fd)
+
+    def names(self) -> list[str]:
+        """Every resource that was ever leased here."""
+        try:
+            return sorted(name for name in os.listdir(self.path) if not name.endswith(".guard"))
+        except FileNotFoundError:
+            return []
+
+    def _held_shared(self, fd: int) -> bool:
+        return not _try_lock(fd, fcntl.LOCK_EX)
+
+    def _holder_text(self, name: str) -> str:
+        holder = self.holder(name)
+        return str(holder) if holder else "somebody who left no name"
+
+    def _file(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    @contextmanager
+    def _guard(self, name: str) -> Iterator[None]:
+        fd = self._open(f"{name}.guard")
+        try:
+            deadline = time.monotonic() + _GUARD_TIMEOUT_S
+            while not _try_lock(fd, fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise TimedOut(f"{self._file(name)}.guard stayed locked for {_GUARD_TIMEOUT_S:g} s")
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(fd)
+
+    def _open(self, name: str) -> int:
+        """Open without O_CREAT first: in a shared sticky folder the kernel may refuse O_CREAT on others' files."""
+        self._ensure()
+        path = self._file(name)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            while True:
+                try:
+                    return os.open(path, os.O_RDWR | flags)
+                except FileNotFoundError:
+                    with suppress(FileExistsError):
+                        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666)
+                        os.fchmod(fd, 0o666)
+                        return fd
+                except PermissionError:
+                    return os.open(path, os.O_RDONLY | flags)
+        except OSError as error:
+            raise ArealError(f"cannot open the lease {path}: {error.strerror}", hint=f"set {LEASE_DIR_VARIABLE}")
+
+    def _ensure(self) -> None:
+        try:
+            os.mkdir(self.path)
+            os.chmod(self.path, 0o1777)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise ArealError(
+                f"cannot make the lease folder {self.path}: {error.strerror}",
+                hint=f"set {LEASE_DIR_VARIABLE} to a folder that all users of this machine share",
+            )
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

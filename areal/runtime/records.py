@@ -1,0 +1,97 @@
+"""The files of ``runs/<uid>/`` and how they are written: whole or not at all.
+
+    intent.json   what was asked for (the caller, before anything runs)
+    secret.json   environment values that must not be in it, 0600
+    life.lock     flocked from before the shim exists until it is gone: its holder is the proof of life
+    id.json       the shim's identity, written by itself before it starts anything
+    child.json    the component: its pid and start ticks, or when it will be started again
+    stop.json     how long a stop may take (the caller of stop)
+    exit.json     how the run ended; written last
+    stage.json    what the component says it is doing (written by the component)
+    log/          current.log and its predecessors; shim.log holds the shim's own failures
+
+Imported by the shim: no ``dataclasses``, no ``typing``.
+"""
+
+# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+
+from areal.runtime.procfs import read_bytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+INTENT = "intent.json"
+SECRET = "secret.json"
+LIFE_LOCK = "life.lock"
+ID = "id.json"
+CHILD = "child.json"
+STOP = "stop.json"
+EXIT = "exit.json"
+STAGE = "stage.json"
+LOG_FOLDER = "log"
+CURRENT_LOG = "current.log"
+SHIM_LOG = "shim.log"
+
+
+def write_json(folder: str, name: str, value: object, *, durable: bool = True, mode: int = 0o600) -> None:
+    """Replace ``folder/name`` in one step. ``durable`` survives a power cut; what only describes a live process
+    need not: after a reboot the boot id says that it is dead."""
+    path = os.path.join(folder, name)
+    temporary = f"{path}.tmp{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        try:
+            _write_all(fd, json.dumps(value, separators=(",", ":")).encode())
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        remove(temporary)
+        raise
+    if durable:
+        sync_folder(folder)
+
+
+def read_json(folder: str, name: str) -> Any:
+    """None when there is no such file; ValueError when it is not JSON, OSError when it cannot be read."""
+    try:
+        data = read_bytes(f"{folder}/{name}")
+    except FileNotFoundError:
+        return None
+    return json.loads(data)
+
+
+def read_object(folder: str, name: str) -> dict[str, Any] | None:
+    """As ``read_json``, and ValueError when it is not a JSON object."""
+    value = read_json(folder, name)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name} holds {type(value).__name__}, not an object")
+    return value
+
+
+def remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def sync_folder(path: str) -> None:
+    """Make renames and creations inside the folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,169 @@
+"""A run's folder as values: ``RunSpec`` to ``intent.json`` and back, and the folder's whole life.
+
+The folder appears complete (it is filled under a hidden name and renamed) and disappears in one step, so nobody
+ever sees a run without its intent. Files: ``areal.runtime.records``.
+"""
+
+# ruff: noqa: PTH (read for every run or process of the machine, where pathlib is not free)
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError, Conflict, UsageFault
+from areal.runtime import records
+from areal.runtime.backends.base import HttpProbe, LastExit, RestartPolicy, RunSpec
+
+_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,127}")
+_NEW = ".new-"
+_FORGOTTEN = ".forgotten-"
+_LEFTOVER_AGE_S = 600.0
+_SPEC_FIELDS = frozenset(field.name for field in fields(RunSpec))
+_TUPLES = ("argv", "ports", "shared_ports", "gpus")
+
+
+def check_uid(uid: str) -> str:
+    """A uid names a folder: refuse what could leave it."""
+    if not _UID.fullmatch(uid):
+        raise UsageFault(f"{uid!r} is not a run uid (letters, digits, '-', '_' and '.', not starting with a mark)")
+    return uid
+
+
+def spec_to_record(spec: RunSpec) -> dict[str, Any]:
+    """All of the spec but the secrets."""
+    record = {name: getattr(spec, name) for name in _SPEC_FIELDS if name != "secret_env"}
+    record.update(
+        env=dict(spec.env),
+        spec=dict(spec.spec),
+        inputs=dict(spec.inputs),
+        restart=asdict(spec.restart),
+        liveness=asdict(spec.liveness) if spec.liveness else None,
+    )
+    return record
+
+
+def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
+    """Unknown keys are ignored and missing ones take their defaults: another version of areal may have written it.
+    Raises KeyError, TypeError or ValueError on a damaged record."""
+    values = {key: value for key, value in record.items() if key in _SPEC_FIELDS}
+    for name in _TUPLES:
+        if name in values:
+            values[name] = tuple(values[name])
+    restart = dict(values["restart"])
+    restart["success_exit_codes"] = tuple(restart["success_exit_codes"])
+    values["restart"] = RestartPolicy(**restart)
+    if values.get("liveness"):
+        values["liveness"] = HttpProbe(**values["liveness"])
+    return RunSpec(**values)
+
+
+def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
+    if not record:
+        return None
+    return LastExit(record["code"], record["signal"], record["at"], record["reason"])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a component says it is doing while it starts: ``loading weights``, 3 of 7."""
+
+    stage: str
+    done: int | None = None
+    total: int | None = None
+
+
+class RunStore:
+    """The folder ``runs/`` of one home."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+
+    def folder(self, uid: str) -> str:
+        return f"{self.root}/{check_uid(uid)}"
+
+    def uids(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.root) if not name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def create(self, spec: RunSpec, **facts: object) -> int:
+        """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the
+        intent and are no part of the spec."""
+        folder = self.folder(spec.uid)
+        temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
+        try:
+            os.makedirs(f"{temporary}/{records.LOG_FOLDER}", mode=0o700)
+            life = os.open(f"{temporary}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if spec.secret_env:
+                records.write_json(temporary, records.SECRET, dict(spec.secret_env))
+            records.write_json(temporary, records.INTENT, {**spec_to_record(spec), **facts, "created_at": time.time()})
+            if os.path.lexists(folder):
+                raise Conflict(f"run {spec.uid} exists already", hint="a new process needs a new uid")
+            os.rename(temporary, folder)
+            records.sync_folder(self.root)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise ArealError(
+                f"cannot record run {spec.uid} in {folder}: {error.strerror}",
+                hint="free space or choose another folder with --home",
+            )
+        except Conflict:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return life
+
+    def remove(self, uid: str) -> None:
+        """Forget the run in one step; what is left of the files is cleared next time when we die here."""
+        hidden = f"{self.root}/{_FORGOTTEN}{uid}-{os.getpid()}"
+        try:
+            os.rename(self.folder(uid), hidden)
+        except FileNotFoundError:
+            return
+        records.sync_folder(self.root)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+    def is_held(self, uid: str) -> bool:
+        """Whether a shim, or a caller about to start one, holds the run's life lock."""
+        try:
+            fd = os.open(f"{self.folder(uid)}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def leftovers(self) -> list[str]:
+        """Hidden folders of a ``create`` or ``remove`` that was killed: old enough to belong to nobody."""
+        found = []
+        for prefix in (_NEW, _FORGOTTEN):
+            for path in Path(self.root).glob(f"{prefix}*"):
+                if time.time() - path.stat().st_mtime > _LEFTOVER_AGE_S:
+                    found.append(str(path))
+        return sorted(found)
+
+    def stage(self, uid: str) -> Stage | None:
+        """The component's own words, or None; whatever it wrote, reading it never fails."""
+        try:
+            record = records.read_object(self.folder(uid), records.STAGE)
+        except (OSError, ValueError):
+            return None
+        if record is None or not isinstance(record.get("stage"), str):
+            return None
+        done, total = record.get("done"), record.get("total")
+        return Stage(
+            record["stage"], done if isinstance(done, int) else None, total if isinstance(total, int) else None
+        )

@@ -1,0 +1,17 @@
+"""``python -I -S __main__.py RUN_DIR GATE_FD ACK_FD [HELD_FD...]``: wait for the "go", then supervise.
+
+Without ``site`` nothing but the standard library can be imported; the folder that holds this very package is put
+behind it, so nothing installed beside areal can shadow the standard library.
+"""
+
+# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
+
+import os
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
+
+from areal.runtime.shim.gate import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

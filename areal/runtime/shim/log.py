@@ -1,0 +1,83 @@
+"""The component's output on disk: raw bytes, rotated by size, never a reason for the component to fail.
+
+``current.log`` is being written, ``current.log.1`` is the one before it. Lines that begin with ``[areal]`` are the
+shim's own: they mark starts and ends, with the time.
+"""
+
+# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
+
+from __future__ import annotations
+
+import os
+import time
+
+from areal.runtime.records import CURRENT_LOG, LOG_FOLDER
+
+MARK = "[areal] "
+
+
+class RotatingLog:
+    """At most ``files`` files of at most ``max_bytes`` each; a line is not cut in two unless it is longer than a
+    file. When the disk is full output is dropped and counted, and the loss is noted once there is room."""
+
+    def __init__(self, run_dir: str, max_bytes: int, files: int) -> None:
+        self._path = os.path.join(run_dir, LOG_FOLDER, CURRENT_LOG)
+        self._max_bytes = max_bytes
+        self._files = files
+        self._lost = 0
+        self._at_line_start = True
+        self._open()
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+    def write(self, data: bytes) -> None:
+        while data:
+            room = self._max_bytes - self._size
+            part = data if len(data) <= room else data[: data.rfind(b"\n", 0, max(0, room)) + 1]
+            if not part and self._size == 0:
+                part = data[: self._max_bytes]
+            if part:
+                self._append(part)
+                data = data[len(part) :]
+            if data and not self._rotate():
+                self._lost += len(data)
+                return
+
+    def mark(self, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        start = "" if self._at_line_start else "\n"
+        self.write(f"{start}{MARK}{stamp} {text}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _append(self, data: bytes) -> None:
+        """Write, or drop: a full disk must not block the component on a full pipe."""
+        self._at_line_start = data.endswith(b"\n")
+        self._size += len(data)
+        try:
+            if self._lost:
+                note = f"\n{MARK}{self._lost} bytes of output were lost: the disk was full\n".encode()
+                os.write(self._fd, note)
+                self._lost = 0
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            self._lost += len(data)
+
+    def _rotate(self) -> bool:
+        """False when the folder does not let us: what does not fit is then dropped."""
+        try:
+            for number in range(self._files - 1, 0, -1):
+                newer = f"{self._path}.{number - 1}" if number > 1 else self._path
+                if os.path.exists(newer):
+                    os.replace(newer, f"{self._path}.{number}")
+            if self._files == 1:
+                os.truncate(self._path, 0)
+            os.close(self._fd)
+            self._open()
+        except OSError:
+            return False
+        return True

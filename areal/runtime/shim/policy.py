@@ -1,0 +1,86 @@
+"""When to start a component again: pure, no clock and no randomness of its own.
+
+A failed component is started again after ``initial * factor**n`` seconds (at most ``max``), spread by ``jitter`` so
+that replicas which died together do not return together. One that ran for ``reset_after`` seconds starts over at
+``initial``. More than ``budget_count`` restarts within ``budget_window`` seconds is a crash loop: give up, and
+release the GPU to somebody it can help.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+RESTART = "restart"
+FINISHED = "finished"
+CRASHLOOP = "crashloop"
+
+
+class Exit:
+    """How one start of the component ended."""
+
+    __slots__ = ("at", "code", "reason", "signal")
+
+    def __init__(self, code: int | None, signal: int | None, at: float, reason: str) -> None:
+        self.code = code
+        self.signal = signal
+        self.at = at
+        self.reason = reason
+
+    def to_record(self) -> dict[str, Any]:
+        return {"code": self.code, "signal": self.signal, "at": self.at, "reason": self.reason}
+
+
+class Decision:
+    __slots__ = ("action", "delay_s", "reason")
+
+    def __init__(self, action: str, delay_s: float = 0.0, reason: str = "") -> None:
+        self.action = action
+        self.delay_s = delay_s
+        self.reason = reason
+
+
+class RestartBudget:
+    """The history a decision needs: when restarts were decided, and how many in a row came quickly."""
+
+    def __init__(self, policy: Mapping[str, Any]) -> None:
+        self._policy = str(policy["policy"])
+        self._initial = float(policy["initial_backoff_s"])
+        self._factor = float(policy["factor"])
+        self._max = float(policy["max_backoff_s"])
+        self._jitter = float(policy["jitter"])
+        self._count = int(policy["budget_count"])
+        self._window = float(policy["budget_window_s"])
+        self._reset_after = float(policy["reset_after_s"])
+        self._success_codes = frozenset(int(code) for code in policy["success_exit_codes"])
+        self._streak = 0
+        self._restarts: list[float] = []
+
+    def forgive(self) -> None:
+        """A person asked for a restart: count from zero."""
+        self._streak = 0
+        self._restarts = []
+
+    def decide(self, exit: Exit, ran_s: float, now: float, spread: float) -> Decision:
+        """What follows an exit. ``now`` is any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
+        if not self._wants_restart(exit):
+            return Decision(FINISHED, reason=exit.reason)
+        if ran_s >= self._reset_after:
+            self._streak = 0
+        self._restarts = [at for at in self._restarts if now - at < self._window]
+        if len(self._restarts) >= self._count:
+            times = f"{len(self._restarts)} restart{'s' * (len(self._restarts) != 1)}"
+            return Decision(CRASHLOOP, reason=f"{times} within {self._window:g} s were not enough: {exit.reason}")
+        self._restarts.append(now)
+        delay = min(self._max, self._initial * self._factor**self._streak)
+        self._streak += 1
+        return Decision(RESTART, delay_s=delay * (1 + self._jitter * (2 * spread - 1)), reason=exit.reason)
+
+    def _wants_restart(self, exit: Exit) -> bool:
+        if self._policy == "Never":
+            return False
+        if self._policy == "OnFailure":
+            return exit.code is None or exit.code not in self._success_codes
+        return True

@@ -1,0 +1,295 @@
+"""The shim's loop: one component, started again as its policy says, until it is stopped or given up.
+
+States: a component lives; or one is due at ``_restart_at`` (back-off); or the run is over. ``SIGTERM`` stops,
+``SIGUSR1`` ends a back-off now. Within one turn of the loop the dead are reaped before signals are acted on, so a
+kick that races with a death restarts the component.
+"""
+
+# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import time
+from contextlib import suppress
+
+from areal.runtime import procfs, records
+from areal.runtime.shim.child import PR_SET_CHILD_SUBREAPER, Child, describe_exit, prctl, spawn
+from areal.runtime.shim.log import RotatingLog
+from areal.runtime.shim.policy import CRASHLOOP, RESTART, Exit, RestartBudget
+from areal.runtime.sweep import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from areal.runtime.shim.probe import LivenessProbe
+
+STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
+_READ_SIZE = 65536
+_READS_PER_TURN = 32
+_PIPE_SIZE = 1 << 20
+_F_SETPIPE_SZ = 1031
+
+
+class Supervisor:
+    def __init__(self, run_dir: str, held_fds: list[int]) -> None:
+        intent = records.read_object(run_dir, records.INTENT)
+        if intent is None:
+            raise FileNotFoundError(f"{run_dir}/{records.INTENT}")
+        self._run_dir = run_dir
+        self._intent = intent
+        self._held_fds = held_fds
+        self._cwd = intent["cwd"]
+        self._env = self._environment()
+        self._budget = RestartBudget(intent["restart"])
+        self._log = RotatingLog(run_dir, int(intent["log_max_bytes"]), int(intent["log_files"]))
+        self._probe = self._make_probe()
+        self._poller = select.poll()
+        self._signals: list[int] = []
+        self._child: Child | None = None
+        self._cause = ""  # why the component is about to die, when we know
+        self._restarts = 0
+        self._last_exit: Exit | None = None
+        self._restart_at: float | None = None
+        self._kill_at: float | None = None
+        self._stopping = False
+        self._swept: list[int] = []
+        self._over = False
+
+    def _environment(self) -> dict[str, str]:
+        secret = records.read_object(self._run_dir, records.SECRET) or {}
+        ours = {
+            RUN_UID_VARIABLE: str(self._intent["uid"]),
+            RUN_DIR_VARIABLE: self._run_dir,
+            STAGE_FILE_VARIABLE: os.path.join(self._run_dir, records.STAGE),
+        }
+        return {**os.environ, **self._intent["env"], **secret, **ours}
+
+    def _make_probe(self) -> LivenessProbe | None:
+        if not self._intent.get("liveness"):
+            return None
+        from areal.runtime.shim.probe import LivenessProbe  # the socket module is not free: only where it is used
+
+        return LivenessProbe(self._intent["liveness"])
+
+    # -- beginning
+
+    def begin(self) -> None:
+        """Record who we are, then start the component: the record is never younger than the process."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._install_signals()
+        self._output_fd, self._component_fd = os.pipe()
+        os.set_blocking(self._output_fd, False)
+        self._enlarge_pipe()
+        self._poller.register(self._output_fd, select.POLLIN)
+        pipe = os.readlink(f"/proc/self/fd/{self._output_fd}")
+        records.write_json(self._run_dir, records.ID, {**procfs.identity_fields(os.getpid()), "log_pipe": pipe})
+        os.chdir("/")  # keep no file system busy
+        self._start_component()
+
+    def _enlarge_pipe(self) -> None:
+        with suppress(OSError):  # over the user's limit for pipes: the default size works too
+            fcntl.fcntl(self._output_fd, _F_SETPIPE_SZ, _PIPE_SIZE)
+
+    def _install_signals(self) -> None:
+        wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_read, False)
+        os.set_blocking(wakeup_write, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self._wakeup_fd = wakeup_read
+        self._poller.register(wakeup_read, select.POLLIN)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, self._note_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._signals.append(number)
+
+    # -- the loop
+
+    def run(self) -> int:
+        while not self._over:
+            self._turn()
+        return 0
+
+    def _turn(self) -> None:
+        watched = self._probe.interest if self._probe and self._child else None
+        if watched:
+            self._poller.register(*watched)
+        ready = [fd for fd, _ in self._poller.poll(self._patience_ms())]
+        if watched:
+            self._poller.unregister(watched[0])
+        if self._wakeup_fd in ready:
+            os.read(self._wakeup_fd, 4096)
+        self._copy_output()
+        self._reap()
+        while self._signals and not self._over:
+            self._on_signal(self._signals.pop(0))
+        if not self._over:
+            self._on_time(watched is not None and watched[0] in ready)
+
+    def _patience_ms(self) -> float | None:
+        probe_due = self._probe.due if self._probe and self._child else None
+        times = [at for at in (self._restart_at, self._kill_at, probe_due) if at is not None]
+        if not times:
+            return None
+        return max(0.0, min(times) - time.monotonic()) * 1000 + 1
+
+    def _copy_output(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            try:
+                data = os.read(self._output_fd, _READ_SIZE)
+            except BlockingIOError:
+                return
+            self._log.write(data)
+
+    def _reap(self) -> None:
+        """Collect the dead: the component, and orphans that were handed to us as subreaper."""
+        ended: int | None = None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if self._child and pid == self._child.pid:
+                ended = status
+        if ended is not None:
+            self._on_exit(describe_exit(ended, self._cause))
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._budget.forgive()
+            if self._restart_at is not None:
+                self._restart_at = time.monotonic()
+        else:
+            self._stop()
+
+    def _on_time(self, probe_ready: bool) -> None:
+        now = time.monotonic()
+        if self._restart_at is not None and now >= self._restart_at:
+            self._restart_at = None
+            self._restarts += 1
+            self._start_component()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._sweep()
+        if self._probe and self._child and not self._cause:
+            self._watch(self._probe, now, probe_ready)
+
+    def _watch(self, probe: LivenessProbe, now: float, ready: bool) -> None:
+        if ready:
+            probe.on_ready(now)
+        probe.tick(now)
+        if probe.failed:
+            self._terminate("liveness probe failed", float(self._intent["stop_grace_s"]))
+
+    # -- the component
+
+    def _start_component(self) -> None:
+        records.remove(os.path.join(self._run_dir, records.STAGE))
+        self._cause = ""
+        try:
+            self._child, self._cause = spawn(self._intent["argv"], self._env, self._cwd, self._component_fd)
+        except OSError as error:  # no process could be made: treat it as a start that failed
+            self._on_exit(Exit(None, None, time.time(), f"cannot fork: {error.strerror}"))
+            return
+        self._log.mark(f"started pid {self._child.pid}" + (f", restart {self._restarts}" if self._restarts else ""))
+        if self._probe:
+            self._probe.restart(time.monotonic())
+        self._record_child("running")
+
+    def _on_exit(self, exit: Exit) -> None:
+        ran_s = time.monotonic() - self._child.started_monotonic if self._child else 0.0
+        self._child = None
+        self._kill_at = None
+        self._last_exit = exit
+        self._copy_output()
+        if self._stopping:
+            self._finish("exited", "stopped")
+            return
+        spread = int.from_bytes(os.urandom(4), "big") / 2**32
+        decision = self._budget.decide(exit, ran_s, time.monotonic(), spread)
+        if decision.action == RESTART:
+            self._restart_at = time.monotonic() + decision.delay_s
+            self._record_child("backoff", next_start_at=time.time() + decision.delay_s)
+            self._log.mark(f"{exit.reason}; next start in {decision.delay_s:.1f} s")
+            self._sweep()
+        else:
+            self._finish("crashloop" if decision.action == CRASHLOOP else "exited", decision.reason)
+
+    def _terminate(self, cause: str, grace_s: float) -> None:
+        """Ask the component to end, and set the time at which it is made to."""
+        if self._child is None:
+            return
+        self._cause = cause
+        os.kill(self._child.pid, signal.SIGTERM)  # not reaped yet, so the number is still its own
+        os.kill(self._child.pid, signal.SIGCONT)
+        self._kill_at = time.monotonic() + grace_s
+
+    def _stop(self) -> None:
+        """SIGTERM; a second one can only shorten the grace of the first."""
+        order = self._read_stop_order()
+        grace_s = float(order.get("grace_s", self._intent["stop_grace_s"]))
+        if self._child is None:
+            self._finish("exited", "stopped")
+        elif self._stopping and self._kill_at is not None:
+            self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+        elif not self._stopping:
+            self._stopping = True
+            self._terminate("stopped", grace_s)
+
+    def _read_stop_order(self) -> dict[str, Any]:
+        try:
+            return records.read_object(self._run_dir, records.STOP) or {}
+        except (OSError, ValueError):
+            return {}
+
+    def _sweep(self) -> None:
+        belongs = run_members(os.getpid(), self._run_dir, frozenset({os.getpid()}))
+        killed, _ = sweep(belongs)
+        self._swept += killed
+
+    # -- records
+
+    def _record_child(self, state: str, **extra: object) -> None:
+        record: dict[str, object] = {
+            "state": state,
+            "restarts": self._restarts,
+            "last_exit": self._last_exit.to_record() if self._last_exit else None,
+            **extra,
+        }
+        if self._child:
+            record.update(pid=self._child.pid, start_ticks=self._child.start_ticks, started_at=self._child.started_at)
+        try:
+            records.write_json(self._run_dir, records.CHILD, record, durable=False)
+        except OSError as error:
+            self._log.mark(f"cannot write {records.CHILD}: {error}")
+
+    def _finish(self, phase: str, reason: str) -> None:
+        """Leave nothing: sweep, close the log, release the leases, and only then say that it is over."""
+        self._sweep()
+        self._copy_output()
+        self._log.mark(reason)
+        self._log.close()
+        records.remove(os.path.join(self._run_dir, records.SECRET))
+        life_fd, *lease_fds = self._held_fds
+        for fd in lease_fds:
+            os.close(fd)
+        record = {
+            "phase": phase,
+            "reason": reason,
+            "restarts": self._restarts,
+            "last_exit": self._last_exit.to_record() if self._last_exit else None,
+            "swept": self._swept,
+        }
+        records.write_json(self._run_dir, records.EXIT, record)
+        os.close(life_fd)
+        self._over = True
