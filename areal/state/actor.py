@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _HIDDEN = "REDACTED"
-_SECRET_WORD = re.compile(r"(?:^|[-_.])(?:key|token|secret|password|passwd|pwd|credential|credentials)$", re.IGNORECASE)
+_WORDS = "key|token|secret|password|passwd|credential|credentials"
+_FLAG = re.compile(rf"--?(?:.*[-_.])?(?:{_WORDS})", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"""((?:(?<![A-Za-z])(?i:{_WORDS})|(?<=[a-z0-9])(?:Key|Token|Secret|Password))["']?\s*[:=]\s*["']?)[^"'\s,}}]+"""
+)
 _SECRET_VALUE = re.compile(r"\b(?:sk-|hf_|ghp_|xox[abp]-)[A-Za-z0-9_-]{8,}")
+_BEARER = re.compile(r"(?<=\b[Bb]earer )\S+")
 _USERINFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
@@ -38,19 +43,14 @@ def command_line(argv: Sequence[str] | None = None) -> str:
     shown: list[str] = []
     hide_next = False
     for word in words:
-        if hide_next and not word.startswith("-"):
-            shown.append(_HIDDEN)
-            hide_next = False
-            continue
-        name, equals, _ = word.partition("=")
-        hide_next = not equals and word.startswith("-") and _is_secret(name)
-        shown.append(f"{name}={_HIDDEN}" if equals and _is_secret(name) else _redact(word))
-    return " ".join(word if word == _HIDDEN else shlex.quote(word) for word in shown)
+        hidden = hide_next and not word.startswith("--")
+        hide_next = not hidden and _FLAG.fullmatch(word) is not None
+        shown.append(_HIDDEN if hidden else shlex.quote(redact(word)))
+    return " ".join(shown)
 
 
-def _is_secret(name: str) -> bool:
-    return _SECRET_WORD.search(name.lstrip("-")) is not None
-
-
-def _redact(word: str) -> str:
-    return _USERINFO.sub(_HIDDEN, _SECRET_VALUE.sub(_HIDDEN, word))
+def redact(text: str) -> str:
+    """``text`` without what looks like a secret: values of keys and tokens, bearer and vendor tokens, URL logins."""
+    for pattern in (_SECRET_VALUE, _BEARER, _USERINFO):
+        text = pattern.sub(_HIDDEN, text)
+    return _ASSIGNED.sub(rf"\g<1>{_HIDDEN}", text)

@@ -8,7 +8,6 @@ counted when read, and folded together when the file is cut to its last ``KEEP``
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,16 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from areal.errors import Locked
 from areal.resources.kinds import KINDS, Ref
 from areal.state.actor import actor as this_actor
 from areal.state.files import explain, make_folder, read_raw, write_all, write_atomic
-from areal.state.flock import still_named
+from areal.state.flock import acquire, flock_owner
 from areal.state.home import Home
 
 KEEP = 1000
 _SLACK = 250  # cut only this many above KEEP, so that not every append rewrites the file
 _LINE_FLOOR = 90  # no event is shorter: below KEEP + _SLACK such lines there is nothing to count
 _MESSAGE_LIMIT = 4096
+_LOCK_TIMEOUT_S = 30.0
 
 NORMAL = "Normal"
 WARNING = "Warning"
@@ -134,13 +135,12 @@ def _append(path: Path, line: bytes) -> None:
 
 def _open_locked(path: Path) -> int:
     """The events file, alone: it is replaced when it is cut, so the name must still lead to what was locked."""
-    while True:
-        make_folder(path.parent)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if still_named(fd, path):
-            return fd
-        os.close(fd)
+    make_folder(path.parent)
+    fd = acquire(path, _LOCK_TIMEOUT_S)
+    if fd is None:
+        pid = flock_owner(path)
+        raise Locked(f"{path} is locked by pid {pid or 'unknown'}", hint="it may be stopped: continue or end it")
+    return fd
 
 
 def _cut(fd: int, path: Path) -> None:

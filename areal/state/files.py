@@ -49,7 +49,7 @@ class Unreadable(ArealError):
     otherwise (permissions, I/O, a newer format) it must be left alone."""
 
     def __init__(self, path: Path | str, reason: str, *, damaged: bool, hint: str | None = None) -> None:
-        repair = "areal doctor --fix restores it from its newest revision; applying the manifest again also does"
+        repair = "areal doctor --fix sets it aside and restores the newest revision"
         super().__init__(f"{path} is unreadable: {reason}", hint=hint or (repair if damaged else None))
         self.path = Path(path)
         self.reason = reason

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+_POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
@@ -18,6 +22,26 @@ def try_lock(fd: int, *, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = time.sleep) -> int | None:
+    """The descriptor of ``path``, created if need be, open for appending and locked; None when another holds the lock
+    for longer than ``timeout_s``. ``pause`` is called between attempts with the seconds to let pass. Raises OSError."""
+    deadline = time.monotonic() + timeout_s
+    wait, longest = _POLL_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if try_lock(fd) and still_named(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        if time.monotonic() >= deadline:
+            return None
+        pause(wait)
+        wait = min(wait * 2, longest)
 
 
 def still_named(fd: int, path: Path) -> bool:

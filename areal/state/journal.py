@@ -23,17 +23,15 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from areal.errors import ArealError
 from areal.state.actor import actor
 from areal.state.crash import CRASH_POINTS, crash_point
-from areal.state.files import explain, is_temp, make_folder, names_in, sync_folder, write_all
+from areal.state.files import explain, make_folder, names_in, sync_folder, write_all
 from areal.state.flock import still_named, try_lock
 from areal.state.home import Home
 
 __all__ = ["CRASH_POINTS", "Journal", "OpenTransaction", "Operation", "Transaction", "crash_point", "orphans"]
 
 _SUFFIX = ".jsonl"
-_STALE_TEMP_S = 3600.0
 _HEAD = b'{"crc": "'
 _JOINT = b'", "entry": '
 _BODY = len(_HEAD) + 8 + len(_JOINT)
@@ -192,7 +190,6 @@ class Journal:
         line = encode_line({**head, "objects": [str(item) for item in objects]})
         try:
             make_folder(home.journal)
-            _sweep_temps(home.journal)
             fd = _create(path, line)
         except OSError as error:
             raise explain(error, path, "write") from error
@@ -209,12 +206,16 @@ class Journal:
             return None
         except OSError as error:
             raise explain(error, orphan.path, "take over") from error
-        if not (try_lock(fd) and still_named(fd, orphan.path)):
+        try:
+            if not (try_lock(fd) and still_named(fd, orphan.path)):
+                os.close(fd)
+                return None
+            raw = _read(fd)
+            size = _cut_tail(fd, raw)
+        except OSError as error:
             os.close(fd)
-            return None
-        raw = _read(fd)
+            raise explain(error, orphan.path, "take over") from error
         found = parse(orphan.path, raw)
-        size = _cut_tail(fd, raw)
         still_open = {operation.n for operation in found.unfinished}
         following = max((operation.n for operation in found.operations), default=0) + 1
         return found, Transaction(orphan.path, fd, following, still_open, size)
@@ -233,6 +234,8 @@ def orphans(home: Home) -> list[OpenTransaction]:
         try:
             if try_lock(fd, shared=True) and still_named(fd, path):
                 found.append(parse(path, _read(fd)))
+        except OSError as error:
+            raise explain(error, path, "read") from error
         finally:
             os.close(fd)
     return sorted(found, key=lambda transaction: (transaction.at, transaction.path))
@@ -311,21 +314,10 @@ def _cut_tail(fd: int, raw: bytes) -> int:
     return len(raw) - len(last)
 
 
-def _sweep_temps(folder: Path) -> None:
-    """Remove what commands that died before their journal had a name left behind: nothing was begun there."""
-    for temp in (folder / name for name in names_in(folder) if is_temp(name)):
-        with contextlib.suppress(OSError):
-            if time.time() - temp.stat().st_mtime > _STALE_TEMP_S:
-                temp.unlink()
-
-
 def _journals(home: Home) -> list[Path]:
     names = names_in(home.journal)
     return [home.journal / name for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
 
 
 def _read(fd: int) -> bytes:
-    try:
-        return os.pread(fd, os.fstat(fd).st_size, 0)
-    except OSError as error:
-        raise ArealError(f"cannot read a journal: {error.strerror}") from error
+    return os.pread(fd, os.fstat(fd).st_size, 0)

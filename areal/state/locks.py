@@ -23,10 +23,10 @@ from areal.errors import Locked
 from areal.resources.kinds import Ref
 from areal.state.actor import actor, command_line, user_name
 from areal.state.files import explain, write_atomic
-from areal.state.flock import flock_owner, still_named, try_lock
+from areal.state.flock import acquire, flock_owner, try_lock
 from areal.state.home import Home
 
-_POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
+_SHARE_POLL_S = 0.01
 _GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
 
 
@@ -68,8 +68,8 @@ class Held:
         for ref in self._fds:
             write_atomic(_holder_path(self._home, ref), body + "\n")
 
-    def _acquire(self, ref: Ref, deadline: float, wait: _Wait) -> None:
-        self._fds[ref] = _acquire(lock_path(self._home, ref), deadline, lambda: _locked(self._home, ref), wait)
+    def _acquire(self, ref: Ref, timeout_s: float, wait: _Wait) -> None:
+        self._fds[ref] = _acquire(lock_path(self._home, ref), timeout_s, lambda: _locked(self._home, ref), wait)
 
     def _release(self) -> None:
         for ref, fd in reversed(self._fds.items()):
@@ -82,12 +82,23 @@ class Held:
         self._fds.clear()
 
 
-@dataclass(frozen=True)
 class _Wait:
-    """How to wait: what ends it early, and whom to tell."""
+    """How to wait: what ends it early, and whom to tell, once, what is waited for."""
 
-    interrupted: threading.Event | None = None
-    on_wait: Callable[[str], None] | None = None
+    def __init__(
+        self, interrupted: threading.Event | None = None, on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        self._interrupted = interrupted or threading.Event()
+        self._on_wait = on_wait
+        self._waited_s = 0.0
+
+    def pause(self, seconds: float, refusal: Callable[[], Locked]) -> None:
+        if self._interrupted.wait(seconds):
+            raise KeyboardInterrupt
+        self._waited_s += seconds
+        if self._on_wait is not None and self._waited_s > _GRACE_S:
+            self._on_wait(refusal().message)
+            self._on_wait = None
 
 
 def lock_path(home: Home, ref: Ref) -> Path:
@@ -110,9 +121,10 @@ def lock_objects(
     KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is told once what is waited for."""
     held = Held(home, command or command_line())
     deadline = time.monotonic() + timeout_s
+    wait = _Wait(interrupted, on_wait)
     try:
         for ref in sorted(set(refs)):
-            held._acquire(ref, deadline, _Wait(interrupted, on_wait))
+            held._acquire(ref, deadline - time.monotonic(), wait)
         yield held
     finally:
         held._release()
@@ -122,7 +134,7 @@ def lock_objects(
 def lock_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
     """The short lock around a change of object files and of the serial. Raises Locked after ``timeout_s``."""
     path = store_lock_path(home)
-    fd = _acquire(path, time.monotonic() + timeout_s, lambda: _refusal("the store", _seen(path)), _Wait())
+    fd = _acquire(path, timeout_s, lambda: _refusal("the store", _seen(path)), _Wait())
     try:
         yield
     finally:
@@ -143,7 +155,7 @@ def share_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
         while not try_lock(fd, shared=True):
             if time.monotonic() > deadline:
                 raise _refusal("the store", _seen(store_lock_path(home)))
-            time.sleep(_POLL_S[0])
+            time.sleep(_SHARE_POLL_S)
         yield
     finally:
         os.close(fd)
@@ -167,35 +179,15 @@ def holder(home: Home, ref: Ref) -> Holder | None:
     return _described(home, ref)
 
 
-def _acquire(path: Path, deadline: float, refusal: Callable[[], Locked], wait: _Wait) -> int:
+def _acquire(path: Path, timeout_s: float, refusal: Callable[[], Locked], wait: _Wait) -> int:
     """The descriptor that holds ``path``'s lock, or raise what ``refusal`` makes."""
-    pause, longest = _POLL_S
-    grace = time.monotonic() + _GRACE_S
-    told = False
-    while True:
-        fd = _open(path)
-        if try_lock(fd) and still_named(fd, path):
-            return fd
-        os.close(fd)
-        now = time.monotonic()
-        if now >= max(deadline, grace):
-            raise refusal()
-        if now >= grace and not told:
-            told = True
-            if wait.on_wait:
-                wait.on_wait(refusal().message)
-        if wait.interrupted is None:
-            time.sleep(pause)
-        elif wait.interrupted.wait(pause):
-            raise KeyboardInterrupt
-        pause = min(pause * 2, longest)
-
-
-def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = acquire(path, max(timeout_s, _GRACE_S), lambda seconds: wait.pause(seconds, refusal))
     except OSError as error:
         raise explain(error, path, "lock") from error
+    if fd is None:
+        raise refusal()
+    return fd
 
 
 def _holder_path(home: Home, ref: Ref) -> Path:

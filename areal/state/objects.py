@@ -64,6 +64,10 @@ class ObjectStore:
                         found.append(obj)
         return found
 
+    def require_readable(self, ref: Ref) -> None:
+        """Raises Unreadable when there is such an object and it cannot be read."""
+        self.get(ref)
+
     def snapshot(self) -> Snapshot:
         """The serial and every object as of one instant: what a plan is made from."""
         with share_store(self.home):
@@ -91,27 +95,6 @@ class ObjectStore:
             write_atomic(path, content)
         return True
 
-    def commit(
-        self, obj: StoredObject, *, actor: str, at: float | None = None, source: dict[str, Any] | None = None
-    ) -> StoredObject:
-        """Accept a spec: count its generation, add its revision, record it. What is asked for being the same as
-        before, nothing is written but a changed status. Returns the object as recorded."""
-        at = time.time() if at is None else at
-        before = self.get(obj.ref)
-        if before is not None and _revisions.same(before, obj):
-            kept = replace(before, status=obj.status)
-            self.put(kept)
-            return kept
-        generation = 1
-        if before is not None:
-            generation = before.generation + bool(changes(before.spec, obj.spec))
-        numbered = replace(obj, generation=generation, created_at=before.created_at if before else at)
-        self.home.ensure()
-        number = _revisions.add_revision(self.home, Revision(0, actor, at, source, numbered))
-        stored = replace(numbered, revision=number)
-        self.put(stored)
-        return stored
-
     def put_status(self, ref: Ref, status: dict[str, Any]) -> bool:
         """Record what was observed; whether it had changed. Raises NotFound, Unreadable."""
         if self._expect(ref).status == status:
@@ -127,7 +110,7 @@ class ObjectStore:
         folder = self.home.object_folder(ref)
         if not folder.is_dir():
             return False
-        with lock_store(self.home):
+        with lock_store(self.home.ensure()):
             try:
                 existed = self.get(ref) is not None
             except Unreadable as error:
@@ -143,11 +126,20 @@ class ObjectStore:
         return _revisions.revisions(self.home, ref)
 
     def add_revision(
-        self, obj: StoredObject, *, actor: str, at: float | None = None, source: dict[str, Any] | None = None
-    ) -> int:
-        """Record ``obj`` as accepted, unless the newest revision says the same; the revision's number."""
-        moment = time.time() if at is None else at
-        return _revisions.add_revision(self.home, Revision(0, actor, moment, source, obj))
+        self,
+        obj: StoredObject,
+        *,
+        actor: str | None = None,
+        at: float | None = None,
+        source: dict[str, Any] | None = None,
+    ) -> StoredObject:
+        """Record ``obj`` as accepted, unless its newest revision says the same; ``obj`` with the revision's number, to
+        be ``put``. Who, when and from which file are those of the layer that was set last, unless given."""
+        last = max(obj.layers, key=lambda layer: layer.at, default=Layer("", {}))
+        moment = at if at is not None else last.at or time.time()
+        revision = Revision(0, actor or last.actor, moment, source or last.source, obj)
+        self.home.ensure()
+        return replace(obj, revision=_revisions.add_revision(self.home, revision))
 
     def restore(self, ref: Ref) -> StoredObject:
         """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can

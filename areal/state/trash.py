@@ -18,6 +18,11 @@ from areal.state.home import Home
 _TRASH = ".trash-"
 
 
+def is_trash(name: str) -> bool:
+    """Whether a folder of this name is a removed object."""
+    return name.startswith(_TRASH)
+
+
 def discard(home: Home, folder: Path) -> None:
     """Make an object's folder vanish. Needs the store's lock. Raises ArealError."""
     crash_point("delete-before")

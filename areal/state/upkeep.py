@@ -1,0 +1,152 @@
+"""What ``areal doctor`` asks about the home: damaged files, leftovers of crashes, files that others can read.
+
+Everything here but ``set_aside``, ``sweep`` and ``tighten`` only looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from areal.resources.kinds import KINDS, Ref
+from areal.state import trash
+from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine
+from areal.state.flock import try_lock
+from areal.state.home import Home
+from areal.state.locks import lock_store
+from areal.state.objects import ObjectStore
+from areal.state.serial import read_serial, serial_path
+
+STALE_TEMP_S = 900.0  # no write of a small file lasts this long: its writer is gone
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A file that cannot be read, and why. ``ref`` is the object to restore, None for any other file."""
+
+    path: Path
+    reason: str
+    ref: Ref | None = None
+
+
+def defects(home: Home) -> tuple[Defect, ...]:
+    """Objects, revisions and the serial, as far as they are unreadable."""
+    store = ObjectStore(home)
+    found = [Defect(path, reason, _ref_of(path)) for path, reason in store.list().unreadable]
+    for ref in _folders(home):
+        found += [Defect(path, reason) for path, reason in store.revisions(ref).unreadable]
+    try:
+        read_serial(home)
+    except Unreadable as error:
+        found.append(Defect(serial_path(home), error.reason))
+    return tuple(found)
+
+
+def set_aside(home: Home, defect: Defect) -> Path | None:
+    """Quarantine a damaged file that is no object; where it is now, None when there was nothing to move. Objects are
+    set aside by ``ObjectStore.restore``, which puts something in their place."""
+    with lock_store(home.ensure()):
+        return quarantine(defect.path) if defect.path.exists() else None
+
+
+def leftovers(home: Home) -> tuple[Path, ...]:
+    """What crashes left and nothing will ever read: unfinished writes, removed folders, holders of free locks."""
+    now = time.time()
+    found = [path for path in _walk(home) if is_temp(path.name) and now - _modified(path) > STALE_TEMP_S]
+    for kind in KINDS:
+        folder = home.objects / kind.lower()
+        found += [folder / name for name in names_in(folder) if trash.is_trash(name)]
+    found += [path for path in home.locks.glob("*.holder.json") if _is_free(path)]
+    return tuple(sorted(found))
+
+
+def sweep(home: Home) -> tuple[Path, ...]:
+    """Remove the leftovers; what was removed. Quarantined files among them are kept."""
+    found = leftovers(home)
+    if not found:
+        return ()
+    home.ensure()
+    with lock_store(home):
+        for kind in KINDS:
+            trash.sweep(home, home.objects / kind.lower())
+    for path in found:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return tuple(path for path in found if not path.exists())
+
+
+def exposed(home: Home) -> tuple[tuple[Path, int], ...]:
+    """Folders and files that others than their owner may read or write, with their modes: the home's own folders,
+    the keys, the objects, and the secrets of runs."""
+    paths = [home.root, *home.folders, home.config, *home.credentials.glob("*"), *home.runs.glob("*/secret.json")]
+    found = []
+    for path in [*paths, *_walk(home)]:
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            if mode & 0o077 and not path.is_symlink():
+                found.append((path, mode))
+    return tuple(dict(found).items())
+
+
+def tighten(path: Path) -> None:
+    """Take from others every right to ``path``. Raises ArealError."""
+    try:
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
+    except OSError as error:
+        raise explain(error, path, "change the mode of") from error
+
+
+def filesystem(home: Home) -> str:
+    """The type of the file system under the home (``ext4``, ``nfs4``, ...), ``unknown`` where it cannot be told.
+    Kernel locks are only as good as the file system: on NFS they need a lock server."""
+    place = os.path.realpath(home.root)
+    best, kind = "", "unknown"
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            left, right = line.split(" - ", 1)
+            point = left.split()[4].encode().decode("unicode_escape")
+            if len(point) >= len(best) and (place == point or place.startswith(point.rstrip("/") + "/")):
+                best, kind = point, right.split()[0]
+    return kind
+
+
+def _walk(home: Home) -> Iterator[Path]:
+    for top in (home.objects, home.journal, home.locks, home.credentials):
+        for folder, _, names in os.walk(top):
+            yield from (Path(folder, name) for name in names)
+
+
+def _folders(home: Home) -> Iterator[Ref]:
+    for kind in KINDS:
+        for path in sorted((home.objects / kind.lower()).glob("*/revisions")):
+            yield Ref(kind, path.parent.name)
+
+
+def _ref_of(path: Path) -> Ref:
+    kind = next(kind for kind in KINDS if kind.lower() == path.parent.parent.name)
+    return Ref(kind, path.parent.name)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
+
+
+def _is_free(holder: Path) -> bool:
+    """Whether nobody holds the lock that a holder file stands beside."""
+    lock = holder.with_name(holder.name.removesuffix(".holder.json") + ".lock")
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        return try_lock(fd, shared=True)
+    finally:
+        os.close(fd)
