@@ -30,12 +30,12 @@ class AgentGateway(Gateway):
     """TCP port. It is never picked automatically: clients have it in their configuration."""
 
 
-class AgentServiceSpec(SpecModel):
+class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses the field with __init__'s **kwargs
     """Runs `agent` in `pairs` worker processes and keeps each session on its pair."""
 
     agent: Annotated[str, Field(pattern=ENTRY_POINT), Update.ROLL]
     """The agent's class, as `module:Class`."""
-    kwargs: Annotated[dict[str, JsonValue], Update.ROLL] = {}  # type: ignore[no-redef]  # mypy: __init__'s **kwargs
+    kwargs: Annotated[dict[str, JsonValue], Update.ROLL] = {}
     """Keyword arguments of the class."""
     pairs: Annotated[Replicas, Update.HOT] = 1
     """Number of worker and data proxy pairs."""

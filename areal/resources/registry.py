@@ -85,7 +85,7 @@ def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
 
     spec, found = check_spec(kind, sparse)
     if found:
-        lines = [f"spec.{path_text(path)}: {message}" if path else f"spec: {message}" for path, message in found]
+        lines = [f"{path_text(('spec', *fault.path))}: {fault.message}" for fault in found]
         raise InvalidManifest(f"the spec of this {kind} is not valid: {'; '.join(lines)}")
     return spec
 
@@ -94,7 +94,7 @@ def validate(kind: str, sparse: Mapping[str, Any]) -> list[tuple[Path, str]]:
     """Everything wrong with a sparse spec, as (path inside the spec, message); empty when it is right."""
     from areal.resources.validation import check_spec
 
-    return check_spec(kind, sparse)[1]
+    return [(fault.path, fault.message) for fault in check_spec(kind, sparse)[1]]
 
 
 @cache

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 
     from areal.resources.fields import SpecModel
 
-Found = list[tuple[Path, str]]
+
+class Fault(NamedTuple):
+    """What is wrong at ``path``; ``at_key``: with the key rather than its value; ``column``: 1-based inside the
+    value's text, 0 for the value as a whole."""
+
+    path: Path
+    message: str
+    at_key: bool = False
+    column: int = 0
+
+
+Found = list[Fault]
 
 _EXPECTED = {
     "string_type": "text",
@@ -39,57 +50,56 @@ _BOUNDS = {
 _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-def check_spec(kind: str, sparse: Mapping[str, Any]) -> tuple[Any, Found]:
-    """The effective spec (None when invalid) and what is wrong, as (path inside the spec, message)."""
-    spec, found = check_model(registry.spec_model(kind), sparse)
-    return (None, found) if found else (spec, [])
+def check_spec(kind: str, sparse: Mapping[str, Any]) -> tuple[SpecModel | None, Found]:
+    """The effective spec (None when invalid) and what is wrong with it; paths are inside the spec."""
+    return check_model(registry.spec_model(kind), sparse)
 
 
 def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, Found]:
-    """``value`` as an instance of ``model``, and what is wrong with it."""
+    """``value`` as an instance of ``model`` (None when invalid), and what is wrong with it."""
     try:
         spec = model.model_validate(value)
     except ValidationError as error:
         return None, _merge_unions(_explain(model, value, detail) for detail in error.errors(include_url=False))
-    return spec, list(_nested_problems(spec))
+    found = list(_cross_field_faults(spec))
+    return (None, found) if found else (spec, found)
 
 
-def _nested_problems(spec: SpecModel) -> Iterator[tuple[Path, str]]:
-    """The cross-field problems of a spec and of the keyed items in it."""
-    yield from spec.problems()
+def _cross_field_faults(spec: SpecModel) -> Iterator[Fault]:
+    """The cross-field problems of a spec and of the named items in it."""
+    yield from (Fault(path, message) for path, message in spec.problems())
     for info in registry.fields_of(type(spec)).values():
         if info.repeated and info.nested is not None:
             for item in getattr(spec, info.attribute):
-                step = f"[{item.name}]"
-                yield from (((info.name, step, *path), message) for path, message in item.problems())
+                base: Path = (info.name, f"[{item.name}]")
+                yield from (Fault((*base, *path), message) for path, message in item.problems())
 
 
-def _explain(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Path, str, bool]:
-    """One pydantic error as (path, message, whether it is one arm of a union)."""
+def _explain(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
+    """One pydantic error in our words, and whether it is one arm of a union."""
     path, union = _locate(value, detail["loc"])
-    kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
+    kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return path, f"unknown field{did_you_mean(str(path[-1]), _siblings(model, path))}", union
+        near = did_you_mean(str(path[-1]), _siblings(model, path))
+        return Fault(path, f"unknown field{near}", at_key=True), union
     if kind == "missing":
-        return path[:-1], f'required field "{path[-1]}" is missing', union
+        return Fault(path[:-1], f'required field "{path[-1]}" is missing', at_key=True), union
+    message = _message(kind, detail["input"], context) or detail["msg"]
+    return Fault(path, message, column=context.get("column", 0)), union
+
+
+def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
+    """Our words for a wrong value; None where pydantic's, or our own validator's, are good."""
     if kind in _EXPECTED:
-        return path, f"expected {_EXPECTED[kind]}, got {describe(given)}{_advice(kind, given)}", union
-    if kind == "literal_error":
-        return path, _literal(given, str(context["expected"])), union
+        return f"expected {_EXPECTED[kind]}, got {describe(given)}{_advice(kind, given)}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return path, f"must be {words} {context[key]:g}, got {describe(given)}", union
+        return f"must be {words} {context[key]:g}, got {describe(given)}"
+    if kind == "literal_error":
+        return _literal(given, str(context["expected"]))
     if kind == "string_pattern_mismatch":
-        return path, f'must look like "module:Name", got {describe(given)}', union
-    if kind == "string_too_short":
-        return path, "must not be empty", union
-    if kind == "finite_number":
-        return path, f"must be a finite number, got {describe(given)}", union
-    return path, _plain(detail["msg"], context), union
-
-
-def _plain(message: str, context: Mapping[str, Any]) -> str:
-    return message if "column" not in context else f"{message} (column {context['column']})"
+        return f'must look like "module:Name", got {describe(given)}'
+    return {"string_too_short": "must not be empty"}.get(kind)
 
 
 def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[Path, bool]:
@@ -109,13 +119,13 @@ def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[Path, bool]:
     return tuple(path), False
 
 
-def _merge_unions(details: Iterator[tuple[Path, str, bool]]) -> Found:
+def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> Found:
     """The arms of a union each report their own fault at one path: say them as alternatives."""
-    found: dict[tuple[Path, bool] | tuple[Path, str], tuple[Path, str]] = {}
-    for path, message, union in details:
-        key = (path, True) if union else (path, message)
+    found: dict[tuple[Path, str], Fault] = {}
+    for fault, union in details:
+        key = (fault.path, "" if union else fault.message)
         earlier = found.get(key)
-        found[key] = (path, message if earlier is None else f"{earlier[1]}; or {message}")
+        found[key] = fault if earlier is None else fault._replace(message=f"{earlier.message}; or {fault.message}")
     return list(found.values())
 
 

@@ -1,0 +1,76 @@
+"""What is wrong with a manifest, and where. Standard library only.
+
+Every fault of every file is collected before anything is raised; each reads ``file:line:col: path: message``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from areal.errors import InvalidManifest
+
+
+class Pos(NamedTuple):
+    """A place in a file, 1-based. A value given on the command line has its flag as the file."""
+
+    file: str
+    line: int
+    col: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.col}"
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """``path`` is the place inside the resource (``spec.models[qwen].replicas``), empty for the file as a whole."""
+
+    pos: Pos
+    path: str
+    message: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.pos}: {self.path}" if self.path else str(self.pos)
+        return f"{where}: {self.message}"
+
+    def to_json(self) -> dict[str, str | int | None]:
+        return {
+            "file": self.pos.file,
+            "line": self.pos.line,
+            "col": self.pos.col,
+            "path": self.path,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+class ManifestError(InvalidManifest):
+    """At least one diagnostic, in file order."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        hints = dict.fromkeys(found.hint for found in self.diagnostics if found.hint)
+        super().__init__("\n".join(map(str, self.diagnostics)), hint="; ".join(hints) or None)
+
+
+@dataclass
+class Problems:
+    """Diagnostics as they are found. A fault that is met twice (an alias, a template) is kept once."""
+
+    found: dict[Diagnostic, None] = field(default_factory=dict)
+
+    def add(self, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
+        self.found.setdefault(Diagnostic(pos, path, message, hint))
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def raise_if_any(self) -> None:
+        """ManifestError with everything found so far: files in the order they were met, then by position."""
+        if self.found:
+            files = {diagnostic.pos.file: None for diagnostic in self.found}
+            order = {file: index for index, file in enumerate(files)}
+            raise ManifestError(sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:])))
