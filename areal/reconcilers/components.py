@@ -8,12 +8,13 @@ that adds a defaulted field or reorders keys restarts nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from areal.reconcilers.observed import ObservedRun, Seen
 from areal.reconcilers.plan import FieldChange, spec_path
+from areal.resources.backend_grammar import Part, parse_backend
 from areal.resources.registry import effective, update_class
 from areal.resources.tree import changes
 from areal.resources.update import Update
@@ -95,9 +96,13 @@ def _relevant(component: Component, sparse: Mapping[str, Any]) -> dict[str, Any]
 
 def engine_of(backend: str) -> str:
     """The backend without its data-parallel dimension, which is only a number of replicas."""
-    from areal.resources.backend_grammar import parse_backend
+    return str(replace(inference_part(backend), data=1))
 
-    return parse_backend(backend).without_data_parallel()
+
+def inference_part(backend: str) -> Part:
+    part = parse_backend(backend).inference
+    assert part is not None, f"validated backends name an inference engine: {backend}"
+    return part
 
 
 def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:

@@ -16,7 +16,8 @@ from areal.resources.registry import update_class
 from areal.resources.tree import changes
 from areal.resources.update import Update
 from areal.state import layers as layering
-from areal.state.objects import Layer, StoredObject
+from areal.state.layers import Layer
+from areal.state.records import StoredObject
 
 APPLY = "apply"
 
@@ -86,6 +87,7 @@ def target_for(
         depends_on=wanted.depends_on,
         owner=wanted.owner,
         set_name=set_name or stored.set_name,
+        protected=_protected(wanted),
     )
     return _compared(stored, after, taken, replace_it=replace_it, where=wanted.where)
 
@@ -111,8 +113,12 @@ def _new_object(wanted: Wanted, layer: Layer, set_name: str | None) -> StoredObj
         status={},
         created_at=0.0,
         revision=0,
-        protected=False,
+        protected=_protected(wanted),
     )
+
+
+def _protected(wanted: Wanted) -> bool:
+    return str(wanted.annotations.get("areal.dev/protect", "")).lower() == "true"
 
 
 def _settle_conflicts(

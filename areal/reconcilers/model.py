@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from areal.errors import NoCapacity
-from areal.reconcilers.components import Action, Component, Decision, decide
+from areal.reconcilers.components import Action, Component, Decision, decide, inference_part
 from areal.reconcilers.desired import Target
 from areal.reconcilers.inference_service import (
     Findings,
@@ -23,11 +23,10 @@ from areal.reconcilers.inference_service import (
 )
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
 from areal.reconcilers.plan import Drift, PlanBuilder, Verb
-from areal.resources.backend_grammar import parse_backend
 from areal.resources.model import ModelSpec
 
-ENGINE_FIELDS = ("backend", "path", "engineArgs", "env", "resources", "lora")
-PROXY_FIELDS = ("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "external")
+ENGINE_FIELDS = ("backend", "path", "engineArgs", "env", "envFrom", "resources", "lora")
+PROXY_FIELDS = ("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs", "external")
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def replica_count(spec: ModelSpec) -> int:
         return 1
     if spec.replicas is not None:
         return spec.replicas
-    return parse_backend(spec.backend).data_parallel if spec.backend else 1
+    return inference_part(spec.backend).data if spec.backend else 1
 
 
 def gpus_per_replica(spec: ModelSpec) -> int:
@@ -101,8 +100,8 @@ def gpus_per_replica(spec: ModelSpec) -> int:
         return 0
     if spec.resources.gpus is not None:
         return spec.resources.gpus
-    allocation = parse_backend(spec.backend)
-    return 0 if allocation.engine == "embedded" else allocation.tensor_parallel * allocation.pipeline_parallel
+    part = inference_part(spec.backend or "embedded")
+    return 0 if part.engine == "embedded" else part.devices_per_replica
 
 
 def plan_model(

@@ -1,0 +1,241 @@
+"""How each component is started: its argv, environment, ports and what is remembered about it.
+
+Keys never appear here: components read the admin key from the 0600 file that ``--admin-key-file`` names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal.errors import ArealError
+from areal.reconcilers.components import inference_part
+from areal.resources.inference_service import InferenceServiceSpec
+from areal.resources.model import ModelSpec
+from areal.resources.paths import resolve_model_path
+from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec
+from areal.state.records import StoredObject
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for a run, claimed before anything starts: its uid, its port and where it will answer."""
+
+    uid: str
+    ref: str
+    component: str
+    replica: int
+    port: int
+    host: str = LOOPBACK
+    shared: bool = False  # the port is held together with the predecessor's
+
+    @property
+    def url(self) -> str:
+        host = LOOPBACK if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything a launcher may need: the object, its service, the slot, neighbours' URLs."""
+
+    object: StoredObject
+    slot: Slot
+    admin_key_file: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+
+
+def router(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
+    argv = _python("areal.services.inference.router", launch, spec.log_level)
+    argv += ["--strategy", spec.router.strategy]
+    return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds)
+
+
+def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
+    argv = _python("areal.services.inference.gateway", launch, spec.log_level)
+    argv += ["--router-url", str(launch.inputs["routerUrl"]), "--relays", str(spec.gateway.relays)]
+    argv += ["--drain-timeout", str(spec.strategy.drain_timeout_seconds)]
+    return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds)
+
+
+def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
+    argv = _python("areal.services.inference.data_proxy", launch, service.log_level)
+    argv += ["--model", launch.object.name, "--drain-timeout", str(_strategy(spec, service).drain_timeout_seconds)]
+    secret_env: dict[str, str] = {}
+    if spec.external is not None:
+        argv += ["--engine", "external", "--engine-url", spec.external.url]
+        if spec.external.model:
+            argv += ["--provider-model", spec.external.model]
+        if spec.external.api_key_from is not None:
+            secret_env["AREAL_PROVIDER_API_KEY"] = _secret(spec.external.api_key_from, launch.object)
+    else:
+        argv += ["--engine", inference_part(spec.backend or "embedded").engine, "--engine-url", str(launch.inputs["engineUrl"])]
+        argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch.object)]
+        if spec.chat_template:
+            argv += ["--chat-template", _folder(spec.chat_template, launch.object)]
+    argv += flags(spec.proxy_args)
+    return _run(launch, argv, _restart(spec.restart), 10.0, secret_env=secret_env)
+
+
+def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
+    part = inference_part(spec.backend or "embedded")
+    path = _folder(spec.path, launch.object)
+    builders = {"embedded": _embedded, "vllm": _vllm, "sglang": _sglang}
+    if part.engine not in builders:
+        raise ArealError(
+            f"{launch.object.ref}: backend {part.engine!r} is not an inference engine",
+            hint="use embedded, vllm or sglang, or external: {url: ...}",
+        )
+    argv = builders[part.engine](launch, spec, path, service.log_level)
+    env = {str(name): str(value) for name, value in spec.env.items()}
+    if launch.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
+    secret_env = {name: _secret(source, launch.object) for name, source in spec.env_from.items()}
+    return _run(launch, argv, _restart(spec.restart), 10.0, env=env, secret_env=secret_env)
+
+
+def _embedded(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[str]:
+    argv = _python("areal.services.inference.engines.embedded", launch, log_level)
+    argv += ["--model-path", path]
+    return [*argv, *flags(spec.engine_args)]
+
+
+def _vllm(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[str]:
+    dims = inference_part(spec.backend or "")
+    python = str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable))
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]
+    argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
+    argv += ["--tensor-parallel-size", str(dims.tensor)]
+    argv += ["--pipeline-parallel-size", str(dims.pipeline)]
+    return [*argv, *flags(spec.engine_args)]
+
+
+def _sglang(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[str]:
+    dims = inference_part(spec.backend or "")
+    python = str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable))
+    argv = [python, "-m", "sglang.launch_server", "--model-path", path]
+    argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
+    argv += ["--tp-size", str(dims.tensor), "--pp-size", str(dims.pipeline)]
+    return [*argv, *flags(spec.engine_args)]
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """``{maxBatchSize: 8, trust_remote_code: true}`` -> ``--max-batch-size 8 --trust-remote-code``."""
+    argv: list[str] = []
+    for name, value in arguments.items():
+        flag = "--" + _kebab(str(name))
+        if value is True:
+            argv.append(flag)
+        elif value is False or value is None:
+            continue
+        elif isinstance(value, list):
+            argv += [flag, *(str(item) for item in value)]
+        else:
+            argv += [flag, str(value)]
+    return argv
+
+
+def _kebab(name: str) -> str:
+    spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
+    return spaced.replace("_", "-").strip("-")
+
+
+def _python(module: str, launch: Launch, log_level: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        module,
+        "--host",
+        launch.slot.host,
+        "--port",
+        str(launch.slot.port),
+        "--admin-key-file",
+        launch.admin_key_file,
+        "--log-level",
+        log_level,
+    ]
+
+
+def _run(
+    launch: Launch,
+    argv: list[str],
+    restart: RestartPolicy,
+    grace_s: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    secret_env: Mapping[str, str] | None = None,
+) -> RunSpec:
+    slot = launch.slot
+    return RunSpec(
+        uid=slot.uid,
+        owner=slot.ref,
+        component=slot.component,
+        replica=slot.replica,
+        argv=tuple(argv),
+        env={"PYTHONUNBUFFERED": "1", **(env or {})},
+        secret_env=dict(secret_env or {}),
+        ports=() if slot.shared else (slot.port,),
+        shared_ports=(slot.port,) if slot.shared else (),
+        gpus=launch.gpus,
+        url=slot.url,
+        generation=launch.object.generation,
+        spec=launch.object.spec,
+        inputs=dict(launch.inputs),
+        restart=restart,
+        liveness=HttpProbe(f"{slot.url}/health"),
+        stop_grace_s=min(grace_s, 10.0),
+    )
+
+
+def _restart(restart: Any) -> RestartPolicy:
+    return RestartPolicy(
+        policy=restart.policy,
+        initial_backoff_s=restart.backoff.initial_seconds,
+        factor=restart.backoff.factor,
+        max_backoff_s=restart.backoff.max_seconds,
+        jitter=restart.backoff.jitter,
+        budget_count=restart.budget.count,
+        budget_window_s=restart.budget.window_seconds,
+    )
+
+
+def _strategy(spec: ModelSpec, service: InferenceServiceSpec) -> Any:
+    return spec.strategy or service.strategy
+
+
+def _folder(path: str | None, stored: StoredObject) -> str:
+    """An absolute folder where the path is one, else the Hugging Face id as written."""
+    if not path:
+        raise ArealError(f"{stored.ref}: spec.path is not set", hint="name a folder or a Hugging Face id")
+    return resolve_model_path(path, source_file(stored)) or path
+
+
+def source_file(stored: StoredObject) -> str | None:
+    for layer in stored.layers:
+        if layer.source and layer.source.get("file"):
+            return str(layer.source["file"])
+    return None
+
+
+def _secret(key_from: Any, stored: StoredObject) -> str:
+    """Resolve ``apiKeyFrom: {env|file}`` at spawn; the value travels by a 0600 file, never by argv or state."""
+    import os
+    from pathlib import Path
+
+    if key_from.env:
+        value = os.environ.get(key_from.env, "")
+        if not value:
+            raise ArealError(
+                f"{stored.ref}: environment variable {key_from.env} is not set",
+                hint=f"export {key_from.env}=... and apply again",
+            )
+        return value
+    try:
+        return Path(key_from.file).expanduser().read_text().strip()
+    except OSError as error:
+        raise ArealError(f"{stored.ref}: key file {key_from.file}: {error.strerror}") from error

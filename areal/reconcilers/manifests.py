@@ -1,0 +1,87 @@
+"""From a request's source to wanted resources: render, then check references against what is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from areal.reconcilers.desired import Wanted
+from areal.reconcilers.requests import Source
+from areal.resources.diagnostics import Diagnostic, ManifestError
+from areal.resources.kinds import Ref
+from areal.resources.paths import looks_local, resolve_model_path
+from areal.resources.render import RenderRequest, render
+from areal.resources.resource import Rendered, Resource
+from areal.resources.suggest import did_you_mean
+
+
+def rendered(source: Source) -> Rendered:
+    """Raises ManifestError with every diagnostic of every file."""
+    return render(
+        RenderRequest(
+            files=source.files or (("-",) if source.manifests else ()),
+            recursive=source.recursive,
+            overlay=source.overlay,
+            sets=source.sets,
+            values_files=source.values_files,
+            profile=source.profile,
+            stdin=_as_text(source.manifests) if source.manifests else source.stdin,
+        )
+    )
+
+
+def _as_text(manifests: Sequence[Mapping[str, Any]]) -> str:
+    """JSON is YAML: what an imperative verb built goes through the same loader as a file."""
+    return "\n---\n".join(json.dumps(manifest, indent=1) for manifest in manifests)
+
+
+def wanted_of(resource: Resource) -> Wanted:
+    source = resource.source.to_json()
+    source["file"] = os.path.abspath(resource.source.file) if os.path.exists(resource.source.file) else source["file"]
+    return Wanted(
+        ref=str(resource.ref),
+        kind=resource.kind,
+        name=resource.name,
+        spec=resource.spec,
+        labels=resource.labels,
+        annotations=resource.annotations,
+        depends_on=tuple(resource.depends_on),
+        owner=str(resource.owned_by) if resource.owned_by else None,
+        source=source,
+        where=str(resource.pos),
+    )
+
+
+def check_against_state(found: Rendered, known: set[Ref]) -> None:
+    """References to nothing and model folders that do not exist, with positions. Raises ManifestError."""
+    problems = [
+        Diagnostic(
+            reference.pos,
+            reference.path,
+            f"{reference.target} does not exist: neither in these manifests nor recorded"
+            f"{did_you_mean(reference.target.name, names_of(known, reference.target.kind))}",
+        )
+        for reference in found.unresolved
+        if reference.target not in known
+    ]
+    problems += [problem for resource in found.resources for problem in _missing_folders(resource)]
+    if problems:
+        raise ManifestError(problems)
+
+
+def names_of(known: set[Ref], kind: str) -> list[str]:
+    return sorted(ref.name for ref in known if ref.kind == kind)
+
+
+def _missing_folders(resource: Resource) -> list[Diagnostic]:
+    if resource.kind != "Model":
+        return []
+    problems = []
+    for name in ("path", "tokenizerPath"):
+        path = resource.spec.get(name)
+        if isinstance(path, str) and looks_local(path) and resolve_model_path(path, resource.source.file) is None:
+            message = f"model folder {path!r} does not exist (looked in the working directory and beside the manifest)"
+            problems.append(Diagnostic(resource.pos_of((name,)), resource.text_of((name,)), message))
+    return problems

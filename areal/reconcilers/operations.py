@@ -1,0 +1,276 @@
+"""The imperative operations: each builds targets from what is recorded, and converges like ``apply``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from areal.errors import Conflict, NotFound, UsageFault
+from areal.reconcilers.apply import Desk, Prepared, converge, outcome_of, plan_targets
+from areal.reconcilers.context import Context, ObjectOutcome, Outcome
+from areal.reconcilers.desired import APPLY, Target, field_changes, with_layer
+from areal.reconcilers.health import desired_replicas
+from areal.reconcilers.model import Policy
+from areal.reconcilers.plan import Plan
+from areal.resources.kinds import Ref, parse_ref
+from areal.resources.suggest import did_you_mean
+from areal.runtime.ports import listening_ports
+from areal.state import layers as layering
+from areal.state.credentials import forget_admin_key
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
+from areal.state.records import Revision
+
+SCALE = "scale"
+SUSPEND = "suspend"
+DEFAULT_TIMEOUT_S = 600.0
+
+Edit = Callable[[list[StoredObject]], tuple[Target, ...]]
+
+
+def _yes(plan: Plan) -> bool:
+    return True
+
+
+def require(store: ObjectStore, ref: Ref) -> StoredObject:
+    """The stored object. Raises NotFound with a suggestion, Unreadable."""
+    found = store.get(ref)
+    if found is not None:
+        return found
+    names = [item.name for item in store.list(ref.kind)]
+    raise NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=f"areal get {ref.kind.lower()}")
+
+
+def _converge(
+    ctx: Context, edit: Edit, *, policy: Policy | None = None, timeout_s: float, approve: Callable[[Plan], bool] = _yes
+) -> Outcome:
+    desk = Desk.open(ctx)
+
+    def prepare() -> Prepared:
+        return plan_targets(desk, edit, policy or Policy())
+
+    return converge(desk, prepare, approve, timeout_s=timeout_s)
+
+
+def delete(
+    ctx: Context,
+    refs: Sequence[Ref],
+    grace_s: float | None = None,
+    cascade: bool = False,
+    wait: bool = True,
+    approve: Callable[[Plan], bool] = _yes,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    ignore_not_found: bool = False,
+) -> Outcome:
+    """Stop and forget. Owned objects go with their owner; others that depend on one need ``cascade``."""
+    store = ObjectStore(ctx.home)
+    if not ignore_not_found:
+        for ref in refs:
+            require(store, ref)
+
+    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+        return _deletions(stored, {str(ref) for ref in refs}, cascade)
+
+    outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s, approve=approve)
+    for ref in refs:
+        if ref.kind == "InferenceService" and store.get(ref) is None:
+            forget_admin_key(ctx.home, ref.name)
+    return outcome
+
+
+def _deletions(stored: list[StoredObject], refs: set[str], cascade: bool) -> tuple[Target, ...]:
+    gone = {str(item.ref): item for item in stored if str(item.ref) in refs}
+    protected = sorted(ref for ref, item in gone.items() if item.protected)
+    if protected:
+        raise Conflict(
+            f"{', '.join(protected)}: protected by the annotation areal.dev/protect",
+            hint="remove the annotation first",
+        )
+    causes = {ref: "deleted" for ref in gone}
+    dependents = []
+    for item in stored:
+        service = f"InferenceService/{item.spec.get('service', 'default')}" if item.kind == "Model" else ""
+        if str(item.ref) in gone:
+            continue
+        if item.owner in gone:
+            causes[str(item.ref)] = f"owned by {item.owner}"
+        elif service in gone or set(item.depends_on) & gone.keys():
+            causes[str(item.ref)] = f"depends on {service or 'a deleted object'}"
+            dependents.append(str(item.ref))
+    if dependents and not cascade:
+        raise Conflict(
+            f"{', '.join(sorted(dependents))} would be left without what they depend on",
+            hint="--cascade deletes them too",
+        )
+    by_ref = {str(item.ref): item for item in stored}
+    return tuple(Target(by_ref[ref], "delete", cause=cause) for ref, cause in sorted(causes.items()))
+
+
+def scale(
+    ctx: Context,
+    ref: Ref,
+    replicas: int,
+    model: str | None = None,
+    current: int | None = None,
+    force: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Outcome:
+    """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
+    target_ref = _model_of(ObjectStore(ctx.home), ref, model)
+
+    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+        item = _pick(stored, target_ref)
+        now = desired_replicas(item.spec)
+        if current is not None and current != now and not force:
+            raise Conflict(f"{target_ref} has {now} replicas, not {current}", hint=f"areal get {target_ref}")
+        if now == replicas and not item.spec.get("suspend"):
+            return (Target(item, "unchanged"),)
+        return (with_layer(item, SCALE, {"replicas": replicas}, f"scaled {now} -> {replicas}"),)
+
+    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "scaled"})
+
+
+def _model_of(store: ObjectStore, ref: Ref, model: str | None) -> Ref:
+    if ref.kind == "Model":
+        require(store, ref)
+        return ref
+    if ref.kind != "InferenceService":
+        raise UsageFault(f"{ref} has no replicas to scale")
+    require(store, ref)
+    mine = [item.name for item in store.list("Model") if item.spec.get("service", "default") == ref.name]
+    if model is None and len(mine) == 1:
+        return Ref("Model", mine[0])
+    if model is None:
+        raise UsageFault(f"{ref} has {len(mine)} models; say which", hint="--model NAME")
+    if model not in mine:
+        raise NotFound(f"{ref} has no model {model!r}{did_you_mean(model, mine)}")
+    return Ref("Model", model)
+
+
+def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+    """Replace every process of the object, the way its strategy says."""
+    require(ObjectStore(ctx.home), ref)
+    stamp = f"{time.time():.3f}"
+
+    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+        item = _pick(stored, ref)
+        if item.status.get("restartedAt") == stamp:
+            return (Target(item, "unchanged"),)
+        marked = replace(item, status={**item.status, "restartedAt": stamp})
+        return (Target(marked, "configure", cause="restart requested"),)
+
+    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "restarted"})
+
+
+def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+    require(ObjectStore(ctx.home), ref)
+
+    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+        item = _pick(stored, ref)
+        if item.spec.get("suspend"):
+            return (Target(item, "unchanged"),)
+        return (with_layer(item, SUSPEND, {"suspend": True}, "suspended"),)
+
+    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "suspended"})
+
+
+def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+    require(ObjectStore(ctx.home), ref)
+
+    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+        item = _pick(stored, ref)
+        if not item.spec.get("suspend"):
+            return (Target(item, "unchanged"),)
+        dropped = with_layer(item, SUSPEND, {}, "resumed")
+        if dropped.object.spec.get("suspend"):  # the manifest says so: this layer says otherwise
+            return (with_layer(item, SUSPEND, {"suspend": False}, "resumed"),)
+        return (dropped,)
+
+    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "resumed"})
+
+
+def rollback(
+    ctx: Context, ref: Ref, to: int | None = None, dry_run: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Outcome:
+    """Apply an earlier revision's spec as a new one; the ``scale`` layer goes with what it belonged to."""
+    store = ObjectStore(ctx.home)
+    present = require(store, ref)
+    chosen = _revision(store.revisions(ref), present, to)
+
+    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+        item = _pick(stored, ref)
+        layers = tuple(layer for layer in chosen.object.layers if layer.manager == APPLY)
+        after = replace(item, layers=layers, labels=chosen.object.labels, annotations=chosen.object.annotations)
+        if layering.effective(item.layers) == layering.effective(layers):
+            return (Target(item, "unchanged"),)
+        found = field_changes(item.kind, item.spec, after.spec)
+        after = replace(after, generation=item.generation + 1)
+        return (Target(after, "configure", found, cause=f"rolled back to revision {chosen.number}"),)
+
+    if dry_run:
+        plan = plan_targets(Desk.open(ctx), edit, Policy()).plan
+        return outcome_of(plan, None, dry_run=True)
+    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "rolled back"})
+
+
+def _revision(found: Sequence[Revision], present: StoredObject, to: int | None) -> Revision:
+    if to is not None:
+        match = next((revision for revision in found if revision.number == to), None)
+        if match is None:
+            numbers = ", ".join(str(revision.number) for revision in found)
+            raise NotFound(f"{present.ref} has no revision {to}; it has {numbers}", hint=f"areal history {present.ref}")
+        return match
+    earlier = [revision for revision in found if revision.number < present.revision]
+    if not earlier:
+        raise NotFound(f"{present.ref} has no earlier revision", hint=f"areal history {present.ref}")
+    return earlier[-1]
+
+
+def adopt(
+    ctx: Context,
+    ref: Ref,
+    pid: int | None = None,
+    url: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    service: str = "default",
+) -> Outcome:
+    """Route to what already runs, without restarting it: it becomes an external Model. Its life stays its owner's."""
+    if ref.kind != "Model":
+        raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
+    if pid is not None:
+        ports = listening_ports(pid)
+        if not ports:
+            raise NotFound(f"process {pid} listens on no port", hint=f"ss -ltnp | grep pid={pid}")
+        url = f"http://127.0.0.1:{ports[0]}"
+    assert url is not None
+    from areal.reconcilers.apply import apply
+    from areal.reconcilers.requests import ApplyRequest, Source
+
+    manifest: dict[str, Any] = {
+        "apiVersion": "areal.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else url}},
+        "spec": {"service": service, "external": {"url": url}},
+    }
+    outcome = apply(ctx, ApplyRequest(Source(manifests=(manifest,)), timeout_s=timeout_s), _yes)
+    return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
+
+
+def _pick(stored: Iterable[StoredObject], ref: Ref) -> StoredObject:
+    for item in stored:
+        if item.ref == ref:
+            return item
+    raise NotFound(f"{ref} does not exist", hint="areal get all")
+
+
+def _reworded(outcome: Outcome, words: dict[str, str]) -> Outcome:
+    objects = tuple(
+        ObjectOutcome(item.ref, words.get(item.action, item.action), item.message, item.exit_code, item.error)
+        for item in outcome.objects
+    )
+    return replace(outcome, objects=objects)
+
+
+__all__ = ["adopt", "delete", "parse_ref", "restart", "resume", "rollback", "scale", "suspend"]

@@ -1,0 +1,73 @@
+"""One object's status as a reader sees it: recomputed from what is there, never only from what was written down.
+
+With ``probe`` False nothing but state and /proc is read, and nothing heavy is imported: ``areal get`` lives here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from areal.reconcilers.health import assess, conditions_of
+from areal.reconcilers.observed import ObservedRun
+
+if TYPE_CHECKING:
+    from areal.runtime.backends.base import RunState
+    from areal.state.home import Home
+    from areal.state.objects import StoredObject
+
+
+@dataclass(frozen=True)
+class ObjectStatus:
+    ref: str
+    phase: str
+    ready: str  # "1/2"
+    desired: int
+    ready_replicas: int
+    conditions: tuple[Mapping[str, Any], ...]  # type, status, reason, message, observedGeneration, lastTransitionTime
+    address: str
+    message: str
+    age_s: float
+
+
+def object_status(
+    home: Home, obj: StoredObject, runs: Mapping[str, RunState] | Sequence[RunState], probe: bool = False
+) -> ObjectStatus:
+    """``runs`` may be those of every object: the object's own are picked out."""
+    states = runs.values() if isinstance(runs, Mapping) else runs
+    mine = [state for state in states if state.spec.owner == str(obj.ref)]
+    if probe:
+        from areal.reconcilers.observe import probe_run
+
+        seen = [probe_run(state) for state in mine]
+    else:
+        seen = [ObservedRun(state) for state in mine]
+    now = time.time()
+    health = assess(obj.kind, obj.spec, seen)
+    previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
+    failure = _stored_failure(obj, previous) if health.phase != "Ready" else None
+    conditions = conditions_of(health, obj.generation, failure, previous, now)
+    address = next((run.url for run in seen if run.state.spec.component == "gateway" and run.is_live), "")
+    message = failure or health.message
+    return ObjectStatus(
+        str(obj.ref),
+        health.phase,
+        health.fraction,
+        health.desired,
+        health.ready,
+        tuple(condition.to_json() for condition in conditions),
+        address,
+        message,
+        max(0.0, now - obj.created_at) if obj.created_at else 0.0,
+    )
+
+
+def _stored_failure(obj: StoredObject, previous: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why the last rollout failed, while it is about this generation."""
+    for condition in previous:
+        current = condition.get("observedGeneration") == obj.generation
+        if condition.get("type") == "Degraded" and condition.get("reason") == "RolloutFailed" and current:
+            return str(condition.get("message", "")) or None
+    return None

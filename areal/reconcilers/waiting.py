@@ -1,0 +1,108 @@
+"""``areal wait``: one deadline, all objects at once, and failure at once when a condition can no longer be met."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from areal.errors import NotFound, TargetFailed, TimedOut
+from areal.reconcilers.context import Context, ObjectOutcome, Outcome, Progress
+from areal.reconcilers.status import ObjectStatus, object_status
+from areal.reconcilers.document import object_document
+from areal.resources.kinds import Ref
+from areal.runtime.backends import open_backend
+from areal.runtime.backends.base import RunState
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
+
+POLL_S = 0.2
+
+Conditions = tuple[tuple[str, ...], ...]
+
+
+def wait(ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float) -> Outcome:
+    """Every object meets every condition (each one an or of alternatives). Raises TimedOut, TargetFailed, NotFound."""
+    store = ObjectStore(ctx.home)
+    backend = open_backend("local", ctx.home.root)
+    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    pending = list(dict.fromkeys(refs))
+    _refuse_unknown(store, pending, conditions)
+    while True:
+        runs = backend.observe()
+        pending = [ref for ref in pending if not _met(ctx, store, runs, ref, conditions)]
+        if not pending:
+            return Outcome(tuple(ObjectOutcome(str(ref), "met", _words(conditions)) for ref in refs))
+        if ctx.interrupted.is_set():
+            return Outcome(notes=("interrupted",), exit_code=130)
+        if time.monotonic() >= deadline:
+            names = ", ".join(str(ref) for ref in pending)
+            raise TimedOut(
+                f"timed out after {timeout_s:g} s waiting for {_words(conditions)}: {names}",
+                hint=f"areal describe {pending[0]}",
+            )
+        for ref in pending:
+            ctx.progress(Progress(str(ref), f"waiting for {_words(conditions)}", elapsed_s=time.monotonic() - began))
+        time.sleep(POLL_S)
+
+
+def _refuse_unknown(store: ObjectStore, refs: Sequence[Ref], conditions: Conditions) -> None:
+    if any("deleted" in alternatives for alternatives in conditions):
+        return
+    for ref in refs:
+        if store.get(ref) is None:
+            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+
+
+def _met(
+    ctx: Context, store: ObjectStore, runs: dict[str, RunState], ref: Ref, conditions: Conditions
+) -> bool:
+    stored = store.get(ref)
+    status = object_status(ctx.home, stored, runs, probe=True) if stored is not None else None
+    if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
+        return True
+    if status is not None and stored is not None:
+        _refuse_hopeless(ref, stored, status, conditions)
+    elif stored is None and not any("deleted" in alternatives for alternatives in conditions):
+        raise TargetFailed(f"{ref} was deleted while it was waited for")
+    return False
+
+
+def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) -> bool:
+    if text == "deleted":
+        return stored is None
+    if stored is None or status is None:
+        return False
+    if text == "ready":
+        return status.phase == "Ready"
+    if text == "completed":
+        return status.phase == "Succeeded"
+    if text.startswith("condition="):
+        name, _, value = text.removeprefix("condition=").partition("=")
+        wanted = value or "True"
+        return any(
+            c["type"].lower() == name.lower() and c["status"].lower() == wanted.lower() for c in status.conditions
+        )
+    from areal.resources.jsonpath import evaluate
+
+    expression, _, value = text.removeprefix("jsonpath=").rpartition("=")
+    return evaluate(expression, object_document(stored, status)) == value
+
+
+def _refuse_hopeless(ref: Ref, stored: StoredObject, status: ObjectStatus, conditions: Conditions) -> None:
+    """A terminal failure ends the wait, unless it is what is waited for."""
+    ends_well = all(
+        any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions
+    )
+    if not ends_well:
+        return
+    stalled = any(c["type"] == "Stalled" and c["status"] == "True" for c in status.conditions)
+    failed = status.phase == "Failed" and any(
+        c.get("type") == "Degraded" and c.get("reason") == "RolloutFailed" for c in stored.status.get("conditions", ())
+    )
+    if stalled or failed:
+        raise TargetFailed(f"{ref} has failed: {status.message}", hint=f"areal logs {ref}")
+
+
+def _words(conditions: Conditions) -> str:
+    return " and ".join(" or ".join(alternatives) for alternatives in conditions)
