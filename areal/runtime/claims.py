@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from areal.errors import NoCapacity
 from areal.runtime.backends.base import RunSpec
 from areal.runtime.leases import Lease, LeaseDir
-from areal.runtime.ports import candidates, is_bindable, port_owner
+from areal.runtime.ports import bind_error, candidates, port_owner
 
 
 def port_lease(port: int) -> str:
@@ -41,7 +41,7 @@ class Claims:
             lease = self._leases.try_acquire(port_lease(port), owner=owner)
             if lease is None:
                 continue
-            if not is_bindable(port):
+            if bind_error(port):
                 lease.close()
                 continue
             found.append(lease)
@@ -100,14 +100,14 @@ class Claims:
 
 def _refuse_stranger(port: int, lease: Lease) -> None:
     """A process that knows nothing of leases may listen on a port that nobody leased."""
-    if is_bindable(port):
+    error = bind_error(port)
+    if error is None:
         return
     lease.close()
     owner = port_owner(port)
-    raise NoCapacity(
-        f"port {port} is in use by {owner}" if owner else f"port {port} cannot be bound on this machine",
-        hint=f"stop that process, or choose another port (ss -ltnp 'sport = :{port}')",
-    )
+    if owner:
+        raise NoCapacity(f"port {port} is in use by {owner}", hint="stop that process, or choose another port")
+    raise NoCapacity(f"port {port} cannot be bound: {error.strerror}", hint="choose another port")
 
 
 def _close(leases: list[Lease]) -> None:

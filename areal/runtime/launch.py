@@ -46,8 +46,8 @@ class Shim:
             os.write(self._gate, GO)
         self._close_gate()
 
-    def abort(self) -> None:
-        """Not going: the shim leaves by itself. Safe to call at any time."""
+    def close(self) -> None:
+        """Let go of the pipes, at any time. A shim that was not told to go leaves by itself."""
         self._close_gate()
         self._close_ack()
 

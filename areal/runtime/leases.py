@@ -6,8 +6,6 @@ open file, so it outlives the caller. Text in the file names the holder for peop
 are never deleted: that would let two holders lock two files of one name.
 """
 
-# ruff: noqa: PTH (read for every run or process of the machine, where pathlib is not free)
-
 from __future__ import annotations
 
 import fcntl
@@ -70,7 +68,7 @@ class LeaseDir:
         """Hold ``name`` alone, or raise NoCapacity naming the holder."""
         lease = self.try_acquire(name, owner=owner, uid=uid, tries=_PROBE_TRIES)
         if lease is None:
-            raise NoCapacity(f"{name} is held by {self._holder_text(name)}")
+            raise self._taken(name)
         return lease
 
     def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> Lease | None:
@@ -104,7 +102,7 @@ class LeaseDir:
             if same and _try_lock(fd, fcntl.LOCK_SH):
                 return Lease(name, fd, shared=True), False
             os.close(fd)
-            raise NoCapacity(f"{name} is held by {self._holder_text(name)}")
+            raise self._taken(name)
 
     def share(self, lease: Lease) -> None:
         """Step down from a lock held alone to one shared with the same owner."""
@@ -136,6 +134,18 @@ class LeaseDir:
         finally:
             os.close(fd)
 
+    def holding_pids(self, name: str) -> list[int]:
+        """Processes that have the lease's file open, as far as they may be inspected. For reports: it reads the
+        descriptors of every process."""
+        path = os.path.realpath(self._file(name))
+        found = []
+        for pid in procfs.pids():
+            with suppress(OSError):
+                fds = os.listdir(f"/proc/{pid}/fd")
+                if any(_link(f"/proc/{pid}/fd/{fd}") == path for fd in fds):
+                    found.append(pid)
+        return found
+
     def names(self) -> list[str]:
         """Every resource that was ever leased here."""
         try:
@@ -146,9 +156,11 @@ class LeaseDir:
     def _held_shared(self, fd: int) -> bool:
         return not _try_lock(fd, fcntl.LOCK_EX)
 
-    def _holder_text(self, name: str) -> str:
-        holder = self.holder(name)
-        return str(holder) if holder else "somebody who left no name"
+    def _taken(self, name: str) -> NoCapacity:
+        kind, _, which = name.partition("-")
+        holder = self.holder(name) or "somebody who left no name"
+        noun = "GPU" if kind == "gpu" else kind
+        return NoCapacity(f"{noun} {which} is held by {holder}", hint="areal get processes, or areal doctor")
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
@@ -196,6 +208,13 @@ class LeaseDir:
                 f"cannot make the lease folder {self.path}: {error.strerror}",
                 hint=f"set {LEASE_DIR_VARIABLE} to a folder that all users of this machine share",
             )
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def _try_lock(fd: int, kind: int) -> bool:

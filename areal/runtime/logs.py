@@ -4,8 +4,6 @@ Lines of the shim begin with ``[areal]``; each start of the component is one of 
 be told from that of the one before.
 """
 
-# ruff: noqa: PTH (read for every run or process of the machine, where pathlib is not free)
-
 from __future__ import annotations
 
 import os

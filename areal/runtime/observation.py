@@ -53,9 +53,8 @@ def _observe_identified(store: RunStore, folder: str, spec: RunSpec, identity: P
         return _ended(spec, identity, ended)
     if state is Liveness.ALIVE:
         return _living(folder, spec, identity)
-    if state is Liveness.UNKNOWN and (not same_boot(identity) or store.is_held(spec.uid)):
+    if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
         return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
-    # DEAD; or UNKNOWN, of another container, and the same kernel says that nobody holds its life lock
     return _dead(folder, spec, identity)
 
 

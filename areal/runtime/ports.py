@@ -4,8 +4,6 @@ Leases keep areal's own processes apart; the bind test keeps away from everybody
 range below the kernel's ephemeral ports, so that an outgoing connection cannot take one between claim and start.
 """
 
-# ruff: noqa: PTH (read for every run or process of the machine, where pathlib is not free)
-
 from __future__ import annotations
 
 import errno
@@ -42,8 +40,8 @@ class PortOwner:
         return f"pid {self.pid} ({self.command}) of user {self.user}"
 
 
-def is_bindable(port: int) -> bool:
-    """Whether a server could listen on it now, on any address. Connections in TIME_WAIT do not count."""
+def bind_error(port: int) -> OSError | None:
+    """Why no server could listen on it now on any address; None when one could. TIME_WAIT does not count."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)
@@ -55,12 +53,10 @@ def is_bindable(port: int) -> bool:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
                 probe.bind((address, port))
-                probe.listen(1)
             except OSError as error:
-                if error.errno in _NO_SUCH_ADDRESS:
-                    continue
-                return False
-    return True
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    return error
+    return None
 
 
 def candidates(owner: str) -> Iterator[int]:

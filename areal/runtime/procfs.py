@@ -5,8 +5,6 @@ boot, which neither a renamed process nor a stepped clock can change. The shim i
 free of ``dataclasses`` and ``typing``: they would double its start-up time.
 """
 
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
-
 from __future__ import annotations
 
 import os

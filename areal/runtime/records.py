@@ -13,8 +13,6 @@
 Imported by the shim: no ``dataclasses``, no ``typing``.
 """
 
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
-
 from __future__ import annotations
 
 import json

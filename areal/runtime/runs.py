@@ -4,8 +4,6 @@ The folder appears complete (it is filled under a hidden name and renamed) and d
 ever sees a run without its intent. Files: ``areal.runtime.records``.
 """
 
-# ruff: noqa: PTH (read for every run or process of the machine, where pathlib is not free)
-
 from __future__ import annotations
 
 import fcntl
@@ -21,6 +19,7 @@ from typing import Any
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.runtime import records
 from areal.runtime.backends.base import HttpProbe, LastExit, RestartPolicy, RunSpec
+from areal.runtime.identity import ProcessIdentity, same_boot
 
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,127}")
 _NEW = ".new-"
@@ -145,6 +144,10 @@ class RunStore:
         finally:
             os.close(fd)
         return False
+
+    def is_provably_over(self, uid: str, identity: ProcessIdentity) -> bool:
+        """For a run of another pid namespace: the same kernel says that nobody holds its life lock."""
+        return same_boot(identity) and not self.is_held(uid)
 
     def leftovers(self) -> list[str]:
         """Hidden folders of a ``create`` or ``remove`` that was killed: old enough to belong to nobody."""

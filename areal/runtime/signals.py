@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from contextlib import suppress
 from pathlib import Path
 
 from areal.errors import ArealError, TimedOut
 from areal.runtime import procfs
-from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, this_host, where
-from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified, run_members, sweep, wait_gone
+from areal.runtime.identity import Liveness, ProcessIdentity, identify, liveness, same_boot, this_host, where
+from areal.runtime.sweep import NO_SESSION, RUN_DIR_VARIABLE, open_verified, run_members, sweep, wait_gone
+
+_KILL_S = 5.0
 
 
 def _open(identity: ProcessIdentity) -> int | None:
@@ -58,29 +60,43 @@ def wait_dead(identity: ProcessIdentity, timeout_s: float) -> bool:
         os.close(fd)
 
 
-def session_is_ours(identity: ProcessIdentity) -> bool:
-    """Whether members of ``identity.session_id`` can only be this run's.
+def request_end(identity: ProcessIdentity) -> bool:
+    """SIGTERM, and SIGCONT since one that was stopped cannot act on it; False when it is already gone."""
+    return send(identity, signal.SIGTERM) and (send(identity, signal.SIGCONT) or True)
 
-    A number in use as a session id is not given to a new process, so: while any member lives, the pid ``session_id``
-    is the old leader (dead or alive) or nobody. Somebody else under that number means our session is empty.
+
+def ensure_dead(identity: ProcessIdentity, patience_s: float) -> None:
+    """Wait for the process to end, and kill it when it takes longer."""
+    if not wait_dead(identity, patience_s):
+        send(identity, signal.SIGKILL)
+        wait_dead(identity, _KILL_S)
+
+
+def find_shim(run_dir: str) -> ProcessIdentity | None:
+    """The living supervisor of a run folder, found without its record: the session leader that was told the folder.
+
+    Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
     """
-    if not same_boot(identity) or identity.pid_namespace != this_host().pid_namespace:
-        return False
-    leader = procfs.read_stat(identity.session_id)
-    return leader is None or identity.session_id != identity.pid or leader.start_ticks == identity.start_ticks
+    for stat in procfs.processes():
+        if stat.session == stat.pid and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) == run_dir:
+            with suppress(ProcessLookupError):
+                return identify(stat.pid)
+    return None
 
 
-def sweep_session(identity: ProcessIdentity, run_dir: str, timeout_s: float = 10.0) -> tuple[int, ...]:
-    """Kill whatever is left of a run: its session, and processes that left the session with the run's folder
-    in their environment. Returns the pids killed; raises TimedOut when some would not die."""
-    if not same_boot(identity) or identity.pid_namespace != this_host().pid_namespace:
+def sweep_run(identity: ProcessIdentity | None, run_dir: str, timeout_s: float = 10.0) -> tuple[int, ...]:
+    """Kill whatever is left of a run: the members of its session, and processes that left the session with the
+    run's folder in their environment. Returns the pids killed; raises TimedOut when some would not die.
+
+    ``identity`` is the shim's, or None when it is not known (then only the environment tells).
+    """
+    if identity is not None and not _is_here(identity):
         return ()
-    me = frozenset({os.getpid()})
-    ours = session_is_ours(identity)
-    by_run = run_members(identity.session_id if ours else -1, run_dir, me)
+    sid = identity.session_id if identity is not None and session_is_ours(identity) else NO_SESSION
+    by_run = run_members(sid, run_dir, frozenset({os.getpid()}))
 
     def belongs(stat: procfs.Stat) -> bool:
-        return by_run(stat) and not _is_foreign(stat, identity, run_dir)
+        return by_run(stat) and (identity is None or not _is_foreign(stat, identity, run_dir))
 
     killed, left = sweep(belongs, timeout_s)
     if left:
@@ -90,6 +106,22 @@ def sweep_session(identity: ProcessIdentity, run_dir: str, timeout_s: float = 10
             hint="a process in uninterruptible sleep (state D in ps) waits for a device or a network file system",
         )
     return tuple(killed)
+
+
+def session_is_ours(identity: ProcessIdentity) -> bool:
+    """Whether the session with the shim's number can be its own still.
+
+    A number in use as a session id is not given to a new process: while any member lives, the process of that
+    number is the old leader (perhaps a zombie) or nobody. Somebody else under it means our session is empty.
+    """
+    if not _is_here(identity):
+        return False
+    leader = procfs.read_stat(identity.session_id)
+    return leader is None or leader.start_ticks == identity.start_ticks
+
+
+def _is_here(identity: ProcessIdentity) -> bool:
+    return same_boot(identity) and identity.pid_namespace == this_host().pid_namespace
 
 
 def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> bool:
@@ -102,15 +134,3 @@ def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> b
     if identity.autogroup and group and group != identity.autogroup:
         return True
     return procfs.environment(stat.pid).get(RUN_DIR_VARIABLE, run_dir) != run_dir
-
-
-def terminate(identity: ProcessIdentity, grace_s: float) -> bool:
-    """SIGTERM, up to ``grace_s`` to end, then SIGKILL. True when it had been alive."""
-    if not send(identity, signal.SIGTERM):
-        return False
-    send(identity, signal.SIGCONT)  # a stopped process cannot act on SIGTERM
-    started = time.monotonic()
-    if not wait_dead(identity, grace_s):
-        send(identity, signal.SIGKILL)
-        wait_dead(identity, max(5.0, grace_s - (time.monotonic() - started)))
-    return True

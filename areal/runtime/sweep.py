@@ -7,8 +7,6 @@ by ``setsid``). Each one is held by a pidfd, frozen so that it cannot fork past 
 Imported by the shim: no ``dataclasses``, no ``typing``.
 """
 
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
-
 from __future__ import annotations
 
 import os
@@ -22,6 +20,7 @@ from areal.runtime import procfs
 
 RUN_DIR_VARIABLE = "AREAL_RUN_DIR"
 RUN_UID_VARIABLE = "AREAL_RUN_UID"
+NO_SESSION = -1
 
 
 def open_verified(pid: int, start_ticks: int) -> int | None:

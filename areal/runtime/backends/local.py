@@ -10,27 +10,38 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from areal.errors import ArealError, Conflict, NotFound, TimedOut
-from areal.runtime import gpus, records
+from areal.errors import Conflict, NotFound
+from areal.runtime import gpus
 from areal.runtime.backends.base import Capacity, Phase, RunSpec, RunState, StopReport
 from areal.runtime.claims import Claims, gpu_lease
-from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, where
+from areal.runtime.identity import Liveness, liveness
 from areal.runtime.launch import fork_shim
 from areal.runtime.leases import LeaseDir
 from areal.runtime.logs import run_log_paths
-from areal.runtime.observation import observe_run, read_identity
+from areal.runtime.observation import observe_run
 from areal.runtime.runs import RunStore, Stage, check_uid
-from areal.runtime.signals import send, sweep_session, wait_dead
+from areal.runtime.signals import send, wait_dead
+from areal.runtime.stopping import shim_identity, stop_run
 
-_BETWEEN_GO_AND_ID_S = 20.0
-_SWEEP_MARGIN_S = 15.0
+CRASH_POINTS = (
+    "intent-before",
+    "intent-after",
+    "lease-after",
+    "fork-after",
+    "pid-after",
+    "go-after",
+    "ack-after",
+    "stop-before",
+    "stop-signalled",
+    "stop-after",
+    "forget-before",
+    "forget-after",
+)
 _ENDING_S = 5.0
-_MEMORY_SHARE = 0.9  # of what was free before the start; drivers keep a little
 
 
 def _no_crash(name: str) -> None:
@@ -49,7 +60,7 @@ class LocalBackend:
         crash: Callable[[str], None] = _no_crash,
         list_gpus: Callable[[], gpus.GpuListing] = gpus.list_gpus,
     ) -> None:
-        home = Path(home_root).absolute()
+        home = Path(home_root).resolve()  # processes are told its path: one spelling
         self.store = RunStore(home / "runs")
         self.leases = LeaseDir(lease_dir, scope=str(home))
         self._claims = Claims(self.leases)
@@ -88,19 +99,18 @@ class LocalBackend:
         self._crash("intent-before")
         life = self.store.create(spec, gpu_free_bytes=baseline)
         self._crash("intent-after")
+        held = [life]
         try:
             leases = self._claims.take(spec)
-        except ArealError:
-            self.store.remove(spec.uid)
-            os.close(life)
+            held += [lease.fd for lease in leases]
+            self._crash("lease-after")
+            self._launch(spec, held, on_pid)
+        except BaseException:
+            _close_all(held)  # what is still held afterwards is held by a shim
+            if shim_identity(self.store, spec.uid) is None:  # nothing was started: leave no record of it
+                self.store.remove(spec.uid)
             raise
-        self._crash("lease-after")
-        try:
-            self._launch(spec, [life, *(lease.fd for lease in leases)], on_pid)
-        finally:
-            os.close(life)
-            for lease in leases:
-                lease.close()
+        _close_all(held)
         state = observe_run(self.store, spec.uid)
         if state is None:
             raise Conflict(f"run {spec.uid} was forgotten by another command while it started")
@@ -118,7 +128,7 @@ class LocalBackend:
             shim.wait_ack()
             self._crash("ack-after")
         finally:
-            shim.abort()
+            shim.close()
 
     def _free_memory(self, uuids: Sequence[str]) -> dict[str, int]:
         if not uuids:
@@ -146,7 +156,7 @@ class LocalBackend:
     # -- act
 
     def kick(self, uid: str) -> None:
-        identity = self._identity(uid)
+        identity = shim_identity(self.store, uid)
         if identity is None:
             raise NotFound(f"run {uid} has no living process to start again")
         if not send(identity, signal.SIGUSR1):
@@ -154,110 +164,43 @@ class LocalBackend:
 
     def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
         self._reap()
-        folder = self.store.folder(uid)
-        self._crash("stop-before")
-        identity = self._identity_once_started(uid)
-        if identity is None:
-            self._crash("stop-after")
-            return StopReport(uid, was_alive=False)
-        was_alive = self._end_shim(uid, identity, grace_s)
-        swept = sweep_session(identity, folder)
-        swept += self._record_end(folder, swept)
-        note = self._await_memory(folder)
+        report = stop_run(self.store, uid, grace_s, self._crash, self._list_gpus)
         self._reap()
-        self._crash("stop-after")
-        return StopReport(uid, was_alive, tuple(sorted(set(swept))), note)
+        return report
 
-    def _end_shim(self, uid: str, identity: ProcessIdentity, grace_s: float | None) -> bool:
-        """SIGTERM to the shim, which ends the component; SIGKILL when it does not keep the time."""
-        if liveness(identity) is Liveness.UNKNOWN and not same_boot(identity):
-            raise Conflict(f"run {uid} cannot be stopped from here: it was {where(identity)}")
-        folder = self.store.folder(uid)
-        if grace_s is None:
-            grace_s = self._stop_grace(folder)
-        if liveness(identity) is Liveness.ALIVE:
-            records.write_json(folder, records.STOP, {"grace_s": grace_s}, durable=False)
-        alive = send(identity, signal.SIGTERM)
-        self._crash("stop-signalled")
-        if alive:
-            send(identity, signal.SIGCONT)
-            if not wait_dead(identity, grace_s + _SWEEP_MARGIN_S):
-                send(identity, signal.SIGKILL)
-                wait_dead(identity, _ENDING_S)
-        return alive
-
-    def forget(self, uid: str) -> None:
+    def forget(self, uid: str, *, unprovable: bool = False) -> None:
+        """``unprovable`` also forgets a run of a machine or container that nothing can be learnt about: it is for
+        a person who knows that the place is gone."""
         self._crash("forget-before")
         state = observe_run(self.store, check_uid(uid))
         if state is not None:
-            self._refuse_living(uid, state)
+            self._refuse_living(uid, state, unprovable)
             self.store.remove(uid)
         self._crash("forget-after")
 
-    # -- details
-
-    def _refuse_living(self, uid: str, state: RunState) -> None:
-        identity = None if state.phase is Phase.UNKNOWN else self._identity(uid)
-        if identity and state.phase in (Phase.EXITED, Phase.CRASHLOOP):
-            wait_dead(identity, _ENDING_S)  # its record is written just before it leaves
-        if (identity and liveness(identity) is not Liveness.DEAD) or self.store.is_held(uid):
-            raise Conflict(f"run {uid} is alive ({state.phase})", hint="stop it first")
+    def _refuse_living(self, uid: str, state: RunState, unprovable: bool) -> None:
         if state.phase is Phase.UNKNOWN and state.shim_pid is not None:
-            raise Conflict(f"run {uid} may be alive: {state.reason}")
-
-    def _identity(self, uid: str) -> ProcessIdentity | None:
-        try:
-            return read_identity(self.store.folder(uid))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArealError(f"the record of run {uid} cannot be read: {error!r}", hint="areal doctor")
-
-    def _identity_once_started(self, uid: str) -> ProcessIdentity | None:
-        """None when nothing was started. A shim between its "go" and its record is waited for."""
-        deadline = time.monotonic() + _BETWEEN_GO_AND_ID_S
-        while True:
-            held = self.store.is_held(uid)
-            identity = self._identity(uid)
-            if identity is not None or not held:
-                return identity
-            if time.monotonic() > deadline:
-                raise TimedOut(f"run {uid} is being started by another command", hint="wait for it, or interrupt it")
-            time.sleep(0.01)
-
-    def _stop_grace(self, folder: str) -> float:
-        intent = records.read_object(folder, records.INTENT) or {}
-        return float(intent.get("stop_grace_s", RunSpec.stop_grace_s))
-
-    def _record_end(self, folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
-        """The pids that the shim itself swept; when it left no exit record, write one in its place."""
-        try:
-            ended = records.read_object(folder, records.EXIT)
-            if ended is not None:
-                return tuple(int(pid) for pid in ended["swept"])
-            child = records.read_object(folder, records.CHILD) or {}
-        except (ValueError, KeyError, TypeError):
-            child = {}
-        record = {
-            "phase": Phase.EXITED,
-            "reason": "stopped after its supervisor had died",
-            "restarts": child.get("restarts", 0),
-            "last_exit": child.get("last_exit"),
-            "swept": list(swept),
-        }
-        records.write_json(folder, records.EXIT, record)
-        return ()
-
-    def _await_memory(self, folder: str) -> str:
-        intent = records.read_object(folder, records.INTENT) or {}
-        baseline: Mapping[str, int] = intent.get("gpu_free_bytes") or {}
-        if not baseline:
-            return ""
-        wanted = {uuid: int(free * _MEMORY_SHARE) for uuid, free in baseline.items()}
-        missing = gpus.wait_for_memory(wanted, self._list_gpus)
-        return "; ".join(f"{uuid} has not got {size / 2**30:.1f} GiB back" for uuid, size in sorted(missing.items()))
+            if unprovable:
+                return
+            raise Conflict(f"run {uid} may be alive: {state.reason}", hint="stop it where it runs")
+        if state.phase is Phase.INTENDED and self.store.is_held(uid):
+            raise Conflict(f"run {uid} is being started", hint="stop it first")
+        identity = shim_identity(self.store, uid)
+        if identity is None:
+            return
+        if state.phase in (Phase.EXITED, Phase.CRASHLOOP):
+            wait_dead(identity, _ENDING_S)  # its record is written just before it leaves
+        if liveness(identity) is Liveness.ALIVE:
+            raise Conflict(f"run {uid} is alive ({state.phase})", hint="stop it first")
 
     def _reap(self) -> None:
         """Shims that ended are our zombies: a caller that lives long must collect them."""
         self._shims = [process for process in self._shims if process.poll() is None]
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def _complete(spec: RunSpec) -> RunSpec:
@@ -265,4 +208,4 @@ def _complete(spec: RunSpec) -> RunSpec:
     env = dict(spec.env)
     if spec.gpus:
         env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(spec.gpus))
-    return replace(spec, env=env, cwd=spec.cwd or str(Path.cwd()))
+    return replace(spec, env=env, cwd=spec.cwd or os.getcwd())

@@ -4,8 +4,6 @@ Without ``site`` nothing but the standard library can be imported; the folder th
 behind it, so nothing installed beside areal can shadow the standard library.
 """
 
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
-
 import os
 import sys
 

@@ -5,8 +5,6 @@ does not kill its supervisor), death with the shim (PR_SET_PDEATHSIG), /dev/null
 default signal dispositions, and none of the shim's descriptors.
 """
 
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
-
 from __future__ import annotations
 
 import ctypes

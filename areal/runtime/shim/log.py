@@ -1,19 +1,23 @@
 """The component's output on disk: raw bytes, rotated by size, never a reason for the component to fail.
 
 ``current.log`` is being written, ``current.log.1`` is the one before it. Lines that begin with ``[areal]`` are the
-shim's own: they mark starts and ends, with the time.
+shim's own: they mark starts and ends, with the time. Beside each log lies ``<log>.times``: about once a second of
+output a line ``<milliseconds since the epoch> <offset>``, so that logs can be cut and merged by time without a
+stamp in front of every line.
 """
-
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from areal.runtime.records import CURRENT_LOG, LOG_FOLDER
 
 MARK = "[areal] "
+TIMES = ".times"
+_TIMES_STEP_S = 1.0
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class RotatingLog:
@@ -26,11 +30,17 @@ class RotatingLog:
         self._files = files
         self._lost = 0
         self._at_line_start = True
+        self._fd = self._times_fd = -1
         self._open()
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        """Open the new files before the old are let go: whatever happens there is something to write to."""
+        fd = os.open(self._path, _APPEND, 0o600)
+        times_fd = os.open(self._path + TIMES, _APPEND, 0o600)
+        self.close()
+        self._fd, self._times_fd = fd, times_fd
+        self._size = os.fstat(fd).st_size
+        self._timed_at = 0.0
 
     def write(self, data: bytes) -> None:
         while data:
@@ -51,10 +61,14 @@ class RotatingLog:
         self.write(f"{start}{MARK}{stamp} {text}\n".encode())
 
     def close(self) -> None:
-        os.close(self._fd)
+        for fd in (self._fd, self._times_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._times_fd = -1
 
     def _append(self, data: bytes) -> None:
         """Write, or drop: a full disk must not block the component on a full pipe."""
+        self._note_time()
         self._at_line_start = data.endswith(b"\n")
         self._size += len(data)
         try:
@@ -67,16 +81,24 @@ class RotatingLog:
         except OSError:
             self._lost += len(data)
 
+    def _note_time(self) -> None:
+        now = time.time()
+        if abs(now - self._timed_at) >= _TIMES_STEP_S:  # the clock may be set back
+            self._timed_at = now
+            with suppress(OSError):
+                os.write(self._times_fd, f"{int(now * 1000)} {self._size}\n".encode())
+
     def _rotate(self) -> bool:
         """False when the folder does not let us: what does not fit is then dropped."""
         try:
             for number in range(self._files - 1, 0, -1):
                 newer = f"{self._path}.{number - 1}" if number > 1 else self._path
-                if os.path.exists(newer):
-                    os.replace(newer, f"{self._path}.{number}")
+                for suffix in ("", TIMES):
+                    if os.path.exists(newer + suffix):
+                        os.replace(newer + suffix, f"{self._path}.{number}{suffix}")
             if self._files == 1:
                 os.truncate(self._path, 0)
-            os.close(self._fd)
+                os.truncate(self._path + TIMES, 0)
             self._open()
         except OSError:
             return False

@@ -5,8 +5,6 @@ States: a component lives; or one is due at ``_restart_at`` (back-off); or the r
 kick that races with a death restarts the component.
 """
 
-# ruff: noqa: PTH (part of the shim's start-up, where pathlib is not free)
-
 from __future__ import annotations
 
 import fcntl
