@@ -1,0 +1,177 @@
+"""The Llama family's decoder (Llama, Mistral, Qwen2, Qwen3) over rows of a KV cache.
+
+Weights live in fused buffers (``layout``) that are allocated once and only ever overwritten, so that a weight swap
+needs no rebuilding and a tied head follows its embedding by being the same tensor. Per layer and step: one product for
+q, k and v, one in-place rotation, one write into the cache, one attention, one product and sum for the output, and the
+same for the gated MLP. Grouped queries of a decode step enter attention as queries of one sequence, since they see the
+same keys: no key is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from areal.services.inference.engines.embedded.kv_cache import KVCache
+from areal.services.inference.engines.embedded.layout import buffers
+from areal.services.inference.engines.embedded.model_config import ModelConfig
+from areal.services.inference.engines.embedded.rope import rotations
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's buffers; matrices are kept transposed views, [in, out] of row-major [out, in]."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    output: Tensor
+    output_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """Where a padded batch [batch, time] goes: consecutive rows, each from its own start.
+
+    ``valid`` are the flat indices of tokens that are no padding; ``rows`` and ``positions`` say where each is cached.
+    ``mask`` [batch, 1, time, width] is None when every sequence starts at 0: then causal attention within the batch
+    is all there is, and padding on the right is never seen.
+    """
+
+    first_row: int
+    offsets: Tensor  # [batch, time] positions, for the rotation
+    valid: Tensor
+    rows: Tensor
+    positions: Tensor
+    mask: Tensor | None
+    width: int
+
+
+class Decoder:
+    def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.dtype, self.device = dtype, device
+        self.buffers = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in buffers(config).items()}
+        self._layers = [self._layer(index) for index in range(config.layers)]
+        self._head = self.buffers["embed" if config.tied else "head"]
+        self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
+
+    def _layer(self, index: int) -> Layer:
+        def buffer(name: str) -> Tensor | None:
+            return self.buffers.get(f"{index}.{name}")
+
+        def required(name: str) -> Tensor:
+            return self.buffers[f"{index}.{name}"]
+
+        return Layer(
+            input_norm=required("input_norm"),
+            qkv=required("qkv"),
+            qkv_bias=buffer("qkv_bias"),
+            qk_norm=buffer("qk_norm"),
+            output=required("output").t(),
+            output_bias=buffer("output_bias"),
+            post_norm=required("post_norm"),
+            gate_up=required("gate_up"),
+            gate_up_bias=buffer("gate_up_bias"),
+            down=required("down").t(),
+            down_bias=buffer("down_bias"),
+        )
+
+    def prefill(self, cache: KVCache, tokens: Tensor, shape: PrefillShape, last: Tensor) -> Tensor:
+        """Compute ``tokens`` [batch, time] into the cache; logits [batch, vocab] float32 at flat indices ``last``."""
+        batch, time = tokens.shape
+        hidden = F.embedding(tokens.view(-1), self.buffers["embed"])
+        angles = self._rotations[shape.offsets.view(-1)].unsqueeze(1)
+        for layer, store in zip(self._layers, cache.layers, strict=True):
+            qkv = self._qkv(layer, hidden, angles)
+            queries, new = self._split(qkv)
+            store[shape.rows, :, shape.positions] = new[shape.valid]
+            if shape.mask is None:
+                keys_values = new.view(batch, time, -1, self.config.head_dim).transpose(1, 2)
+            else:
+                keys_values = store[shape.first_row : shape.first_row + batch, :, : shape.width]
+            keys, values = keys_values.chunk(2, dim=1)
+            attended = F.scaled_dot_product_attention(
+                queries.view(batch, time, self.config.heads, -1).transpose(1, 2),
+                self._repeat(keys),
+                self._repeat(values),
+                attn_mask=shape.mask,
+                is_causal=shape.mask is None,
+            )
+            hidden = self._close(layer, hidden, attended.transpose(1, 2).reshape(batch * time, -1))
+        return self._logits(hidden[last])
+
+    def decode(self, cache: KVCache, tokens: Tensor, positions: Tensor, width: int, mask: Tensor | None) -> Tensor:
+        """One position more for rows 0..batch-1; logits [batch, vocab] float32.
+
+        ``tokens`` and ``positions`` [batch]; ``width`` positions of the cache are looked at, hidden where ``mask``
+        [batch, 1, 1, width] is -inf.
+        """
+        config, batch = self.config, tokens.shape[0]
+        hidden = F.embedding(tokens, self.buffers["embed"])
+        angles = self._rotations[positions].unsqueeze(1)
+        rows = torch.arange(batch, device=self.device)
+        for layer, store in zip(self._layers, cache.layers, strict=True):
+            queries, new = self._split(self._qkv(layer, hidden, angles))
+            store[rows, :, positions] = new
+            keys, values = store[:batch, :, :width].chunk(2, dim=1)
+            attended = F.scaled_dot_product_attention(
+                queries.view(batch, config.kv_heads, -1, config.head_dim), keys, values, attn_mask=mask
+            )
+            hidden = self._close(layer, hidden, attended.reshape(batch, -1))
+        return self._logits(hidden)
+
+    def _qkv(self, layer: Layer, hidden: Tensor, angles: Tensor) -> Tensor:
+        """[tokens, heads + 2 * kv_heads, head_dim], queries and keys normed where the model does so, and rotated."""
+        config = self.config
+        normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, config.head_dim)
+        rotary = qkv[:, : config.heads + config.kv_heads]
+        source = rotary
+        if layer.qk_norm is not None:
+            source = F.rms_norm(rotary, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm)
+        self._rotate(source, angles, rotary)
+        return qkv
+
+    def _rotate(self, source: Tensor, angles: Tensor, target: Tensor) -> None:
+        """Rotate each adjacent pair of ``source`` [tokens, heads, head_dim] into ``target``, in float32."""
+        shape = (*source.shape[:-1], self.config.head_dim // 2, 2)
+        if self.dtype == torch.float32:
+            torch.mul(torch.view_as_complex(source.view(shape)), angles, out=torch.view_as_complex(target.view(shape)))
+        else:
+            pairs = torch.view_as_complex(source.float().view(shape))
+            target.view(shape).copy_(torch.view_as_real(pairs * angles))
+
+    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]."""
+        return qkv[:, : self.config.heads], qkv[:, self.config.heads :]
+
+    def _repeat(self, keys: Tensor) -> Tensor:
+        groups = self.config.heads // self.config.kv_heads
+        return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
+
+    def _close(self, layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention: its output projection and the gated MLP, each added to the residual stream."""
+        config = self.config
+        hidden = torch.addmm(hidden, attended, layer.output)
+        if layer.output_bias is not None:
+            hidden += layer.output_bias
+        normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, config.norm_eps)
+        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        hidden = hidden.addmm_(F.silu(gate).mul_(up), layer.down)
+        if layer.down_bias is not None:
+            hidden += layer.down_bias
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = F.rms_norm(hidden, (self.config.hidden_size,), self.buffers["norm"], self.config.norm_eps)
+        return F.linear(normed, self._head).float()

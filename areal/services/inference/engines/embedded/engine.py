@@ -1,0 +1,307 @@
+"""The engine's thread: takes steps while there is work, and does everything else between two steps.
+
+Other threads talk to it by commands that it runs in order between steps, so that a reply to ``pause`` or
+``load_weights`` means that no step is under way and, while paused, that none begins. A paused engine keeps its
+sequences and their cache; after a weight swap they go on, the new weights on top of the keys and values they have, and
+each token carries the version of the weights that sampled it.
+
+A step that fails is not survived: what the cache and the sequences hold is then unknown. Every sequence ends, the
+engine refuses all further calls, and ``on_failure`` is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from areal.errors import ArealError, Conflict
+from areal.services.inference.engines.embedded.runner import ModelRunner
+from areal.services.inference.engines.embedded.sampler import Batch, Sampled
+from areal.services.inference.engines.embedded.scheduler import Decode, Limits, Move, Prefill, Scheduler
+from areal.services.inference.engines.embedded.sequence import Finish, Sequence
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass
+class Counters:
+    """Monotonic, written by the engine's thread alone."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    aborted: int = 0
+    prefill_steps: int = 0
+    decode_steps: int = 0
+    weight_loads: int = 0
+    busy_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stats:
+    running: int
+    waiting: int
+    paused: bool
+    version: int
+    kv_used: int
+    kv_tokens: int
+    preemptions: int
+    counters: Counters = field(default_factory=Counters)
+
+
+class _Command:
+    """An action for the engine's thread, and what became of it for the thread that asked."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self._action = action
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return  # whoever asked went away before it was begun
+        try:
+            self.future.set_result(self._action())
+        except Exception as error:  # noqa: BLE001 (the caller's thread gets it)
+            self.future.set_exception(error)
+
+
+class Engine:
+    """Both callbacks are called by the engine's thread: ``on_progress`` after each step, with True when a sequence
+    began or ended in it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        limits: Limits,
+        on_progress: Callable[[bool], None] = lambda urgent: None,
+        on_failure: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        self.limits = limits
+        self.version = 0
+        self.counters = Counters()
+        self._runner = runner
+        self._scheduler = Scheduler(limits)
+        self._on_progress, self._on_failure = on_progress, on_failure
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # between putting a command and refusing all further ones
+        self._refusal: ArealError | None = None
+        self._paused = False
+        self._closing = False
+        self._batch: Batch | None = None
+        self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._runner.vocab_size
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End every sequence as aborted and the thread with it."""
+        if self._thread.is_alive():
+            self._commands.put(_Command(self._close))
+            self._thread.join()
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Queue sequences; they are read as they grow (``Sequence``)."""
+        self._call(lambda: self._admit(sequences))
+
+    def abort(self, sequences: list[Sequence]) -> Future[None]:
+        """End those that have not ended; done when no further token of them can appear."""
+        return self._call(lambda: self._abort(sequences))
+
+    def abort_if_paused(self) -> None:
+        """End what a pause holds still, where nobody will resume it."""
+        self._call(lambda: self._abort(self._sequences()) if self._paused else None)
+
+    def pause(self) -> Future[None]:
+        """Done when no step is under way; none begins until ``resume``."""
+        return self._call(lambda: self._set_paused(True))
+
+    def resume(self) -> Future[None]:
+        return self._call(lambda: self._set_paused(False))
+
+    def set_version(self, version: int) -> Future[None]:
+        return self._call(lambda: self._set_version(version))
+
+    def load_weights(self, folder: Path, version: int | None) -> None:
+        """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller.
+
+        Raises ArealError when the folder does not hold this model whole; the old weights then stay, and their version.
+        """
+        install = self._runner.prepare(folder)
+        self._call(lambda: self._install(install, version)).result()
+
+    def stats(self) -> Future[Stats]:
+        return self._call(self._stats)
+
+    # The engine's thread ---------------------------------------------------------------------------------------
+
+    def _call(self, action: Callable[[], T]) -> Future[T]:
+        command = _Command(action)
+        with self._gate:
+            if self._refusal is not None:
+                raise self._refusal
+            self._commands.put(command)
+        return command.future
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._obey(wait=self._paused or not self._scheduler.has_work)
+                if not self._paused and not self._closing and self._scheduler.has_work:
+                    self._step()
+            self._refuse(Conflict("the engine is shutting down"))
+        except Exception as error:  # the boundary of the thread
+            logger.exception("a step failed")
+            self._refuse(ArealError(f"the engine failed: {error!r}"))
+            self._on_failure(error)
+
+    def _obey(self, *, wait: bool) -> None:
+        """Run the commands at hand; with ``wait``, at least one."""
+        if wait:
+            self._commands.get().run()
+        while not self._commands.empty():
+            self._commands.get().run()
+
+    def _refuse(self, refusal: ArealError) -> None:
+        """The end of the thread: nobody is left waiting, and nobody can begin to."""
+        with self._gate:
+            self._refusal = refusal
+        while not self._commands.empty():
+            self._commands.get().future.set_exception(refusal)
+        for sequence in self._sequences():
+            sequence.finish = Finish.ABORT
+        self._on_progress(True)
+
+    def _close(self) -> None:
+        self._closing = True
+
+    def _admit(self, sequences: list[Sequence]) -> None:
+        self.counters.requests += 1
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+
+    def _abort(self, sequences: list[Sequence]) -> None:
+        ended = [sequence for sequence in sequences if sequence.finish is None]
+        self.counters.aborted += len(ended)
+        self._end(ended, Finish.ABORT)
+        self._on_progress(True)
+
+    def _sequences(self) -> list[Sequence]:
+        return [*self._scheduler.running, *self._scheduler.waiting]
+
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+
+    def _install(self, install: Callable[[], None], version: int | None) -> None:
+        install()
+        self.counters.weight_loads += 1
+        if version is not None:
+            self.version = version
+
+    def _stats(self) -> Stats:
+        running = self._scheduler.running
+        return Stats(
+            running=len(running),
+            waiting=len(self._scheduler.waiting),
+            paused=self._paused,
+            version=self.version,
+            kv_used=sum(sequence.cached for sequence in running),
+            kv_tokens=self.limits.kv_tokens,
+            preemptions=self._scheduler.preemptions,
+            counters=Counters(**vars(self.counters)),
+        )
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        step = self._scheduler.schedule()
+        assert step is not None
+        self._move(step.moves)
+        self._runner.reserve(step.rows, step.width)
+        ended = self._prefill(step) if isinstance(step, Prefill) else self._decode(step)
+        self.counters.busy_seconds += time.perf_counter() - started
+        self._on_progress(ended or isinstance(step, Prefill))
+
+    def _prefill(self, step: Prefill) -> bool:
+        tokens = [chunk.sequence.tokens(chunk.start, chunk.stop) for chunk in step.chunks]
+        logits = self._runner.prefill(tokens, [chunk.start for chunk in step.chunks], step.first_row)
+        self.counters.prefill_steps += 1
+        self.counters.prompt_tokens += sum(map(len, tokens))
+        completed = [chunk.sequence for chunk in step.chunks if chunk.completes]
+        self._scheduler.commit(step)
+        if not completed:
+            return False
+        return self._append(
+            completed, Batch(completed, self.vocab_size, self._runner.device).sample(logits[: len(completed)])
+        )
+
+    def _decode(self, step: Decode) -> bool:
+        if self._batch is None or self._batch.sequences != step.sequences:
+            self._bind(step.sequences)
+        assert self._batch is not None
+        logits = self._runner.decode(self._tokens, self._positions, step.width)
+        sampled = self._batch.sample(logits)
+        self._tokens = sampled.tokens
+        self._positions += 1
+        self.counters.decode_steps += 1
+        self._scheduler.commit(step)
+        return self._append(step.sequences, sampled)
+
+    def _bind(self, sequences: tuple[Sequence, ...]) -> None:
+        """The batch changed: what a step needs of its sequences becomes tensors again."""
+        device = self._runner.device
+        self._batch = Batch(sequences, self.vocab_size, device)
+        newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
+        self._tokens = torch.tensor(newest, device=device)
+        self._positions = torch.tensor([sequence.cached for sequence in sequences], device=device)
+
+    def _append(self, sequences: list[Sequence] | tuple[Sequence, ...], sampled: Sampled) -> bool:
+        """One token more for each; whether one of them ended by it."""
+        version, top = self.version, sampled.top
+        stopped: list[Sequence] = []
+        full: list[Sequence] = []
+        tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+        for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
+            sequence.output.append(token)
+            sequence.logprobs.append(logprob)
+            sequence.versions.append(version)
+            if top is not None:
+                sequence.top.append(top[index])
+            sequence.produced += 1
+            if token in sequence.stop_ids:
+                sequence.stop_token = token
+                stopped.append(sequence)
+            elif sequence.produced == sequence.allowance:
+                full.append(sequence)
+        self.counters.generated_tokens += len(tokens)
+        if stopped:
+            self._end(stopped, Finish.STOP)
+        if full:
+            self._end(full, Finish.LENGTH)
+        return bool(stopped or full)
+
+    def _end(self, sequences: list[Sequence], finish: Finish) -> None:
+        self._move(self._scheduler.remove(sequences))
+        for sequence in sequences:
+            sequence.counts = sequence.seen = None
+            sequence.finish = finish
+
+    def _move(self, moves: tuple[Move, ...]) -> None:
+        for move in moves:
+            self._runner.move(move)

@@ -1,0 +1,163 @@
+"""From a model folder to a running engine, saying on the way what it does.
+
+What the folder lacks is found from its headers, before the seconds that importing torch takes. Stages:
+reading config, importing torch, loading weights (bytes done of all), warming up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal.errors import ArealError
+from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
+from areal.services.inference.engines.embedded.end_tokens import end_tokens
+from areal.services.inference.engines.embedded.layout import check, plan
+from areal.services.inference.engines.embedded.model_config import ModelConfig, Unsupported, parse, read_config
+from areal.services.inference.engines.embedded.scheduler import Limits
+from areal.services.inference.engines.embedded.settings import Settings, default_threads
+
+if TYPE_CHECKING:
+    import torch
+
+    from areal.services.inference.engines.embedded.engine import Engine
+    from areal.services.inference.engines.embedded.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+Report = Callable[[str, int | None, int | None], None]  # stage, done, total
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
+
+
+@dataclass(frozen=True)
+class Loaded:
+    engine: Engine
+    end_tokens: frozenset[int]
+    description: str
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder that was found whole. ``config`` is None where only transformers knows the architecture."""
+
+    path: Path
+    raw: dict[str, Any]
+    config: ModelConfig | None
+    reason: str  # why config is None
+
+
+def inspect(path: Path) -> ModelFolder:
+    """Read the configuration and the headers. Raises ArealError naming what is missing or does not fit."""
+    raw = read_config(path)
+    try:
+        config = parse(raw)
+    except Unsupported as unsupported:
+        return ModelFolder(path, raw, None, str(unsupported))
+    check(plan(config), open_checkpoint(path), tied=config.tied)
+    return ModelFolder(path, raw, config, "")
+
+
+def load(
+    folder: ModelFolder,
+    settings: Settings,
+    report: Report,
+    on_progress: Callable[[bool], None],
+    on_failure: Callable[[BaseException], None],
+) -> Loaded:
+    """Load, warm up and start. Raises ArealError where the folder or the machine cannot serve it."""
+    report("importing torch", None, None)
+    import torch
+
+    from areal.services.inference.engines.embedded.engine import Engine
+
+    torch.set_num_threads(settings.threads or default_threads())
+    device = _device(settings.device)
+    runner, limits = _open_runner(folder, settings, device, report)
+    report("warming up", None, None)
+    _warm_up(runner)
+    engine = Engine(runner, limits, on_progress, on_failure)
+    engine.start()
+    logger.info("%s; %d sequences of up to %d tokens", runner.description, limits.max_rows, limits.max_length)
+    return Loaded(engine, end_tokens(folder.path, folder.raw), runner.description)
+
+
+def _open_runner(
+    folder: ModelFolder, settings: Settings, device: torch.device, report: Report
+) -> tuple[ModelRunner, Limits]:
+    if folder.config is None:
+        raise ArealError(f"{folder.path} cannot be served: {folder.reason} is not supported")
+    from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner, position_bytes
+
+    dtype = _dtype(settings.dtype, folder.config.dtype, device)
+    limits = _limits(settings, folder.config.max_positions, position_bytes(folder.config, dtype), device)
+    runner = DecoderRunner(folder.config, limits, dtype, device)
+    runner.load(folder.path, lambda done, total: report("loading weights", done, total))
+    return runner, limits
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ArealError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _dtype(asked: str, of_model: str, device: torch.device) -> torch.dtype:
+    import torch
+
+    name = of_model if asked == "auto" else asked
+    if asked == "auto" and name == "float16" and device.type == "cpu":
+        name = "float32"  # half precision is slow there and bfloat16 would round the weights
+    dtype: torch.dtype | None = getattr(torch, name, None)
+    if dtype is None or dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ArealError(f"dtype {name!r} of config.json cannot be computed with", hint="choose one with --dtype")
+    return dtype
+
+
+def _limits(settings: Settings, model_positions: int, position_bytes: int, device: torch.device) -> Limits:
+    """Resolve what was left open. The cache never takes more than every row at full length needs."""
+    wanted = settings.max_model_len or model_positions
+    if wanted > model_positions:
+        raise ArealError(f"--max-model-len {wanted} is more than the model's {model_positions} positions")
+    given = settings.kv_memory_gib
+    budget = _free_memory(device) if given is None else int(given * 2**30)
+    kv_tokens = min(budget // position_bytes, settings.max_batch_size * wanted)
+    if kv_tokens < 2:
+        raise ArealError(f"no memory for a KV cache: one position takes {position_bytes} bytes of {budget}")
+    if kv_tokens < wanted:
+        if settings.max_model_len:
+            raise ArealError(
+                f"--max-model-len {wanted} needs {wanted * position_bytes / 2**30:.1f} GiB of KV cache, "
+                f"{budget / 2**30:.1f} GiB are free for it",
+                hint="lower it, or raise --kv-memory-gib",
+            )
+        logger.warning("the KV cache has room for %d of the model's %d positions", kv_tokens, wanted)
+    return Limits(settings.max_batch_size, min(wanted, kv_tokens), kv_tokens, settings.prefill_tokens)
+
+
+def _free_memory(device: torch.device) -> int:
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(int(line.split()[1]) * 1024 * _CPU_SHARE)
+    raise ArealError("/proc/meminfo does not say how much memory is free", hint="give --kv-memory-gib")
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    """The first product of each kind sets up libraries; let no request pay for it."""
+    import torch
+
+    runner.reserve(1, 4)
+    runner.prefill([[0, 0]], [0], 0)
+    runner.decode(torch.zeros(1, dtype=torch.int64, device=runner.device), torch.full((1,), 2, device=runner.device), 3)

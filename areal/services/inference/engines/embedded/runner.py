@@ -1,0 +1,54 @@
+"""The contract between the engine and whatever computes the model, and the choice of who does.
+
+Rows of a KV cache are numbered from 0. All methods but ``prepare`` are called by the engine's thread, between or in
+steps; ``prepare`` may run beside a step in another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from areal.services.inference.engines.embedded.scheduler import Move
+
+
+class ModelRunner(Protocol):
+    vocab_size: int
+    max_positions: int
+    device: torch.device
+    description: str  # for people: architecture, size, dtype, device
+
+    def position_bytes(self) -> int:
+        """KV memory of one position of one sequence."""
+        ...
+
+    def reserve(self, rows: int, width: int) -> None:
+        """Make room for ``rows`` rows of ``width`` positions, keeping what is cached."""
+        ...
+
+    def prefill(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int) -> Tensor:
+        """Compute ``tokens[i]`` from position ``starts[i]`` of row ``first_row + i``, on top of what the row caches.
+
+        Logits [len(tokens), vocab] float32 after the last token of each.
+        """
+        ...
+
+    def decode(self, tokens: Tensor, positions: Tensor, width: int) -> Tensor:
+        """Compute one token for rows 0..n-1, ``positions`` [n] being cached lengths, the largest ``width - 1``.
+
+        Logits [n, vocab] float32.
+        """
+        ...
+
+    def move(self, move: Move) -> None: ...
+
+    def prepare(self, folder: Path) -> Callable[[], None]:
+        """Check that ``folder`` holds this model's weights, whole and finite, without touching those in use.
+
+        The returned function puts them in, in place. Raises ArealError, and then nothing has changed.
+        """
+        ...

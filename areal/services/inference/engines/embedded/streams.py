@@ -1,0 +1,137 @@
+"""From the engine's thread to the event loop: who has something to send, told seldom enough to stay cheap.
+
+A step may append a token to each of many sequences every millisecond; waking the loop, and a client, each time would
+cost more than the step. So the loop is woken at once when a sequence began or ended, and otherwise at most every
+``FLUSH_S``: what a client reads late by that much comes in one line with more tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from areal.services.inference.engines.embedded.sequence import Sequence, TopLogprobs
+
+FLUSH_S = 0.005
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one sequence of a request has new. ``finish_reason`` is set on its last delta only."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    top_logprobs: list[TopLogprobs] | None
+    finish_reason: str | None
+    stop_token_id: int | None
+
+
+class Stream:
+    """One request's sequences, as far as they were handed on. Used by the event loop only.
+
+    ``whole``: the consumer wants everything at the end and nothing before.
+    """
+
+    def __init__(self, sequences: list[Sequence], *, whole: bool) -> None:
+        self.sequences = sequences
+        self._whole = whole
+        self._live = list(sequences)
+        self._sent = {id(sequence): 0 for sequence in sequences}
+        self._news = asyncio.Event()
+        self.settled = asyncio.Event()  # the consumer has written all that it took
+
+    @property
+    def ended(self) -> bool:
+        """Every sequence's last delta was taken."""
+        return not self._live
+
+    def is_due(self) -> bool:
+        """It has its first token to send, or its last."""
+        if self._whole:
+            return all(each.finish for each in self._live)
+        return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
+
+    def has_news(self) -> bool:
+        if self._whole:
+            return self.is_due()
+        return any(each.finish or each.produced > self._sent[id(each)] for each in self._live)
+
+    def wake(self) -> None:
+        self.settled.clear()
+        self._news.set()
+
+    async def next(self) -> list[Delta]:
+        """Wait to be woken; what is new since the last call."""
+        self.settled.set()
+        await self._news.wait()
+        self._news.clear()
+        return [delta for sequence in list(self._live) if (delta := self._take(sequence)) is not None]
+
+    def _take(self, sequence: Sequence) -> Delta | None:
+        finish = sequence.finish  # read before the count: a finished sequence grows no more
+        start, stop = self._sent[id(sequence)], sequence.produced
+        if start == stop and finish is None:
+            return None
+        self._sent[id(sequence)] = stop
+        if finish is not None:
+            self._live.remove(sequence)
+        return Delta(
+            index=sequence.index,
+            token_ids=sequence.output[start:stop],
+            logprobs=sequence.logprobs[start:stop],
+            versions=sequence.versions[start:stop],
+            top_logprobs=sequence.top[start:stop] if sequence.sampling.top_logprobs else None,
+            finish_reason=finish,
+            stop_token_id=sequence.stop_token if finish is not None else None,
+        )
+
+
+class Streams:
+    """All open streams. ``progress`` may be called by any thread, everything else by the event loop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._open: set[Stream] = set()
+        self._urgent = False  # a flush is on its way
+        self._armed = False  # a timer runs
+
+    def open(self, sequences: list[Sequence], *, whole: bool) -> Stream:
+        stream = Stream(sequences, whole=whole)
+        self._open.add(stream)
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        self._open.discard(stream)
+        stream.settled.set()
+
+    def progress(self, urgent: bool) -> None:
+        # A lost race between two flags costs one call too many, never one too few: each is cleared before reading.
+        if urgent and not self._urgent:
+            self._urgent = True
+            self._loop.call_soon_threadsafe(self._flush_due)
+        elif not urgent and not self._armed:
+            self._armed = True
+            self._loop.call_soon_threadsafe(self._loop.call_later, FLUSH_S, self._flush)
+
+    async def settle(self, deadline_s: float) -> None:
+        """Hand on all that is known and wait until it was written; a client too slow for the deadline is left."""
+        self._flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                for stream in list(self._open):
+                    await stream.settled.wait()
+
+    def _flush_due(self) -> None:
+        self._urgent = False
+        for stream in self._open:
+            if stream.is_due():
+                stream.wake()
+
+    def _flush(self) -> None:
+        self._armed = False
+        for stream in self._open:
+            if stream.has_news():
+                stream.wake()
