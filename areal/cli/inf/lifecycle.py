@@ -1,0 +1,245 @@
+"""``areal inf stop``, ``status``, ``ps``, ``logs``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from areal.cli import options, view
+from areal.cli.acting import acting, finish, timeout_s
+from areal.cli.inf.flags import service_name, service_option
+from areal.cli.invocation import Invocation, fancy, pass_invocation
+from areal.cli.options import Seconds
+from areal.cli.output.emit import compact, emit_one, emit_rows, write
+from areal.cli.output.table import Column, field, render_table
+from areal.cli.output.units import age
+from areal.cli.remote import Gateway, gateway, not_remote
+from areal.cli.targets import stored
+from areal.cli.verbs.operate import together
+from areal.resources.kinds import Ref
+
+_KIND = "InferenceService"
+_CLEAR = "\x1b[H\x1b[J"
+_PS = (
+    field("SERVICE", "service"),
+    field("STATUS", "phase", state=True),
+    field("READY", "ready"),
+    field("MODELS", "models"),
+    field("GATEWAY", "address"),
+    field("PID", "pid", right=True),
+    Column("AGE", lambda row: age(row["ageSeconds"]), right=True),
+    field("MESSAGE", "message", wide=True),
+)
+_MODELS = (
+    field("MODEL", "name"),
+    field("STATUS", "phase", state=True),
+    field("READY", "ready"),
+    field("BACKEND", "backend"),
+    field("MESSAGE", "message"),
+)
+
+
+@click.command()
+@service_option
+@click.option("--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL  [default: the object's].")
+@click.option("--force", is_flag=True, help="No grace: SIGKILL at once.")
+@click.option("--keep-state", is_flag=True, help="Stop the processes, keep the service; `inf run` starts it again.")
+@click.option("--all", "all_", is_flag=True, help="Every inference service of this home.")
+@options.yes
+@options.timeout("10m")
+@options.lock_timeout
+@options.output()
+@options.common
+@pass_invocation
+def stop(cli: Invocation, service: str | None, grace: float | None, force: bool, keep_state: bool, all_: bool) -> int:
+    """Stop a service and its models, and forget them. Running streams finish within the grace."""
+    from areal.reconcilers import operations
+
+    refs = _every(cli) if all_ else [stored(cli.home, Ref(_KIND, service_name(cli, service))).ref]
+    if not refs:
+        cli.say("no inference service to stop")
+        return 0
+    seconds = 0.0 if force else grace
+    with acting(cli) as context:
+        if keep_state:
+            outcome = together([operations.suspend(context, ref, timeout_s=timeout_s(cli)) for ref in refs])
+        else:
+            outcome = operations.delete(
+                context,
+                refs,
+                grace_s=seconds,
+                cascade=True,
+                wait=True,
+                timeout_s=timeout_s(cli),
+                approve=lambda plan: True,
+            )
+    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+
+
+def _every(cli: Invocation) -> list[Ref]:
+    from areal.state.objects import ObjectStore
+
+    return [found.ref for found in ObjectStore(cli.home).list(_KIND)]
+
+
+@click.command()
+@service_option
+@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
+@options.remote
+@options.output()
+@options.common
+@pass_invocation
+def status(cli: Invocation, service: str | None, watch: bool, interval: float) -> int:
+    """Health of one service: its processes and its models, each asked. Exit status 1 when something is down."""
+    chosen = gateway(cli)
+    while True:
+        document = _remote_status(chosen) if chosen else _status(cli, service_name(cli, service))
+        if watch and cli.format.is_table and fancy(sys.stdout):
+            sys.stdout.write(_CLEAR)
+        if watch and not cli.format.is_table:
+            write(compact(document))
+        else:
+            shown = document
+            emit_one(cli, shown, name=f"inferenceservice/{shown['service']}", text=lambda d=shown: _page(d))  # type: ignore[misc]
+        sys.stdout.flush()
+        if not watch:
+            return 0 if document["healthy"] else 1
+        time.sleep(interval)
+
+
+def _status(cli: Invocation, name: str) -> dict[str, Any]:
+    from areal.reconcilers.status import object_status
+    from areal.state.objects import ObjectStore
+
+    found = stored(cli.home, Ref(_KIND, name))
+    runs = view.read_runs(cli.home)
+    objects = list(ObjectStore(cli.home).list())
+    models = [item for item in objects if item.kind == "Model" and item.spec.get("service", "default") == name]
+    own = object_status(cli.home, found, runs, probe=True)
+    rows = []
+    for item in models:
+        state = object_status(cli.home, item, runs, probe=True)
+        rows.append(
+            {
+                "name": item.name,
+                "phase": state.phase,
+                "ready": state.ready,
+                "backend": item.spec.get("backend") or ("external" if item.spec.get("external") else None),
+                "message": state.message,
+            }
+        )
+    fine = {"Ready", "Suspended"}
+    return {
+        "service": name,
+        "phase": own.phase,
+        "ready": own.ready,
+        "healthy": own.phase in fine and all(row["phase"] in fine for row in rows),
+        "address": own.address,
+        "message": own.message,
+        "models": rows,
+        "components": [view.process_row(s) for s in view.runs_of(runs, [found.ref, *(m.ref for m in models)])],
+    }
+
+
+def _page(document: Mapping[str, Any]) -> str:
+    head = f"{document['service']}: {document['phase']} ({document['ready']})"
+    head += f" at {document['address']}" if document["address"] else ""
+    parts = [head + (f"\n{document['message']}" if document["message"] else "")]
+    if document["models"]:
+        parts.append(render_table(document["models"], _MODELS))
+    if document["components"]:
+        columns = view.PROCESS_COLUMNS if "owner" in document["components"][0] else _worker_columns()
+        parts.append(render_table(document["components"], columns))
+    return "\n\n".join(parts)
+
+
+def _worker_columns() -> tuple[Column, ...]:
+    from areal.cli.remote_view import WORKER_COLUMNS
+
+    return WORKER_COLUMNS
+
+
+def _remote_status(chosen: Gateway) -> dict[str, Any]:
+    """What the gateway says of itself and of its models; the workers too when the key is the admin's."""
+    from areal.cli.remote_view import service_status
+
+    return service_status(chosen)
+
+
+@click.command()
+@click.option("--all", "all_", is_flag=True, help="Also services that are stopped.")
+@options.remote
+@options.output()
+@options.common
+@pass_invocation
+def ps(cli: Invocation, all_: bool) -> int:
+    """List inference services; those that run, or with --all every one."""
+    chosen = gateway(cli)
+    if chosen is not None:
+        found = _remote_status(chosen)
+        rows = [{**found, "models": len(found["models"]), "pid": None, "ageSeconds": None}]
+    else:
+        rows = [row for row in _services(cli) if all_ or row["phase"] != "Suspended"]
+    emit_rows(cli, rows, _PS, name=lambda row: f"inferenceservice/{row['service']}", empty="no inference service runs")
+    return 0
+
+
+def _services(cli: Invocation) -> list[dict[str, Any]]:
+    from areal.reconcilers.status import object_status
+    from areal.state.objects import ObjectStore
+
+    objects = list(ObjectStore(cli.home).list())
+    runs = view.read_runs(cli.home) if objects else {}
+    rows = []
+    for item in (item for item in objects if item.kind == _KIND):
+        state = object_status(cli.home, item, runs, probe=False)
+        models = [m.name for m in objects if m.kind == "Model" and m.spec.get("service", "default") == item.name]
+        gateways = [run for run in view.runs_of(runs, [item.ref]) if run.spec.component == "gateway" and run.pid]
+        rows.append(
+            {
+                "service": item.name,
+                "phase": state.phase,
+                "ready": state.ready,
+                "models": models,
+                "address": state.address,
+                "pid": gateways[0].pid if gateways else None,
+                "ageSeconds": state.age_s,
+                "message": state.message,
+            }
+        )
+    return rows
+
+
+@click.command()
+@service_option
+@click.option("-c", "--component", metavar="NAME", help="gateway, router, engine or data-proxy  [default: all].")
+@click.option("-r", "--replica", type=click.IntRange(min=0), metavar="N", help="One replica.")
+@click.option("-f", "--follow", is_flag=True, help="Go on, printing new lines.")
+@click.option("--previous", is_flag=True, help="The start before the present one.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=200, show_default=True, help="The last N of each.")
+@click.option("--since", type=Seconds(), metavar="TIME", help="Only lines of the last TIME.")
+@options.remote
+@options.output()
+@options.common
+@pass_invocation
+def logs(
+    cli: Invocation,
+    service: str | None,
+    component: str | None,
+    replica: int | None,
+    follow: bool,
+    previous: bool,
+    lines: int,
+    since: float | None,
+) -> int:
+    """Logs of a service's processes and its models', merged in order of time."""
+    from areal.cli.verbs.logs import Wanted, show_logs
+
+    not_remote(cli, "inf logs")
+    ref = stored(cli.home, Ref(_KIND, service_name(cli, service))).ref
+    return show_logs(cli, ref, Wanted(component, replica, lines, since, previous), follow=follow)

@@ -1,0 +1,58 @@
+"""Entry point of ``areal``: parse, call one verb, turn what it raises into one message and an exit code.
+
+Imports nothing but click and the static tree: this is what ``areal --help`` and completion pay for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from areal.cli.invocation import Invocation
+from areal.cli.lazy import CONTEXT_SETTINGS, LazyGroup
+from areal.cli.options import global_options
+from areal.cli.tree import ROOT
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+@click.group(cls=LazyGroup, table=ROOT, context_settings=CONTEXT_SETTINGS)
+@global_options
+def cli() -> None:
+    """kubectl for LLM reinforcement learning, with no cluster and no daemon underneath.
+
+    Write resources in YAML; `areal apply` makes the processes agree with them.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status (see `areal --help` and docs/reference/cli.md)."""
+    invocation = Invocation()
+    words = None if args is None else list(args)
+    try:
+        result = cli.main(args=words, prog_name="areal", standalone_mode=False, obj=invocation)
+        sys.stdout.flush()
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return _BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - the process boundary: every failure becomes a message and a status
+        from areal.cli.failures import report
+
+        return report(error, invocation)
+    return result if isinstance(result, int) else 0
+
+
+def _silence_stdout() -> None:
+    """The reader of our pipe left: keep the interpreter's last flush from complaining about it."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

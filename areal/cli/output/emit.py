@@ -1,0 +1,96 @@
+"""One way out for data: rows in, the chosen format on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from areal.cli.output.table import Column, Row, render_table
+
+if TYPE_CHECKING:
+    from areal.cli.invocation import Invocation
+    from areal.cli.output.formats import Format
+
+
+def write(text: str) -> None:
+    """Data: stdout, one trailing newline."""
+    if text:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def emit_rows(
+    cli: Invocation,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    *,
+    name: Callable[[Row], str],
+    empty: str = "nothing found",
+    wrap: Callable[[Sequence[Row]], Any] = list,
+) -> None:
+    """Print a list. ``wrap`` makes the JSON, YAML and JSONPath document; jsonl and name go row by row."""
+    chosen = cli.format
+    if chosen.is_table:
+        if rows:
+            write(render_table(rows, columns, wide=chosen.kind == "wide"))
+        else:
+            cli.say(empty)
+    elif chosen.kind == "name":
+        write("\n".join(name(row) for row in rows))
+    elif chosen.kind == "jsonl":
+        write("\n".join(compact(row) for row in rows))
+    else:
+        write(dump(chosen, wrap(rows)))
+
+
+def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str]) -> None:
+    """Print one thing; ``text`` is what people read and is only called for them."""
+    chosen = cli.format
+    if chosen.is_table:
+        write(text())
+    elif chosen.kind == "name":
+        write(name)
+    elif chosen.kind == "jsonl":
+        write(compact(document))
+    else:
+        write(dump(chosen, document))
+
+
+def dump(chosen: Format, document: Any) -> str:
+    if chosen.kind == "json":
+        import json
+
+        return json.dumps(document, indent=2, ensure_ascii=False)
+    if chosen.kind == "yaml":
+        return to_yaml([document])
+    assert chosen.kind == "jsonpath", f"no writer for -o {chosen.kind}"
+    from areal.cli.output.jsonpath import evaluate
+
+    return evaluate(chosen.expression, document)
+
+
+def compact(document: Any) -> str:
+    import json
+
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def to_yaml(documents: Iterable[Any]) -> str:
+    """YAML documents that our own loader reads back the same (strings that look like something else are quoted)."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    Dumper.add_representer(str, _represent_text)
+    return str(
+        yaml.dump_all(
+            documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
+        )
+    )
+
+
+def _represent_text(dumper: Any, text: str) -> Any:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

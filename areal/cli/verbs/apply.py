@@ -1,0 +1,225 @@
+"""``areal apply`` and ``areal diff``: the same plan, executed or printed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from areal.cli import options
+from areal.cli.acting import acting, approver, finish, timeout_s
+from areal.cli.dryrun import DryRunCommand, dry_run_option, print_manifests
+from areal.cli.invocation import Invocation, pass_invocation
+from areal.cli.output.emit import dump, write
+from areal.cli.source import SourceFlags, source_options
+from areal.cli.targets import complete_targets
+from areal.errors import UsageFault
+
+if TYPE_CHECKING:
+    from areal.reconcilers.plan import Plan
+    from areal.reconcilers.requests import ApplyRequest
+
+
+class PolicyFlags(NamedTuple):
+    """What ``apply`` may do; ``diff`` takes the same, so that it prints the very same plan."""
+
+    prune: bool
+    set_name: str | None
+    allow_empty: bool
+    replace: bool
+    force_conflicts: bool
+    allow_downtime: bool
+
+
+_POLICY = (
+    click.option("--prune", is_flag=True, help="Delete objects of the set that the manifests no longer hold."),
+    click.option("--set-name", metavar="NAME", help="The set that --prune compares with; objects remember it."),
+    click.option("--allow-empty", is_flag=True, help="Let --prune go on when the manifests hold no object."),
+    click.option("--replace", is_flag=True, help="Delete and create again where a field cannot be changed."),
+    click.option("--force-conflicts", is_flag=True, help="Take fields that another layer holds; say which."),
+    click.option("--allow-downtime", is_flag=True, help="Stop the old before starting the new where both do not fit."),
+)
+
+
+def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def gather(*args: Any, **given: Any) -> Any:
+        policy = PolicyFlags(**{name: given.pop(name) for name in PolicyFlags._fields})
+        return function(*args, policy=policy, **given)
+
+    decorated: Callable[..., Any] = gather
+    for option in reversed(_POLICY):
+        decorated = option(decorated)
+    return decorated
+
+
+@click.command(cls=DryRunCommand)
+@click.argument("plan", required=False, type=click.Path(exists=True, dir_okay=False))
+@source_options
+@dry_run_option
+@_policy_options
+@click.option("--no-wait", is_flag=True, help="Return when everything is started, not when it is ready.")
+@options.yes
+@options.timeout("10m")
+@options.lock_timeout
+@options.output()
+@options.common
+@pass_invocation
+def apply(
+    cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags, dry_run: str | None, no_wait: bool
+) -> int:
+    """Converge to manifests: compare them with what is recorded and what is alive, print the difference, act.
+
+    PLAN is a plan that `areal diff --out` has saved; it is refused (exit 5) when the world has moved since.
+
+    \b
+    areal apply -f service.yaml
+    areal apply -f manifests/ -R --prune --set-name prod
+    areal render -f base.yaml | areal apply -f -
+    """
+    _check(plan, source, policy)
+    if dry_run == "client":
+        rendered = source.render()
+        print_manifests(cli, [resource.to_manifest() for resource in rendered.resources], "valid")
+        return 0
+    if dry_run:
+        return _dry_run(cli, plan, source, policy)
+    from areal.reconcilers.apply import apply as converge
+
+    request = _request(cli, plan, source, policy, wait=not no_wait)
+    with acting(cli) as context:
+        outcome = converge(context, request, approver(cli, "this apply"))
+    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+
+
+def _dry_run(cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags) -> int:
+    from areal.reconcilers.apply import diff as make_plan
+
+    request = _request(cli, plan, source, policy)
+    with acting(cli) as context:
+        made = make_plan(context, request)
+    if cli.format.is_table:
+        write(_readable(made))
+    else:
+        print_manifests(cli, [item.to_manifest() for item in source.render().resources], "")
+    return 0
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
+@source_options
+@_policy_options
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Save the plan for `areal apply FILE`.")
+@click.option("--drift", is_flag=True, help="No files: where reality has left the record.")
+@click.option("--format", "style", type=click.Choice(["text", "github"]), default="text", help="github: Markdown.")
+@options.timeout("10m")
+@options.lock_timeout
+@options.output()
+@options.common
+@pass_invocation
+def diff(
+    cli: Invocation,
+    targets: tuple[str, ...],
+    source: SourceFlags,
+    policy: PolicyFlags,
+    out: str | None,
+    drift: bool,
+    style: str,
+) -> int:
+    """Print the plan that apply would run: ops with their causes, field changes old -> new, drift.
+
+    Exit status 0: no difference; 1: differences.
+    """
+    if drift and (not source.is_empty or out):
+        raise UsageFault("--drift compares reality with the record; it takes no -f, -k or --out")
+    if targets and not drift:
+        raise UsageFault(
+            "objects are named only with --drift", hint="areal diff -f FILE, or areal diff --drift KIND/NAME"
+        )
+    made = _drift(cli, targets) if drift else _diff(cli, source, policy)
+    if out:
+        _save(out, made)
+        cli.say(f"saved; run it with `areal apply {out}`")
+    _print(cli, made, style)
+    return 0 if made.is_empty and not made.drift else 1
+
+
+def _diff(cli: Invocation, source: SourceFlags, policy: PolicyFlags) -> Plan:
+    from areal.reconcilers.apply import diff as make_plan
+
+    _check(None, source, policy, verb="diff")
+    with acting(cli) as context:
+        return make_plan(context, _request(cli, None, source, policy))
+
+
+def _drift(cli: Invocation, targets: tuple[str, ...]) -> Plan:
+    from areal.cli.targets import parse_refs
+    from areal.reconcilers.apply import drift as make_plan
+
+    refs = tuple(parse_refs(targets))
+    with acting(cli) as context:
+        return make_plan(context, refs or None)
+
+
+def _check(plan: str | None, source: SourceFlags, policy: PolicyFlags, verb: str = "apply") -> None:
+    if plan and not source.is_empty:
+        raise UsageFault("a saved plan carries its own manifests; -f and -k do not go with it")
+    if not plan:
+        source.require(verb)
+    if policy.prune and not policy.set_name:
+        raise UsageFault("--prune needs --set-name: it deletes the objects of that set that are not in the manifests")
+
+
+def _request(
+    cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags, *, wait: bool = True
+) -> ApplyRequest:
+    from areal.reconcilers.requests import ApplyRequest
+
+    return ApplyRequest(source=source.read(), wait=wait, timeout_s=timeout_s(cli), plan_file=plan, **policy._asdict())
+
+
+def _save(path: str, plan: Plan) -> None:
+    import json
+    from pathlib import Path
+
+    from areal.state.files import write_atomic
+
+    write_atomic(Path(path).absolute(), json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n")
+
+
+def _print(cli: Invocation, plan: Plan, style: str) -> None:
+    if cli.format.kind == "name":
+        write("\n".join(item.ref for item in plan.objects if item.action != "unchanged"))
+    elif cli.format.kind == "jsonl":
+        from areal.cli.output.emit import compact
+
+        write(compact(plan.to_json()))
+    elif not cli.format.is_table:
+        write(dump(cli.format, plan.to_json()))
+    elif style == "github":
+        write(_markdown(plan))
+    else:
+        write(_readable(plan))
+
+
+def _readable(plan: Plan) -> str:
+    return plan.to_text() if plan.objects or plan.ops or plan.drift else "no difference"
+
+
+def _markdown(plan: Plan) -> str:
+    """A comment for a pull request: a table of objects, the whole plan folded below it."""
+    changed = [item for item in plan.objects if item.action != "unchanged"]
+    if not changed and not plan.drift:
+        return "**areal diff**: no difference"
+    lines = [f"**areal diff**: {len(changed)} of {len(plan.objects)} objects differ", ""]
+    lines += ["| object | action | why |", "| --- | --- | --- |"]
+    lines += [f"| `{item.ref}` | {item.action} | {_cell(item.cause or item.decided_by)} |" for item in changed]
+    lines += [f"> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
+    lines += ["", "<details><summary>plan</summary>", "", "```diff", plan.to_text(), "```", "", "</details>"]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|") or " "
