@@ -32,8 +32,7 @@ from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import parse_ref
 from areal.resources.model import ModelSpec
 from areal.resources.registry import effective
-from areal.runtime.backends import open_backend
-from areal.runtime.backends.base import Backend
+from areal.runtime.backends.local import LocalBackend
 from areal.state.journal import Journal, crash_point
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore
@@ -51,12 +50,11 @@ class Desk:
 
     ctx: Context
     store: ObjectStore
-    backend: Backend
+    backend: LocalBackend
 
     @classmethod
     def open(cls, ctx: Context) -> Desk:
-        backend = open_backend("local", ctx.home.root, crash=crash_point)
-        return cls(ctx, ObjectStore(ctx.home), backend)
+        return cls(ctx, ObjectStore(ctx.home), LocalBackend(ctx.home.root, crash=crash_point))
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def _lay_over(
     by_ref = {str(item.ref): item for item in stored}
     for item in wanted:
         if item.ref not in by_ref:
-            desk.store.get(parse_ref(item.ref))  # raises Unreadable for a damaged file: never taken as absent
+            desk.store.require_readable(parse_ref(item.ref))  # a damaged file is never taken as absent
     targets, conflicts = [], []
     for item in wanted:
         try:

@@ -24,6 +24,9 @@ ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)
 LIVE = (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
 
 
+STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
+
+
 class Action(StrEnum):
     KEEP = "keep"
     AWAIT = "await"  # lives, has not answered yet
@@ -135,11 +138,18 @@ def _tend(run: ObservedRun) -> Decision:
         return Decision(Action.KICK, f"process-died: {died}", run, drift=("process-died", died))
     if run.seen is Seen.REFUSING:
         # A probe that times out is not proof of death: wait for an answer, and let the shim's liveness probe judge.
+        if time_alive(run) < STARTING_S:
+            return Decision(Action.AWAIT, "starting", run)
         message = run.why or "does not answer its probe"
         return Decision(Action.AWAIT, f"unhealthy: {message}", run, drift=("unhealthy", message))
     if run.seen is Seen.NOT_READY:
         return Decision(Action.AWAIT, f"not ready: {run.why}" if run.why else "not ready yet", run)
     return Decision(Action.KEEP, run=run)
+
+
+def time_alive(run: ObservedRun) -> float:
+    """Seconds since the present child was started, as seen when it was observed."""
+    return run.age_s if run.age_s is not None else STARTING_S
 
 
 def how_it_died(run: ObservedRun) -> str:

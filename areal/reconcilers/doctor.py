@@ -14,8 +14,7 @@ from areal.reconcilers.recover import recover
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import Phase, RunState
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.doctor import strays
-from areal.state.files import Unreadable
+from areal.runtime.doctor import inspect, repair
 from areal.state.journal import crash_point, orphans
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
@@ -93,17 +92,15 @@ def _ref_of(path: Path) -> Ref | None:
 
 
 def _runs(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
-    try:
-        known = {str(item.ref) for item in ObjectStore(ctx.home).list()}
-    except Unreadable:
-        return
+    known = {str(item.ref) for item in ObjectStore(ctx.home).list()}
+    for problem in inspect(backend):
+        yield _Trouble(
+            Finding("error" if problem.pids else "warning", f"{problem.trouble}: {problem.subject}", problem.message,
+                    "areal doctor --fix" if problem.repairable else ""),
+            (lambda problem=problem: repair(backend, problem)) if problem.repairable else None,  # type: ignore[misc]
+        )
     for uid, state in sorted(backend.observe().items()):
         yield from _run(ctx, backend, uid, state, known)
-    for stray in strays(backend):
-        yield _Trouble(
-            Finding("error", f"stray process {stray.pid}: {stray.command}", stray.reason, f"kill {stray.pid}"),
-            stray.end,
-        )
     for uuid, who in sorted(backend.capacity().squatters.items()):
         yield _Trouble(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
 
@@ -111,31 +108,27 @@ def _runs(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
 def _run(
     ctx: Context, backend: LocalBackend, uid: str, state: RunState, known: set[str]
 ) -> Iterator[_Trouble]:
+    """Runs whose owner is gone, and runs that gave up. What only concerns processes is ``runtime.doctor``'s."""
     owner = state.spec.owner
-    busy = owner in known and holder(ctx.home, parse_ref(owner)) is not None
-    if state.phase is Phase.UNKNOWN:
-        yield _Trouble(Finding("warning", f"run {uid} cannot be judged", state.reason))
-    elif state.phase is Phase.INTENDED and not busy:
+    if owner in known or holder(ctx.home, parse_ref(owner)) is not None:
+        if state.phase is Phase.CRASHLOOP:
+            yield _Trouble(
+                Finding("error", f"run {uid} of {owner} is in a crash loop", state.reason, f"areal logs {owner}")
+            )
+        return
+    if state.phase in (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF):
         yield _Trouble(
-            Finding("warning", f"run {uid} was intended and never started", "the command that began it died"),
-            lambda: backend.forget(uid),
+            Finding("error", f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid}",
+                    "areal doctor --fix"),
+            lambda: _end(backend, uid),
         )
-    elif owner not in known and state.phase in (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF):
-        yield _Trouble(
-            Finding("error", f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid}"),
-            lambda: (backend.stop(uid), backend.forget(uid)),
-        )
-    elif owner not in known:
-        yield _Trouble(Finding("info", f"record of ended run {uid} of {owner}"), lambda: backend.forget(uid))
-    elif state.phase is Phase.DEAD:
-        yield _Trouble(
-            Finding("warning", f"run {uid} of {owner} died without a record", state.reason, f"areal reconcile {owner}"),
-            lambda: backend.stop(uid),
-        )
-    elif state.phase is Phase.CRASHLOOP:
-        yield _Trouble(
-            Finding("error", f"run {uid} of {owner} is in a crash loop", state.reason, f"areal logs {owner}")
-        )
+    elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
+        yield _Trouble(Finding("info", f"record of ended run {uid} of {owner}"), lambda: _end(backend, uid))
+
+
+def _end(backend: LocalBackend, uid: str) -> None:
+    backend.stop(uid)
+    backend.forget(uid)
 
 
 def _home(ctx: Context) -> Iterator[_Trouble]:

@@ -16,13 +16,15 @@ from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.desired import Target
 from areal.reconcilers.launch import Launch, Slot
 from areal.reconcilers.observe import probe_run
-from areal.reconcilers.observed import Observed, ObservedRun, Seen
+from areal.reconcilers.observed import Observed, Seen
 from areal.reconcilers.plan import Op, Verb
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.model import ModelSpec
 from areal.resources.registry import effective
-from areal.runtime.backends.base import Backend, Phase, RunState
-from areal.runtime.logs import first_exception, tail
+from areal.runtime.backends.base import Phase, RunState
+from areal.runtime.backends.local import LocalBackend
+from areal.runtime.probes import Unreachable, http_get
+from areal.runtime.readiness import failure, wait_ready
 from areal.state.credentials import ensure_admin_key
 from areal.state.events import EventLog
 from areal.state.journal import Transaction
@@ -31,7 +33,7 @@ from areal.state.records import StoredObject, new_uid
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.1
-LOG_LINES_IN_ERROR = 12
+KICK_SETTLE_S = 2.0
 ADMIN_TIMEOUT_S = 10.0
 WARM_TIMEOUT_S = 120.0
 
@@ -41,7 +43,7 @@ class Effects:
     """The hands of the executor. ``slots`` maps the plan's symbols to claimed slots."""
 
     ctx: Context
-    backend: Backend
+    backend: LocalBackend
     store: ObjectStore
     targets: Mapping[str, Target]
     observed: Observed
@@ -111,10 +113,15 @@ class Effects:
             layer if layer.at else replace(layer, at=now, actor=layer.actor or self.ctx.actor)
             for layer in target.object.layers
         )
-        stamped = replace(target.object, uid=target.object.uid or new_uid(), layers=layers)
-        source = next((layer.source for layer in layers if layer.source), None)
-        with self._lock:
-            self.store.commit(stamped, actor=self.ctx.actor, at=now, source=source)
+        stamped = replace(
+            target.object,
+            uid=target.object.uid or new_uid(),
+            created_at=target.object.created_at or now,
+            layers=layers,
+        )
+        if target.changes or target.action == "create":
+            stamped = self.store.add_revision(stamped, actor=self.ctx.actor, at=now)
+        self.store.put(stamped)
         reason = "Created" if target.action == "create" else "Configured"
         self.event(op.ref, "Normal", reason, op.cause)
 
@@ -184,40 +191,33 @@ class Effects:
     def kick(self, op: Op, number: int) -> None:
         self._say(op, "restarting now")
         self.backend.kick(op.run)
+        until = time.monotonic() + KICK_SETTLE_S
+        while self._state(op.run).phase is Phase.BACKOFF and time.monotonic() < until:
+            time.sleep(POLL_S)
         self.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
 
     def await_ready(self, op: Op, number: int) -> None:
-        uid = self.uid(op.run)
-        while True:
-            run = probe_run(self._state(uid))
-            if run.state.phase in (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP) or (
-                run.state.phase is Phase.BACKOFF and not _may_still_come(op)
-            ):
-                raise self._died(op, run)
-            if run.seen is Seen.READY:
-                self._say(op, "ready")
-                return
-            self._say_stage(op, run)
-            self._check_time(op, f"{op.ref} {op.target} is not ready: {run.why or run.state.phase}")
-            time.sleep(POLL_S if run.state.spec.component != "engine" else POLL_S * 2)
+        """The run's own child lives, owns its port and answers; a child that ends while starting fails at once."""
+        try:
+            wait_ready(
+                self.backend,
+                self.uid(op.run),
+                timeout_s=max(0.1, self.deadline - time.monotonic()),
+                on_wait=lambda state, elapsed_s: self._say_stage(op, state.spec.uid),
+                interrupted=self.ctx.interrupted,
+            )
+        except KeyboardInterrupt:
+            raise _interrupted(op) from None
+        except TargetFailed as error:
+            self.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
+            raise
+        self._say(op, "ready")
 
     def _state(self, uid: str) -> RunState:
         found = self.backend.observe([uid])
         if uid not in found:
             raise TargetFailed(f"run {uid} has no record", hint="areal doctor")
         return found[uid]
-
-    def _died(self, op: Op, run: ObservedRun) -> TargetFailed:
-        paths = self.backend.log_paths(run.uid)
-        last = run.state.last_exit
-        cause = first_exception(paths) or (last.reason if last else run.state.reason)
-        lines = tail(paths, LOG_LINES_IN_ERROR)
-        self.event(op.ref, "Warning", "StartFailed", f"{op.target}: {cause}")
-        return TargetFailed(
-            f"{op.ref} {op.target} ended while starting ({last.reason if last else run.state.reason}): {cause}",
-            hint=f"areal logs {op.ref.lower()} -c {run.state.spec.component}",
-            detail="\n".join(lines),
-        )
 
     def warm(self, op: Op, number: int) -> None:
         """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
@@ -332,7 +332,7 @@ class Effects:
             for symbol in op.runs:
                 run = probe_run(self._state(self.uid(symbol)))
                 if run.seen is Seen.REFUSING or run.state.phase is not Phase.RUNNING:
-                    raise self._died(op, run)
+                    raise failure(self.backend, run.state)
             time.sleep(SLOW_POLL_S)
 
     # -- progress ----------------------------------------------------------------------------------------------
@@ -343,16 +343,16 @@ class Effects:
         elapsed = time.monotonic() - self._began
         self.ctx.progress(Progress(key, stage, done, total, elapsed))
 
-    def _say_stage(self, op: Op, run: ObservedRun) -> None:
-        stage = read_stage(self.ctx, run.uid)
+    def _say_stage(self, op: Op, uid: str) -> None:
+        stage = self.backend.stage(uid)
         if stage is not None:
-            self._say(op, str(stage.get("stage", "")), stage.get("done"), stage.get("total"))
+            self._say(op, stage.stage, stage.done, stage.total)
 
     def _check_time(self, op: Op, message: str) -> None:
         if time.monotonic() > self.deadline:
             raise TimedOut(message, hint=f"areal logs {op.ref.lower()}; a longer --timeout; then apply again")
         if self.ctx.interrupted.is_set():
-            raise ArealError(f"interrupted: {message}", hint="the same command again goes on from here")
+            raise _interrupted(op)
 
     _began: float = field(default_factory=time.monotonic)
 
@@ -360,27 +360,15 @@ class Effects:
 DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
 
 
-def read_stage(ctx: Context, uid: str) -> dict[str, Any] | None:
-    """What a component says of its own start-up, or None."""
-    try:
-        data = json.loads((ctx.home.runs / uid / "stage.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
-def _may_still_come(op: Op) -> bool:
-    """After a kick the old back-off may be seen for an instant."""
-    return False
+def _interrupted(op: Op) -> ArealError:
+    return ArealError(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")
 
 
 def _in_flight(url: str) -> int | None:
-    from areal.runtime.probes import http_get
-
+    """Requests in flight at a data proxy; None when it cannot say, which means it is gone."""
     try:
-        status, body = http_get(f"{url}/health", timeout=2.0)
-        return int(json.loads(body).get("in_flight", 0)) if status in (200, 503) else None
-    except (OSError, ValueError):
+        return int(json.loads(http_get(f"{url}/health", 2.0).body).get("in_flight", 0))
+    except (Unreachable, ValueError):
         return None
 
 

@@ -343,7 +343,8 @@ def _downtime(work: _Building, sentence: str) -> None:
 
 def _successor(work: _Building, replica: Replica, needs: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Start the new engine (where the engine changes) and its data proxy; (the proxy, ops after which it is warm)."""
-    engine_run, ready = "", ()
+    engine_run = ""
+    ready: tuple[int, ...] = ()
     if replica.engine is not None and replica.engine_component is not None:
         runs = work.observed.of(work.ref, "engine", replica.index)
         if replica.engine.action is Action.REPLACE:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from areal.client.admin import AdminClient
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
 from areal.runtime.backends.base import Backend, Capacity, Phase, RunState
-from areal.runtime.probes import http_get
+from areal.runtime.probes import Unreachable, http_get
 from areal.state.credentials import admin_key_path
 from areal.state.home import Home
 
@@ -43,14 +44,13 @@ def probe_run(state: RunState) -> ObservedRun:
     if state.phase is not Phase.RUNNING or not state.spec.url:
         return ObservedRun(state)
     try:
-        status, body = http_get(f"{state.spec.url}/ready", timeout=PROBE_TIMEOUT_S)
-    except ConnectionRefusedError:
-        return ObservedRun(state, Seen.NOT_READY, "its port is not open yet")
-    except OSError as error:
-        return ObservedRun(state, Seen.REFUSING, f"GET /ready: {error or type(error).__name__}")
-    if status == 200:
+        answer = http_get(f"{state.spec.url}/ready", PROBE_TIMEOUT_S)
+    except Unreachable as error:
+        age_s = time.time() - state.started_at if state.started_at else None
+        return ObservedRun(state, Seen.REFUSING, f"GET /ready: {error}", age_s)
+    if answer.status == 200:
         return ObservedRun(state, Seen.READY)
-    return ObservedRun(state, Seen.NOT_READY, f"GET /ready answers {status}{_reason(body)}")
+    return ObservedRun(state, Seen.NOT_READY, f"GET /ready answers {answer.status}{_reason(answer.body)}")
 
 
 def _reason(body: bytes) -> str:

@@ -24,6 +24,7 @@ class ObservedRun:
     state: RunState
     seen: Seen = Seen.UNSEEN
     why: str = ""
+    age_s: float | None = None  # of the present child, when it was observed
 
     @property
     def uid(self) -> str:

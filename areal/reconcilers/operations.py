@@ -16,7 +16,7 @@ from areal.reconcilers.model import Policy
 from areal.reconcilers.plan import Plan
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.suggest import did_you_mean
-from areal.runtime.ports import listening_ports
+from areal.runtime.listening import ports_of
 from areal.state import layers as layering
 from areal.state.credentials import forget_admin_key
 from areal.state.objects import ObjectStore
@@ -240,7 +240,7 @@ def adopt(
     if ref.kind != "Model":
         raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
     if pid is not None:
-        ports = listening_ports(pid)
+        ports = ports_of(pid)
         if not ports:
             raise NotFound(f"process {pid} listens on no port", hint=f"ss -ltnp | grep pid={pid}")
         url = f"http://127.0.0.1:{ports[0]}"
