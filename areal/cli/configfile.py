@@ -14,7 +14,6 @@ wherever this one answers (``tests/cli/test_configfile.py``).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -169,7 +168,3 @@ def check_default(name: str, value: str) -> str:
         except ValueError:
             raise UsageFault(f'"{value}" is not a duration', hint="write 90, 90s, 5m, 2h or 1d") from None
     return value
-
-
-def expand(path: str) -> str:
-    return os.path.expanduser(path)

@@ -26,10 +26,10 @@ def _ask(url: str) -> float | None:
     from areal.runtime.probes import http_get
 
     try:
-        status, body = http_get(f"{url}/metrics", timeout=_TIMEOUT_S)
+        answer = http_get(f"{url}/metrics", timeout_s=_TIMEOUT_S)
     except OSError:
         return None
-    return parse(body.decode("utf-8", "replace")) if status == 200 else None
+    return parse(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
 
 
 def parse(page: str) -> float | None:

@@ -12,6 +12,7 @@ from areal.cli.output.table import field
 
 if TYPE_CHECKING:
     from areal.cli.invocation import Invocation
+    from areal.resources.resource import Resource
 
 _FLAG = "--dry-run"
 _COLUMNS = (field("KIND", "kind"), field("NAME", "metadata", "name"))
@@ -32,6 +33,20 @@ dry_run_option = click.option(
     metavar="[=client]",
     help="Print what would be done, do nothing; =client looks at no state. With -o yaml: the manifests.",
 )
+
+
+def manifest_of(item: Resource) -> dict[str, Any]:
+    """A rendered resource as a manifest: what was written, after templating, and nothing else."""
+    from areal.resources.kinds import API_VERSION
+
+    metadata: dict[str, Any] = {"name": item.name}
+    if item.labels:
+        metadata["labels"] = dict(item.labels)
+    if item.annotations:
+        metadata["annotations"] = dict(item.annotations)
+    if item.depends_on:
+        metadata["dependsOn"] = [str(ref) for ref in item.depends_on]
+    return {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": dict(item.spec)}
 
 
 def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], said: str) -> None:

@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from areal.resources.suggest import did_you_mean
 
-        ctx.fail(f'no such command "{args[0]}"{did_you_mean(args[0], self.table)}')
+        raise click.UsageError(f'no such command "{args[0]}"{did_you_mean(args[0], self.table)}', ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:

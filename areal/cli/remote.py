@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from areal.cli.configfile import expand
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def not_remote(cli: Invocation, verb: str) -> None:
     chosen = gateway(cli)
     if chosen is not None:
         raise UsageFault(
-            f"`areal {verb}` reads files of the machine that runs the processes; the gateway {chosen.url} does not serve them",
+            f"`areal {verb}` reads files of the machine that runs the processes; {chosen.url} does not serve them",
             hint=f"run `areal {verb}` there, or here with --context local",
         )
 
@@ -120,7 +119,7 @@ def _key(cli: Invocation, context: Mapping[str, Any]) -> str | None:
 def read_key(path: str) -> str:
     """The key in a file, without surrounding space. Raises ArealError naming the file."""
     try:
-        with open(expand(path), encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:  # noqa: PTH111 - stays light
             key = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ArealError(f"cannot read the key file {path}: {error}") from error

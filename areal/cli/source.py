@@ -13,7 +13,7 @@ from areal.errors import UsageFault
 
 if TYPE_CHECKING:
     from areal.reconcilers.requests import Source
-    from areal.resources.render import Rendered
+    from areal.resources.resource import Rendered
 
 STDIN = "-"
 

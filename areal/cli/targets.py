@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from areal.state.home import Home
-    from areal.state.objects import StoredObject
+    from areal.state.records import StoredObject
 
 
 def parse_refs(words: Sequence[str]) -> list[Ref]:

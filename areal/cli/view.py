@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.status import ObjectStatus
     from areal.runtime.backends.base import RunState
     from areal.state.home import Home
-    from areal.state.objects import StoredObject
+    from areal.state.records import StoredObject
 
 Runs = Mapping[str, "RunState"]
 
@@ -55,41 +55,11 @@ def document_name(document: Mapping[str, Any]) -> str:
     return f"{document['kind'].lower()}/{document['metadata']['name']}"
 
 
-def object_document(found: StoredObject, status: ObjectStatus, *, defaults: bool = False) -> dict[str, Any]:
+def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = False) -> dict[str, Any]:
     """``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it, or with defaults filled in."""
-    metadata: dict[str, Any] = {
-        "name": found.name,
-        "uid": found.uid,
-        "generation": found.generation,
-        "revision": found.revision,
-        "createdAt": iso(found.created_at),
-        "labels": dict(found.labels),
-        "annotations": dict(found.annotations),
-        "dependsOn": list(found.depends_on),
-    }
-    optional = {"owner": found.owner, "set": found.set_name, "protected": found.protected or None}
-    metadata.update({key: value for key, value in optional.items() if value is not None})
-    return {
-        "apiVersion": API_VERSION,
-        "kind": found.kind,
-        "metadata": metadata,
-        "spec": with_defaults(found) if defaults else dict(found.spec),
-        "status": status_document(found, status),
-    }
+    from areal.reconcilers.document import object_document
 
-
-def status_document(found: StoredObject, status: ObjectStatus) -> dict[str, Any]:
-    shown = {
-        **found.status,
-        "phase": status.phase,
-        "ready": status.ready,
-        "desiredReplicas": status.desired,
-        "readyReplicas": status.ready_replicas,
-        "address": status.address,
-        "message": status.message,
-        "conditions": [condition.to_json() for condition in status.conditions],
-    }
-    return {key: value for key, value in shown.items() if value is not None}
+    return object_document(found, status, spec=with_defaults(found) if defaults else None)
 
 
 def manifest(found: StoredObject) -> dict[str, Any]:

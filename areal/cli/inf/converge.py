@@ -15,7 +15,7 @@ from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
     from areal.reconcilers.requests import ApplyRequest
-    from areal.state.objects import StoredObject
+    from areal.state.records import StoredObject
 
 
 def converge(

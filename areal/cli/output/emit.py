@@ -64,7 +64,7 @@ def dump(chosen: Format, document: Any) -> str:
     if chosen.kind == "yaml":
         return to_yaml([document])
     assert chosen.kind == "jsonpath", f"no writer for -o {chosen.kind}"
-    from areal.cli.output.jsonpath import evaluate
+    from areal.resources.jsonpath import evaluate
 
     return evaluate(chosen.expression, document)
 

@@ -21,7 +21,7 @@ class Format(NamedTuple):
 
 def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
     if text.startswith(_JSONPATH):
-        from areal.cli.output.jsonpath import compile_template
+        from areal.resources.jsonpath import compile_template
 
         compile_template(text[len(_JSONPATH) :])
         return Format("jsonpath", text[len(_JSONPATH) :])

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 Row = Mapping[str, Any]
 
-_GOOD = frozenset(["ready", "running", "true", "ok", "alive", "completed", "succeeded", "ready/hot"])
-_BAD = frozenset(["failed", "dead", "crashloop", "stalled", "false", "error", "unhealthy", "down"])
-_BUSY = frozenset(["progressing", "starting", "backoff", "intended", "pending", "degraded", "draining", "unknown", "suspended", "warning"])
+_GOOD = frozenset(("ready", "running", "true", "alive", "succeeded", "normal", "created", "healed"))
+_BAD = frozenset(("failed", "dead", "crashloop", "stalled", "unhealthy", "error", "missing", "unreachable"))
+_BUSY = frozenset(
+    ("progressing", "starting", "backoff", "intended", "degraded", "draining", "unknown", "suspended", "warning")
+)
 
 
 class Column(NamedTuple):

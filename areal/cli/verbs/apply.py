@@ -10,7 +10,7 @@ import click
 
 from areal.cli import options
 from areal.cli.acting import acting, approver, finish, timeout_s
-from areal.cli.dryrun import DryRunCommand, dry_run_option, print_manifests
+from areal.cli.dryrun import DryRunCommand, dry_run_option, manifest_of, print_manifests
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.output.emit import dump, write
 from areal.cli.source import SourceFlags, source_options
@@ -82,7 +82,7 @@ def apply(
     _check(plan, source, policy)
     if dry_run == "client":
         rendered = source.render()
-        print_manifests(cli, [resource.to_manifest() for resource in rendered.resources], "valid")
+        print_manifests(cli, [manifest_of(resource) for resource in rendered.resources], "valid")
         return 0
     if dry_run:
         return _dry_run(cli, plan, source, policy)
@@ -103,7 +103,7 @@ def _dry_run(cli: Invocation, plan: str | None, source: SourceFlags, policy: Pol
     if cli.format.is_table:
         write(_readable(made))
     else:
-        print_manifests(cli, [item.to_manifest() for item in source.render().resources], "")
+        print_manifests(cli, [manifest_of(item) for item in source.render().resources], "")
     return 0
 
 
@@ -158,7 +158,7 @@ def _drift(cli: Invocation, targets: tuple[str, ...]) -> Plan:
     from areal.cli.targets import parse_refs
     from areal.reconcilers.apply import drift as make_plan
 
-    refs = tuple(parse_refs(targets))
+    refs = [str(ref) for ref in parse_refs(targets)]
     with acting(cli) as context:
         return make_plan(context, refs or None)
 

@@ -27,7 +27,7 @@ _INSTALL = {
 @pass_invocation
 def completion(cli: Invocation, shell: str | None) -> None:
     """Print the completion script of SHELL (default: the shell you are in)."""
-    chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
+    chosen = shell or os.environ.get("SHELL", "").rpartition("/")[2]
     if chosen not in SHELLS:
         raise UsageFault(
             f"no completion for the shell {chosen or '(unknown)'!r}", hint=f"name one of {', '.join(SHELLS)}"

@@ -18,7 +18,7 @@ from areal.cli.targets import complete_targets, one_ref, stored
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
     from areal.state.events import Event
-    from areal.state.objects import StoredObject
+    from areal.state.records import StoredObject
 
 _EVENTS = 10
 _LOG_LINES = 8
@@ -63,7 +63,7 @@ def describe_object(cli: Invocation, found: StoredObject) -> dict[str, Any]:
     from areal.state.objects import ObjectStore
 
     runs = view.read_runs(cli.home)
-    document = view.object_document(found, object_status(cli.home, found, runs, probe=True))
+    document = view.document_of(found, object_status(cli.home, found, runs, probe=True))
     objects = list(ObjectStore(cli.home).list())
     refs = view.family(objects, found.ref)
     document["origins"] = view.origin_rows(found)

@@ -20,7 +20,7 @@ from areal.resources.kinds import KINDS, Ref, resolve_kind
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
-    from areal.state.objects import StoredObject
+    from areal.state.records import StoredObject
 
 _PROCESSES = ("processes", "process", "proc", "ps")
 _WATCH_S = 1.0
@@ -118,8 +118,7 @@ def _objects(cli: Invocation, targets: Sequence[str], selector: str | None, defa
         return _Looked([], [], str, manifests=[view.manifest(item) for item in found], unreadable=unreadable)
     runs = view.read_runs(cli.home) if found else {}
     rows = [
-        view.object_document(item, object_status(cli.home, item, runs, probe=False), defaults=defaults)
-        for item in found
+        view.document_of(item, object_status(cli.home, item, runs, probe=False), defaults=defaults) for item in found
     ]
     shown_kinds = kinds if len(kinds) == 1 else [item.kind for item in found] or list(KINDS)
     columns = view.columns_for(shown_kinds if len(kinds) == 1 or refs else KINDS)
@@ -187,7 +186,7 @@ def _sorted(looked: _Looked, sort_by: str | None) -> list[Mapping[str, Any]]:
 
 def _sort_key(looked: _Looked, sort_by: str) -> Callable[[Mapping[str, Any]], Any]:
     if sort_by[:1] in ".{$":
-        from areal.cli.output.jsonpath import first
+        from areal.resources.jsonpath import first
 
         return lambda row: first(sort_by, row)
     titles = {column.title.lower(): column for column in looked.columns}

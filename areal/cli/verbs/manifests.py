@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.dryrun import print_manifests
+from areal.cli.dryrun import manifest_of, print_manifests
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.output.emit import dump, emit_one, emit_rows, to_yaml, write
 from areal.cli.output.table import Column, field
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal.resources.diagnostics import ManifestError
-    from areal.resources.render import Resource
+    from areal.resources.resource import Resource
 
 _VALID = (
     Column("OBJECT", lambda row: row["ref"]),
@@ -90,7 +90,7 @@ def render(cli: Invocation, source: SourceFlags, show_origin: bool) -> None:
         rows = [row for item in resources for row in _origins(item)]
         emit_rows(cli, rows, _ORIGINS, name=lambda row: f"{row['ref']}:{row['path']}")
         return
-    manifests = [item.to_manifest() for item in resources]
+    manifests = [manifest_of(item) for item in resources]
     if cli.format.is_table:
         write(to_yaml(manifests))
     else:

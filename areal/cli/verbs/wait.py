@@ -70,7 +70,7 @@ def _condition(text: str) -> str:
     if _CONDITION.fullmatch(text):
         return text
     if text.startswith("jsonpath="):
-        from areal.cli.output.jsonpath import compile_template
+        from areal.resources.jsonpath import compile_template
 
         expression, equals, _ = text.removeprefix("jsonpath=").rpartition("=")
         if not equals:
