@@ -47,7 +47,7 @@ def status_document(found: StoredObject, status: ObjectStatus) -> dict[str, Any]
         "readyReplicas": status.ready_replicas,
         "address": status.address or None,
         "message": status.message,
-        "conditions": [dict(condition) for condition in status.conditions],
+        "conditions": [condition.to_json() for condition in status.conditions],
     }
     return {key: value for key, value in shown.items() if value is not None}
 

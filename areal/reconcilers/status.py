@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.health import assess, conditions_of
+from areal.reconcilers.health import Condition, assess, conditions_of
 from areal.reconcilers.observed import ObservedRun
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class ObjectStatus:
     ready: str  # "1/2"
     desired: int
     ready_replicas: int
-    conditions: tuple[Mapping[str, Any], ...]  # type, status, reason, message, observedGeneration, lastTransitionTime
+    conditions: tuple[Condition, ...]
     address: str
     message: str
     age_s: float
@@ -57,7 +57,7 @@ def object_status(
         health.fraction,
         health.desired,
         health.ready,
-        tuple(condition.to_json() for condition in conditions),
+        conditions,
         address,
         message,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,

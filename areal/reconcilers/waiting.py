@@ -81,7 +81,7 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
         name, _, value = text.removeprefix("condition=").partition("=")
         wanted = value or "True"
         return any(
-            c["type"].lower() == name.lower() and c["status"].lower() == wanted.lower() for c in status.conditions
+            c.type.lower() == name.lower() and c.status.lower() == wanted.lower() for c in status.conditions
         )
     from areal.resources.jsonpath import evaluate
 
@@ -96,7 +96,7 @@ def _refuse_hopeless(ref: Ref, stored: StoredObject, status: ObjectStatus, condi
     )
     if not ends_well:
         return
-    stalled = any(c["type"] == "Stalled" and c["status"] == "True" for c in status.conditions)
+    stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
     failed = status.phase == "Failed" and any(
         c.get("type") == "Degraded" and c.get("reason") == "RolloutFailed" for c in stored.status.get("conditions", ())
     )

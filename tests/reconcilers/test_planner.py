@@ -1,0 +1,331 @@
+"""Plans as text: what would be done, in which order, and why. No process is needed to read a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from areal.errors import Conflict, NoCapacity
+from areal.reconcilers.desired import Target, with_layer
+from areal.reconcilers.model import Policy
+from areal.reconcilers.observed import Observed, RouteTable, Seen
+from areal.reconcilers.plan import Plan, Verb
+from areal.reconcilers.planner import Scope, make_plan
+from areal.runtime.backends.base import Phase
+from tests.reconcilers.worlds import (
+    MODEL,
+    SERVICE,
+    changed,
+    created,
+    front,
+    model,
+    replica,
+    run,
+    service,
+    steady,
+    table,
+    unchanged,
+    without,
+    world,
+)
+
+
+def plan_of(*targets: Target, observed: Observed, policy: Policy | None = None) -> Plan:
+    return make_plan(Scope(tuple(targets)), observed, policy or Policy())
+
+
+def ops(plan: Plan) -> list[str]:
+    return [op.to_text() for op in plan.ops]
+
+
+def verbs(plan: Plan, ref: str = "") -> list[str]:
+    return [f"{op.verb} {op.target}".strip() for op in plan.ops if not ref or op.ref == ref]
+
+
+def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes_last() -> None:
+    spec = {"service": "default", "backend": "embedded:d1", "path": "m"}
+    plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), observed=Observed())
+    assert ops(plan) == [
+        "[] -> #1 InferenceService/default, record, new object",
+        "[] -> #2 Model/qwen, record, new object",
+        "[1] -> #3 InferenceService/default router/0, spawn, no process",
+        "[3] -> #4 InferenceService/default router/0, await-ready, started",
+        "[1] -> #5 InferenceService/default gateway/0, spawn, no process",
+        "[5] -> #6 InferenceService/default gateway/0, await-ready, started",
+        "[4] -> #7 InferenceService/default router, configure, router starts empty",
+        "[2] -> #8 Model/qwen engine/0, spawn, no process",
+        "[8] -> #9 Model/qwen engine/0, await-ready, started",
+        "[2] -> #10 Model/qwen data-proxy/0, spawn, no process",
+        "[10] -> #11 Model/qwen data-proxy/0, await-ready, started",
+        "[9,11] -> #12 Model/qwen data-proxy/0, warm-up, before it is routed",
+        "[7,9,11,12] -> #13 Model/qwen routes, route, new replicas are ready",
+        "[6,7,9,11,13] -> #14 Model/qwen routes, visible, users ask the gateway",
+        "[7] -> #15 InferenceService/default router, synced, its table is whole again",
+    ]
+    assert plan.ops[-1].args["after"] == [13]
+
+
+def test_plan_of_steady_world_is_empty() -> None:
+    home, item, observed = steady(2)
+    plan = plan_of(unchanged(home), unchanged(item), observed=observed)
+    assert plan.is_empty
+    assert not plan.drift
+    assert [part.action for part in plan.objects] == ["unchanged", "unchanged"]
+
+
+@pytest.mark.parametrize("component", ["engine", "data-proxy"])
+def test_plan_after_a_replica_process_was_killed_restarts_only_it(component: str) -> None:
+    home, item, observed = steady()
+    plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, f"qwen-{component}-0"))
+    assert [(drift.kind, drift.target) for drift in plan.drift] == [("process-died", f"{component}/0")]
+    assert verbs(plan) == [f"restart-now {component}/0", f"await-ready {component}/0", "visible routes"]
+
+
+def test_plan_after_the_router_was_killed_restarts_it_and_routes_again_without_touching_engines() -> None:
+    home, item, observed = steady()
+    dead = replace(without(observed, "default-router-0"), routes={})
+    plan = plan_of(unchanged(home), unchanged(item), observed=dead)
+    assert verbs(plan) == [
+        "restart-now router/0",
+        "await-ready router/0",
+        "configure router",
+        "route routes",
+        "visible routes",
+        "synced router",
+    ]
+
+
+def test_plan_for_a_router_that_came_back_empty_names_route_missing() -> None:
+    home, item, observed = steady()
+    empty = replace(observed, routes={SERVICE: RouteTable({}, "auto", table({}).limits, synced=False)})
+    plan = plan_of(unchanged(home), unchanged(item), observed=empty)
+    assert [drift.kind for drift in plan.drift] == ["route-missing"]
+    assert verbs(plan) == ["route routes", "visible routes", "synced router"]
+
+
+def test_plan_for_a_table_with_strangers_names_route_extra() -> None:
+    home, item, observed = steady()
+    stranger = run(item, "data-proxy", 5, uid="stranger")
+    known = [one for one in observed.of(MODEL, "data-proxy")]
+    plan = plan_of(
+        unchanged(home),
+        unchanged(item),
+        observed=replace(observed, routes={SERVICE: table({"qwen": [*known, stranger]})}),
+    )
+    assert [drift.kind for drift in plan.drift] == ["route-extra"]
+    assert verbs(plan, MODEL) == ["route routes", "visible routes"]
+
+
+def test_plan_for_a_dead_shim_sweeps_its_session_before_the_successor_starts() -> None:
+    home, item, observed = steady()
+    plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.DEAD))
+    assert verbs(plan, MODEL)[:3] == ["stop engine/0", "spawn engine/0", "await-ready engine/0"]
+
+
+def test_plan_of_what_cannot_be_seen_does_nothing_and_says_so() -> None:
+    home, item, observed = steady()
+    plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.UNKNOWN))
+    assert plan.is_empty
+    assert any("cannot be seen" in reason for reason in plan.unknown)
+
+
+def test_plan_of_a_changed_engine_argument_rolls_one_replica_at_a_time() -> None:
+    home, item, observed = steady(2)
+    target = changed(item, {**item.spec, "engineArgs": {"maxBatchSize": 8}})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    part = next(part for part in plan.objects if part.ref == MODEL)
+    assert (part.action, part.decided_by) == ("configure", "spec.engineArgs.maxBatchSize")
+    one = [
+        "spawn engine/{}",
+        "await-ready engine/{}",
+        "spawn data-proxy/{}",
+        "await-ready data-proxy/{}",
+        "warm-up data-proxy/{}",
+        "route routes",
+        "drain data-proxy",
+        "route routes",
+        "stop data-proxy/{}",
+        "stop engine/{}",
+    ]
+    expected = [text.format(index) for index in (0, 1) for text in one]
+    assert verbs(plan) == ["record", *expected, "visible routes"]
+    second = next(op for op in plan.ops if op.verb is Verb.SPAWN and op.target == "engine/1")
+    last_stop = next(op for op in plan.ops if op.verb is Verb.STOP and op.target == "engine/0")
+    assert last_stop.id in second.needs
+
+
+def test_plan_never_stops_an_old_replica_before_its_successor_is_routed() -> None:
+    home, item, observed = steady(3)
+    target = changed(item, {**item.spec, "path": "models/other"})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    assert_safe(plan)
+
+
+def assert_safe(plan: Plan) -> None:
+    """Every STOP of a routed data proxy comes after a ROUTE that holds its successor, and after its drain."""
+    reach: dict[int, set[int]] = {}
+    for op in plan.ops:
+        reach[op.id] = set(op.needs).union(*(reach[need] for need in op.needs))
+        if op.verb is Verb.STOP and op.target.startswith("data-proxy"):
+            before = [plan.ops[number - 1] for number in reach[op.id]]
+            assert any(b.verb is Verb.DRAIN and b.run == op.run for b in before)
+            assert any(b.verb is Verb.ROUTE and any(r.startswith("+") for r in b.runs) for b in before)
+
+
+def test_plan_of_a_changed_chat_template_replaces_data_proxies_and_keeps_engines() -> None:
+    home, item, observed = steady()
+    target = changed(item, {**item.spec, "chatTemplate": "t.jinja"})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    assert not any(op.target.startswith("engine") for op in plan.ops)
+    assert "stop data-proxy/0" in verbs(plan)
+
+
+def test_plan_with_strategy_recreate_stops_first_and_says_so() -> None:
+    home, item, observed = steady(1, {"strategy": {"type": "Recreate"}})
+    target = changed(item, {**item.spec, "path": "models/other"})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    listed = verbs(plan, MODEL)
+    assert listed.index("stop engine/0") < listed.index("spawn engine/0")
+    assert any("strategy Recreate" in sentence for sentence in plan.destructive)
+
+
+def test_plan_with_strategy_bluegreen_switches_all_routes_at_once() -> None:
+    home, item, observed = steady(3, {"strategy": {"type": "BlueGreen"}})
+    target = changed(item, {**item.spec, "path": "models/other"})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    routes = [op for op in plan.ops if op.verb is Verb.ROUTE]
+    assert len([r for r in routes[0].runs if r.startswith("+")]) == 3
+    assert len(routes) == 2
+
+
+def test_plan_without_a_spare_gpu_and_one_replica_is_refused() -> None:
+    spec = {"backend": "sglang:d1t2", "path": "Qwen/Qwen3-8B"}
+    home, item, observed = steady(1, spec)
+    target = changed(item, {**item.spec, "path": "Qwen/Qwen3-4B"})
+    with pytest.raises(NoCapacity, match="rolling update of one replica needs 2 spare GPUs; 1 are free") as caught:
+        plan_of(unchanged(home), target, observed=observed, policy=Policy(free_gpus=1))
+    assert "--allow-downtime" in (caught.value.hint or "")
+
+
+def test_plan_without_a_spare_gpu_and_two_replicas_gives_one_up_at_a_time() -> None:
+    home, item, observed = steady(2, {"backend": "sglang:t1", "path": "Qwen/Qwen3-8B"})
+    target = changed(item, {**item.spec, "path": "Qwen/Qwen3-4B"})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    listed = verbs(plan, MODEL)
+    assert listed.index("stop engine/0") < listed.index("spawn engine/0") < listed.index("stop engine/1")
+    assert any("1/2" in sentence for sentence in plan.destructive)
+
+
+def test_plan_of_more_gpus_than_are_free_is_refused_before_anything() -> None:
+    spec = {"service": "default", "backend": "sglang:d4t2", "path": "Qwen/Qwen3-8B"}
+    with pytest.raises(NoCapacity, match="needs 8 GPUs for 4 new replicas; 4 are free"):
+        plan_of(
+            unchanged(service()),
+            created("Model", "qwen", spec),
+            observed=world(front(service())),
+            policy=Policy(free_gpus=4),
+        )
+
+
+def test_plan_of_scaling_down_drains_then_stops_only_the_extra_replica() -> None:
+    home, item, observed = steady(2)
+    target = with_layer(item, "scale", {"replicas": 1}, "scaled 2 -> 1")
+    plan = plan_of(unchanged(home), target, observed=observed)
+    assert verbs(plan, MODEL) == [
+        "record",
+        "drain data-proxy",
+        "route routes",
+        "stop data-proxy/1",
+        "stop engine/1",
+        "visible routes",
+    ]
+
+
+def test_plan_of_scaling_up_publishes_the_whole_set_when_all_are_ready() -> None:
+    home, item, observed = steady(1)
+    target = with_layer(item, "scale", {"replicas": 3}, "scaled 1 -> 3")
+    plan = plan_of(unchanged(home), target, observed=observed)
+    (route,) = [op for op in plan.ops if op.verb is Verb.ROUTE]
+    assert route.runs == ("qwen-data-proxy-0", "+Model/qwen/data-proxy/1", "+Model/qwen/data-proxy/2")
+    assert route.args["expected"] == 3
+
+
+def test_plan_of_a_suspended_service_stops_its_models_too() -> None:
+    home, item, observed = steady()
+    target = changed(home, {"suspend": True})
+    plan = plan_of(target, unchanged(item), observed=observed)
+    assert {"stop gateway/0", "stop router/0", "stop engine/0", "stop data-proxy/0"} <= set(verbs(plan))
+    assert not any(op.verb is Verb.SPAWN for op in plan.ops)
+
+
+def test_plan_of_a_hot_setting_configures_the_router_and_restarts_nothing() -> None:
+    home, item, observed = steady()
+    target = changed(home, {"limits": {"maxQueuedRequests": 7}, "router": {"strategy": "round_robin"}})
+    plan = plan_of(target, unchanged(item), observed=observed)
+    assert verbs(plan) == ["record", "configure router"]
+    assert plan.ops[1].args["strategy"] == "round_robin"
+
+
+def test_plan_of_another_gateway_port_starts_the_new_gateway_before_the_old_one_stops() -> None:
+    home, item, observed = steady()
+    target = changed(home, {"gateway": {"port": 8081}})
+    plan = plan_of(target, unchanged(item), observed=observed)
+    assert verbs(plan, SERVICE) == ["record", "spawn gateway/0", "await-ready gateway/0", "stop gateway/0"]
+
+
+def test_plan_of_an_immutable_change_is_a_conflict_naming_the_leaf() -> None:
+    _, item, _ = steady()
+    with pytest.raises(Conflict, match="spec.service"):
+        changed(item, {**item.spec, "service": "other"})
+
+
+def test_plan_of_a_neighbour_model_only_touches_its_routes() -> None:
+    home, item, observed = steady()
+    other = model(name="other")
+    crashed = [replace(one, seen=Seen.READY) for one in replica(other)]
+    seen = replace(observed, runs={**observed.runs, "Model/other": tuple(crashed)})
+    broken = without(seen, "other-engine-0")
+    plan = make_plan(
+        Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), broken, Policy()
+    )
+    assert verbs(plan, "Model/other") == ["route routes", "visible routes"]
+
+
+def test_plan_of_deleting_service_and_model_stops_traffic_first_and_erases_last() -> None:
+    home, item, observed = steady()
+    plan = plan_of(Target(home, "delete"), Target(item, "delete"), observed=observed)
+    listed = [f"{op.ref} {op.verb} {op.target}".strip() for op in plan.ops]
+    assert listed[0] == f"{SERVICE} stop gateway/0"
+    assert listed.index(f"{MODEL} stop engine/0") < listed.index(f"{SERVICE} stop router/0")
+    assert listed[-1] == f"{SERVICE} erase"
+    assert not any(op.verb is Verb.DRAIN for op in plan.ops)
+
+
+def test_plan_of_deleting_a_model_drains_and_unroutes_it() -> None:
+    home, item, observed = steady()
+    plan = make_plan(Scope((Target(item, "delete"),), (unchanged(home),)), observed, Policy())
+    assert verbs(plan) == [
+        "drain data-proxy",
+        "unroute routes",
+        "stop data-proxy/0",
+        "stop engine/0",
+        "forget engine/0",
+        "forget data-proxy/0",
+        "erase",
+    ]
+
+
+def test_plan_keeps_running_processes_when_only_a_spelled_out_default_is_new() -> None:
+    home, item, observed = steady()
+    target = changed(item, {**item.spec, "replicas": 1, "engineArgs": {}})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    assert not any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops)
+
+
+def test_plan_text_survives_json() -> None:
+    home, item, observed = steady()
+    plan = plan_of(unchanged(home), changed(item, {**item.spec, "path": "x"}), observed=observed)
+    data = plan.to_json()
+    assert data["ops"][0]["verb"] == "record"
+    assert [change["path"] for change in data["objects"][1]["changes"]] == ["spec.path"]
