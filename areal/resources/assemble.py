@@ -11,7 +11,18 @@ from areal.resources.diagnostics import Pos, Problems
 from areal.resources.documents import Document
 from areal.resources.kinds import API_VERSION, KINDS, Ref
 from areal.resources.metadata import Metadata
-from areal.resources.nodes import Mapping, Node, Scalar, Sequence, child, item_name, locate, plain, without_entry
+from areal.resources.nodes import (
+    Mapping,
+    Node,
+    Scalar,
+    Sequence,
+    at_path,
+    is_unreadable,
+    item_name,
+    locate,
+    plain,
+    without_entry,
+)
 from areal.resources.resource import Resource, Source
 from areal.resources.suggest import did_you_mean
 from areal.resources.tree import Path, path_text
@@ -37,18 +48,6 @@ def assemble(document: Document, problems: Problems) -> list[Resource]:
     if kind != "InferenceService" or "models" not in spec:
         return [resource]
     return [_without_models(resource), *_inline_models(resource)]
-
-
-def is_active(document: Document, profile: str | None, problems: Problems) -> bool:
-    """Whether the document belongs to this profile: it names it, or names none."""
-    node = document.node.get("profiles")
-    if node is None:
-        return True
-    names = plain(node)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        document.report(problems, document.node.key_pos("profiles"), "profiles", "expected a list of profile names")
-        return True
-    return profile in names
 
 
 def _kind(document: Document, problems: Problems) -> str | None:
@@ -108,23 +107,23 @@ def _spec(document: Document, problems: Problems) -> Mapping | None:
 
 def _report(faults: list[Fault], document: Document, node: Node, base: Path, problems: Problems) -> None:
     for fault in faults:
+        if is_unreadable(at_path(node, fault.path)):
+            continue
         pos = locate(node, fault.path, at_key=fault.at_key)
         if not fault.path:
             pos = document.node.key_pos(str(base[0]))
-        text = path_text((*base, *fault.path))
-        document.report(problems, _at_column(node, fault, pos), text, fault.message)
+        pos, message = _at_column(node, fault, pos)
+        document.report(problems, pos, path_text((*base, *fault.path)), message)
 
 
-def _at_column(node: Node, fault: Fault, pos: Pos) -> Pos:
-    """The place inside a scalar's text, when its text stands in the file as it is."""
+def _at_column(node: Node, fault: Fault, pos: Pos) -> tuple[Pos, str]:
+    """The place inside a scalar's text when that stands in the file as it is, else the column in words."""
     if not fault.column:
-        return pos
-    found: Node | None = node
-    for step in fault.path:
-        found = child(found, step) if found is not None else None
+        return pos, fault.message
+    found = at_path(node, fault.path)
     if isinstance(found, Scalar) and found.text_col:
-        return Pos(pos.file, pos.line, found.text_col + fault.column - 1)
-    return pos
+        return Pos(pos.file, pos.line, found.text_col + fault.column - 1), fault.message
+    return pos, f"{fault.message} (column {fault.column} of the text)"
 
 
 def _resource(document: Document, kind: str, metadata: Metadata, spec: dict[str, Any], spec_node: Mapping) -> Resource:
@@ -142,6 +141,7 @@ def _resource(document: Document, kind: str, metadata: Metadata, spec: dict[str,
         spec_node=spec_node,
         metadata_node=metadata_node,
         pos=metadata_node.entries["name"].pos,
+        origin=document.origin,
     )
 
 
@@ -171,4 +171,5 @@ def _inline_models(service: Resource) -> Iterator[Resource]:
             metadata_node=service.metadata_node,
             pos=item.entries["name"].pos,
             spec_path=("spec", "models", f"[{name}]"),
+            origin=service.origin,
         )

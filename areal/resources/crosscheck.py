@@ -13,12 +13,17 @@ from areal.resources.resource import PlacedReference, Resource
 
 def unique(resources: Sequence[Resource], problems: Problems) -> None:
     """One resource for each (kind, name), across all files."""
-    first: dict[Ref, Pos] = {}
+    first: dict[Ref, Resource] = {}
     for resource in resources:
-        earlier = first.setdefault(resource.ref, resource.pos)
-        if earlier is not resource.pos:
+        earlier = first.setdefault(resource.ref, resource)
+        if earlier is not resource:
             path = "metadata.name" if resource.owned_by is None else resource.text_of(("name",))
-            problems.add(resource.pos, path, f"{resource.ref} is declared twice: first at {earlier}")
+            message = f"{resource.ref} is declared twice: first at {earlier.pos}{_item(earlier)}"
+            problems.add(resource.pos, path, message + (f", again by {resource.origin}" if resource.origin else ""))
+
+
+def _item(resource: Resource) -> str:
+    return f" by {resource.origin}" if resource.origin else ""
 
 
 def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ...]:

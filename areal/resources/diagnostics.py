@@ -6,7 +6,7 @@ Every fault of every file is collected before anything is raised; each reads ``f
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from areal.errors import InvalidManifest
@@ -58,19 +58,34 @@ class ManifestError(InvalidManifest):
 
 @dataclass
 class Problems:
-    """Diagnostics as they are found. A fault that is met twice (an alias, a template) is kept once."""
+    """Diagnostics as they are found. A fault that is met twice (an alias, a template) is kept once, with the origins
+    (``each[2]``) that met it; ``met`` counts every time."""
 
-    found: dict[Diagnostic, None] = field(default_factory=dict)
+    found: dict[Diagnostic, dict[str, None]] = field(default_factory=dict)
+    met: int = 0
 
-    def add(self, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
-        self.found.setdefault(Diagnostic(pos, path, message, hint))
+    def add(self, pos: Pos, path: str, message: str, *, hint: str | None = None, origin: str = "") -> None:
+        self.met += 1
+        self.found.setdefault(Diagnostic(pos, path, message, hint), {})[origin] = None
 
     def __bool__(self) -> bool:
         return bool(self.found)
 
+    def diagnostics(self) -> list[Diagnostic]:
+        """Files in the order they were met, then by position."""
+        files = {diagnostic.pos.file: None for diagnostic in self.found}
+        order = {file: index for index, file in enumerate(files)}
+        ordered = sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:]))
+        return [replace(each, message=each.message + _origins([*self.found[each]])) for each in ordered]
+
     def raise_if_any(self) -> None:
-        """ManifestError with everything found so far: files in the order they were met, then by position."""
+        """ManifestError with everything found so far."""
         if self.found:
-            files = {diagnostic.pos.file: None for diagnostic in self.found}
-            order = {file: index for index, file in enumerate(files)}
-            raise ManifestError(sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:])))
+            raise ManifestError(self.diagnostics())
+
+
+def _origins(origins: list[str]) -> str:
+    named = [origin for origin in origins if origin]
+    if not named:
+        return ""
+    return f" ({named[0]})" if len(named) == 1 else f" ({named[0]} and {len(named) - 1} more)"

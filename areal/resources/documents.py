@@ -19,16 +19,16 @@ class Document(NamedTuple):
 
     def report(self, problems: Problems, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
         """A fault in this document; a generated one says which item it was, since all share one position."""
-        problems.add(pos, path, f"{message} ({self.origin})" if self.origin else message, hint=hint)
+        problems.add(pos, path, message, hint=hint, origin=self.origin)
 
 
 def read_documents(source: SourceText, problems: Problems) -> list[Document]:
     """The documents of one file, ``kind: List`` taken apart. An empty file is a fault when it was named."""
-    before = len(problems.found)
+    before = problems.met
     found: list[Document] = []
     for node in load_documents(source.text, source.file, problems):
         found += _flatten(node, source, problems)
-    if not found and source.named and len(problems.found) == before:
+    if not found and source.named and problems.met == before:
         problems.add(Pos(source.file, 1, 1), "", "no resources: the file is empty")
     return found
 

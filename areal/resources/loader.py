@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from areal.resources.diagnostics import Pos, Problems
-from areal.resources.nodes import Mapping, Node, Scalar, Sequence
+from areal.resources.nodes import Mapping, Node, Scalar, Sequence, unreadable
 from areal.resources.scalars import BadScalar, resolve_plain, resolve_tagged
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -124,8 +124,9 @@ class _Builder:
                 value = event.value if event.tag is None else resolve_tagged(event.value, event.tag)
         except BadScalar as error:
             self._problems.add(pos, "", str(error))
-            value = None
-        node = Scalar(value, pos, _text_column(event))
+            node = unreadable(pos)
+        else:
+            node = Scalar(value, pos, _text_column(event))
         if event.anchor is not None:
             self._anchors[event.anchor] = (node, 1)
         self._place(node, 1)
@@ -181,7 +182,7 @@ class _Builder:
 
     def _alias(self, event: Any) -> None:
         pos, anchor = self._pos(event), event.anchor
-        node, size = self._anchors.get(anchor, (Scalar(None, pos), 1))
+        node, size = self._anchors.get(anchor, (unreadable(pos), 1))
         if any(frame.anchor == anchor for frame in self._stack):
             self._problems.add(pos, "", f"the alias *{anchor} is inside what it stands for")
         elif anchor not in self._anchors:

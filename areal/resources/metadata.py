@@ -22,7 +22,7 @@ def _check_labels(labels: dict[str, str]) -> dict[str, str]:
         if not _VALUE.fullmatch(value):
             raise PydanticCustomError(
                 "areal_label",
-                'label {key}: "{value}" is no label value: letters, digits, "-", "_", ".", at most 63, '
+                '"{value}" is no label value: letters, digits, "-", "_", "." only, at most 63, '
                 "a letter or digit first and last",
                 {"key": key, "value": value},
             )

@@ -15,6 +15,9 @@ from areal.resources.tree import Path, bracketed
 Value: TypeAlias = str | int | float | bool | None
 
 
+_UNREADABLE = -1
+
+
 class Scalar(NamedTuple):
     """``text_col``: the column of the value's first character when its text stands verbatim on one line, else 0."""
 
@@ -63,6 +66,26 @@ def to_node(value: Any, pos: Pos) -> Node:
     if isinstance(value, (list, tuple)):
         return Sequence(tuple(to_node(item, pos) for item in value), pos)
     return Scalar(value, pos)
+
+
+def unreadable(pos: Pos) -> Scalar:
+    """Stands for a value whose fault has been reported, so that nobody complains of its absence too."""
+    return Scalar(None, pos, _UNREADABLE)
+
+
+def is_unreadable(node: Node | None) -> bool:
+    """An unreadable value, or a map that holds one."""
+    if isinstance(node, Mapping):
+        return any(isinstance(value, Scalar) and is_unreadable(value) for value in node.entries.values())
+    return isinstance(node, Scalar) and node.text_col == _UNREADABLE
+
+
+def at_path(node: Node, path: Path) -> Node | None:
+    """The node at ``path``, None when there is none."""
+    found: Node | None = node
+    for step in path:
+        found = child(found, step) if found is not None else None
+    return found
 
 
 def mapping(entries: AnyMapping[str, Node], pos: Pos) -> Mapping:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 
@@ -16,12 +15,18 @@ def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
 
     None when there is no such folder: a Hugging Face id, or a mistake when ``looks_local``.
     """
-    expanded = os.path.expanduser(path)
     bases = [Path.cwd()]
     if source_file:
-        bases += [folder for folder in Path(os.path.abspath(source_file)).parents[:2]]
+        bases += Path(source_file).absolute().parents[:2]
     for base in bases:
-        candidate = base / expanded
+        candidate = base / _expanded(path)
         if candidate.is_dir():
             return str(candidate.resolve())
     return None
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # a user that this machine does not have
+        return Path(path)

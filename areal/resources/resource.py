@@ -27,7 +27,8 @@ class Source:
 @dataclass(frozen=True)
 class Resource:
     """One object as wished for. ``spec`` is sparse and plain: what was written, after templating, with YAML's names
-    and no defaults. ``depends_on`` holds canonical references (``Model/qwen``)."""
+    and no defaults. ``depends_on`` holds canonical references (``Model/qwen``); ``origin`` says which generated item
+    it is (``each[2]``)."""
 
     kind: str
     name: str
@@ -41,6 +42,7 @@ class Resource:
     metadata_node: Mapping = field(compare=False, repr=False, default_factory=lambda: Mapping({}, {}, Pos("", 1, 1)))
     pos: Pos = field(compare=False, default=Pos("", 1, 1))
     spec_path: Path = field(compare=False, repr=False, default=("spec",))
+    origin: str = field(compare=False, default="")
 
     @property
     def ref(self) -> Ref:

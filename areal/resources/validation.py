@@ -69,7 +69,7 @@ def _cross_field_faults(spec: SpecModel) -> Iterator[Fault]:
     """The cross-field problems of a spec and of the named items in it."""
     yield from (Fault(path, message) for path, message in spec.problems())
     for info in registry.fields_of(type(spec)).values():
-        if info.repeated and info.nested is not None:
+        if info.repeated and info.nested is not None and "name" in info.nested.model_fields:
             for item in getattr(spec, info.attribute):
                 base: Path = (info.name, f"[{item.name}]")
                 yield from (Fault((*base, *path), message) for path, message in item.problems())
@@ -84,6 +84,8 @@ def _explain(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[
         return Fault(path, f"unknown field{near}", at_key=True), union
     if kind == "missing":
         return Fault(path[:-1], f'required field "{path[-1]}" is missing', at_key=True), union
+    if "key" in context:  # a validator of a whole map says which entry it means
+        path = (*path, context["key"])
     message = _message(kind, detail["input"], context) or detail["msg"]
     return Fault(path, message, column=context.get("column", 0)), union
 
