@@ -130,8 +130,9 @@ class EngineRoutes:
 
     async def _stats(self, request: web.Request) -> web.Response:
         loaded = self._model()
-        stats = dataclasses.asdict(await _done(loaded.engine.stats()))
-        return json_response({"model": loaded.description, **stats.pop("counters"), **stats})
+        stats = await _done(loaded.engine.stats())
+        body = dataclasses.asdict(stats)
+        return json_response({"model": loaded.description, **body.pop("counters"), **body})
 
     def _model(self) -> Loaded:
         if self._loaded is None:

@@ -255,7 +255,7 @@ class Engine:
         if self._batch is None or self._batch.sequences != step.sequences:
             self._bind(step.sequences)
         assert self._batch is not None
-        logits = self._runner.decode(self._tokens, self._positions, step.width)
+        logits = self._runner.decode(self._tokens, self._positions, step.longest)
         sampled = self._batch.sample(logits)
         self._tokens = sampled.tokens
         self._positions += 1

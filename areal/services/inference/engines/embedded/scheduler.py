@@ -71,7 +71,8 @@ class Decode:
     """One token more for each of ``sequences``, which hold rows 0, 1, ...; ``moves`` come before."""
 
     sequences: tuple[Sequence, ...]
-    rows: int  # the rectangle that the step needs
+    longest: int  # positions that the longest of them has after the step
+    rows: int  # the rectangle that the step needs, a partial prefill's row included
     width: int
     moves: tuple[Move, ...] = ()
 
@@ -114,7 +115,8 @@ class Scheduler:
         if not self.decoding:
             return None
         rows = len(self.decoding) + (self.partial is not None)
-        return Decode(tuple(self.decoding), rows, self._width(), moves)
+        longest = max(sequence.length for sequence in self.decoding)
+        return Decode(tuple(self.decoding), longest, rows, self._width(), moves)
 
     def commit(self, step: Prefill | Decode) -> None:
         """The step's positions are in the cache now; completed prefills decode from here on."""

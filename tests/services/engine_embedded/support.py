@@ -1,0 +1,117 @@
+"""Tiny random models of each family, an engine over one of them, and plain forward passes to compare with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
+from areal.services.inference.engines.embedded.engine import Engine
+from areal.services.inference.engines.embedded.model_config import parse, read_config
+from areal.services.inference.engines.embedded.runner import ModelRunner
+from areal.services.inference.engines.embedded.sampling import Sampling, stream_key
+from areal.services.inference.engines.embedded.scheduler import Limits
+from areal.services.inference.engines.embedded.sequence import Sequence
+
+VOCAB = 97
+FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral")
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LIMITS = Limits(max_rows=8, max_length=128, kv_tokens=8 * 128, prefill_tokens=64)
+
+
+def make_model(folder: Path, family: str = "Llama", *, seed: int = 0, shard: str = "5GB", **changes: Any) -> Any:
+    """Save a random model and return it as transformers sees it, float32 and in evaluation mode."""
+    shape = {**_SHAPE, "sliding_window": None, **changes}
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Large enough that a wrong bias, norm or head shows, and that sampling is no coin toss.
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model.eval()
+
+
+def open_runner(folder: Path, limits: Limits = LIMITS, dtype: torch.dtype = torch.float32) -> DecoderRunner:
+    runner = DecoderRunner(parse(read_config(folder)), limits, dtype, torch.device("cpu"))
+    runner.load(folder)
+    return runner
+
+
+class Harness:
+    """A running engine whose progress can be awaited from the test's thread."""
+
+    def __init__(self, runner: ModelRunner, limits: Limits = LIMITS) -> None:
+        self._changed = threading.Condition()
+        self.failures: list[BaseException] = []
+        self.engine = Engine(runner, limits, self._progress, self.failures.append)
+        self.engine.start()
+
+    def submit(self, prompt: Seq[int], index: int = 0, **sampling: Any) -> Sequence:
+        sequence = make_sequence(prompt, index=index, room=self.engine.limits.max_length, **sampling)
+        self.engine.submit([sequence])
+        return sequence
+
+    def wait(self, *sequences: Sequence, tokens: int | None = None) -> None:
+        """Until each has ended, or has produced ``tokens``."""
+
+        def reached() -> bool:
+            return all(each.finish or (tokens is not None and each.produced >= tokens) for each in sequences)
+
+        with self._changed:
+            assert self._changed.wait_for(reached, timeout=60)
+
+    def run(self, *prompts: Seq[int], **sampling: Any) -> list[Sequence]:
+        sequences = [self.submit(prompt, **sampling) for prompt in prompts]
+        self.wait(*sequences)
+        return sequences
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _progress(self, urgent: bool) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def make_sequence(prompt: Seq[int], *, index: int = 0, room: int = 128, **sampling: Any) -> Sequence:
+    stop_ids = frozenset(sampling.get("stop_token_ids", ()))
+    params = Sampling(**sampling)
+    allowance = room - len(prompt) if params.max_new_tokens is None else params.max_new_tokens
+    key = stream_key(params.seed or 0, index)
+    return Sequence(list(prompt), params, allowance=allowance, stop_ids=stop_ids, index=index, key=key)
+
+
+@torch.no_grad()
+def plain_logits(model: Any, tokens: Seq[int]) -> torch.Tensor:
+    """[len(tokens), vocab] float32 of one uncached forward pass."""
+    logits: torch.Tensor = model(input_ids=torch.tensor([list(tokens)])).logits[0].float()
+    return logits
+
+
+def plain_logprobs(model: Any, sequence: Sequence) -> torch.Tensor:
+    """What a forward pass over prompt and output gives each token of the output."""
+    tokens = sequence.prompt + sequence.output
+    logprobs = plain_logits(model, tokens).log_softmax(-1)[len(sequence.prompt) - 1 : -1]
+    return logprobs.gather(1, torch.tensor(sequence.output)[:, None])[:, 0]
+
+
+def gap(model: Any, sequence: Sequence) -> float:
+    """Largest difference between the reported logprobs and the plain ones."""
+    return float((torch.tensor(sequence.logprobs) - plain_logprobs(model, sequence)).abs().max())
