@@ -1,0 +1,160 @@
+"""What a request asks for, as one value, from an OpenAI chat or completion body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal.services.inference.data_proxy.fields import Fields, is_token_ids, unsupported
+from areal.services.inference.data_proxy.messages import read_messages, read_tools
+from areal.services.inference.data_proxy.sampling_fields import Answering, read_answering, read_sampling
+from areal.services.inference.data_proxy.templating import RESERVED, ChatTemplate
+from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.engines.base import Capabilities, Sampling
+from areal.services.web.errors import bad_request
+
+MAX_PROMPTS = 1024
+DEFAULT_COMPLETION_TOKENS = 16  # the completions API's own
+
+_NO_EFFECT = (
+    "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+)  # fmt: skip
+_NOT_IN_CHAT = {
+    "functions": "it is the old form of tools",
+    "function_call": "it is the old form of tool_choice",
+    "audio": "the model writes text only",
+    "prediction": "the engine has no predicted outputs",
+    "web_search_options": "there is no web search",
+    "verbosity": "the model has no such switch",
+}
+_NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. ``prompts`` make the token ids (run them off the event loop); ``max_tokens`` None: all there is room
+    for. ``echo``: the prompt's text comes before the answer's."""
+
+    prompts: tuple[Callable[[], list[int]], ...]
+    sampling: Sampling
+    answering: Answering
+    ignored: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    store: bool
+    echo: bool = False
+
+
+def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> Ask:
+    """Raises 400 naming the field."""
+    template = codec.template
+    if template is None:
+        message = "this model has no chat template: use /v1/completions, or give the model one"
+        raise bad_request(message, param="messages", code="no_chat_template")
+    fields.refuse(_NOT_IN_CHAT)
+    if fields.take("modalities", ["text"]) != ["text"]:
+        raise unsupported("modalities", "the model writes text only")
+    messages = read_messages(fields.take("messages"), template)
+    tools = _tools(fields, template)
+    variables = _template_variables(fields, template)
+    answering = read_answering(fields, _chat_logprobs(fields, capabilities), capabilities)
+    old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
+    sampling = read_sampling(fields, codec, answering, capabilities, new or old)
+
+    def prompt() -> list[int]:
+        return codec.encode(template.render(messages, tools, variables), add_special_tokens=False)
+
+    return _ask(fields, (prompt,), sampling, answering)
+
+
+def _ask(
+    fields: Fields,
+    prompts: tuple[Callable[[], list[int]], ...],
+    sampling: Sampling,
+    answering: Answering,
+    echo: bool = False,
+) -> Ask:
+    metadata, store = fields.mapping("metadata"), fields.flag("store")
+    fields.accept(_NO_EFFECT)
+    return Ask(prompts, sampling, answering, fields.ignored(), metadata, store, echo)
+
+
+def _chat_logprobs(fields: Fields, capabilities: Capabilities) -> int | None:
+    wanted = fields.flag("logprobs")
+    top = fields.whole("top_logprobs", 0, capabilities.max_top_logprobs)
+    if top is not None and not wanted:
+        raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _tools(fields: Fields, template: ChatTemplate) -> list[dict[str, Any]] | None:
+    """The tools for the template. A choice that would have to be forced on the model is refused."""
+    tools = read_tools(fields.take("tools", []))
+    choice = fields.take("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise unsupported("tool_choice", "only auto and none are; the engine cannot force a call")
+    if not fields.flag("parallel_tool_calls", True):
+        raise unsupported("parallel_tool_calls", "the number of calls cannot be forced on the model")
+    if not tools or choice == "none":
+        return None
+    if not template.uses("tools"):
+        raise unsupported("tools", "this model's chat template has no place for them")
+    return tools
+
+
+def _template_variables(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
+    variables = fields.mapping("chat_template_kwargs")
+    if reserved := RESERVED & variables.keys():
+        name = f"chat_template_kwargs.{min(reserved)}"
+        raise bad_request(f"{name} is set by the service", param=name)
+    variables["add_generation_prompt"] = fields.flag(
+        "add_generation_prompt", variables.get("add_generation_prompt", True)
+    )
+    effort = fields.text("reasoning_effort")
+    if effort is not None:
+        if not template.uses("reasoning_effort"):
+            raise unsupported("reasoning_effort", "this model's chat template has no such switch")
+        variables["reasoning_effort"] = effort
+    return variables
+
+
+def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> Ask:
+    """Raises 400 naming the field."""
+    fields.refuse(_NOT_IN_COMPLETIONS)
+    prompts = _prompts(fields.take("prompt"), codec)
+    echo = fields.flag("echo")
+    top = fields.whole("logprobs", 0, capabilities.max_top_logprobs)
+    if echo and top is not None:
+        raise unsupported("echo", "together with logprobs it needs those of the prompt")
+    answering = read_answering(fields, top, capabilities)
+    max_tokens = fields.whole("max_tokens", 1, 2**31 - 1) or DEFAULT_COMPLETION_TOKENS
+    sampling = read_sampling(fields, codec, answering, capabilities, max_tokens)
+    best_of = fields.whole("best_of", 1, 128)
+    if best_of is not None and best_of != sampling.n:
+        raise unsupported("best_of", "only as many choices are made as n says")
+    if sampling.n * len(prompts) > MAX_PROMPTS:
+        raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
+    return _ask(fields, prompts, sampling, answering, echo)
+
+
+def _prompts(value: object, codec: TextCodec) -> tuple[Callable[[], list[int]], ...]:
+    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    if isinstance(value, str):
+        return (_text_prompt(value, codec),)
+    if isinstance(value, list) and value:
+        if is_token_ids(value, codec.vocab_size):
+            return (lambda: value,)
+        if all(isinstance(item, str) for item in value):
+            return tuple(_text_prompt(item, codec) for item in value)
+        if all(item and is_token_ids(item, codec.vocab_size) for item in value):
+            return tuple(_ids_prompt(item) for item in value)
+    message = f"prompt must be a string, token ids below {codec.vocab_size}, or a list of either; not empty"
+    raise bad_request(message, param="prompt")
+
+
+def _text_prompt(text: str, codec: TextCodec) -> Callable[[], list[int]]:
+    return lambda: codec.encode(text, add_special_tokens=True)
+
+
+def _ids_prompt(ids: list[int]) -> Callable[[], list[int]]:
+    return lambda: ids

@@ -1,0 +1,99 @@
+"""The model routes of a data proxy before an external API: relayed, with our request ids, errors and deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from areal.services.inference.data_proxy.deadline import idle_s
+from areal.services.inference.engines.clients.external import ExternalApi
+from areal.services.web import headers as names
+from areal.services.web.body import read_object
+from areal.services.web.errors import ApiError
+from areal.services.web.service import REQUEST_ID, Handler
+from areal.services.web.streaming import last_word
+
+_PASSED_HEADERS = ("Content-Type", "Retry-After")
+
+
+@dataclass
+class _Call:
+    request: web.Request
+    started: float
+    waited: float = 0.0
+    out: web.StreamResponse | None = None  # once the first byte is there
+
+    def overhead(self) -> str:
+        return str(int((time.perf_counter() - self.started - self.waited) * 1e6))
+
+
+class ExternalCalls:
+    """``idle_s``: seconds without a byte that are too many, where the relay does not say."""
+
+    def __init__(self, model: str, api: ExternalApi, *, max_body_bytes: int, idle_s: float) -> None:
+        self._model = model
+        self._api = api
+        self._max_body_bytes = max_body_bytes
+        self._idle_s = idle_s
+
+    def relay_to(self, path: str) -> Handler:
+        """The handler that relays to ``path`` under the API's base URL."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._relay(request, path)
+
+        return handle
+
+    async def _relay(self, request: web.Request, path: str) -> web.StreamResponse:
+        data = await read_object(request, self._max_body_bytes)
+        call = _Call(request, time.perf_counter())
+        if data.get("model") not in (None, self._model):
+            message = f"the model {data['model']!r} does not exist; here is {self._model!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        try:
+            with _failures():
+                timeout = idle_s(request, self._idle_s)
+                async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
+                    return await _pass_on(call, upstream)
+        except ApiError as failure:
+            if call.out is None:
+                raise
+            await last_word(call.out, b"\n\n" + failure.event(request[REQUEST_ID]))
+            return call.out
+
+
+async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    headers = {name: value for name in _PASSED_HEADERS if (value := upstream.headers.get(name)) is not None}
+    call.waited = time.perf_counter() - call.started
+    if upstream.status != 200 or upstream.content_type != "text/event-stream":
+        body = await upstream.read()
+        call.waited = time.perf_counter() - call.started
+        return web.Response(status=upstream.status, body=body, headers={**headers, names.OVERHEAD: call.overhead()})
+    out = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
+    async for part in upstream.content.iter_any():
+        try:
+            if call.out is None:
+                await out.prepare(call.request)
+                call.out = out
+            await out.write(part)
+        except ConnectionResetError:  # the caller is gone
+            return out
+    return out
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """What went wrong at the API's end, as our caller is told it."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise ApiError(503, f"the external API does not answer: {error}", code="engine_unavailable") from error
+    except TimeoutError as error:
+        raise ApiError(504, "the external API made no progress", code="progress_timeout") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiError(502, "the connection to the external API broke", code="engine_failed") from error

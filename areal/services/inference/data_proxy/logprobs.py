@@ -1,0 +1,50 @@
+"""Log-probabilities in the shapes of the two APIs.
+
+Every sampled token has its entry, the one that ended the answer and those that spell a stop string too: the entries
+stay in step with ``completion_tokens``. JSON has no minus infinity; the API writes -9999.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal.services.inference.data_proxy.choice import Choice
+from areal.services.inference.data_proxy.tokenizer import TextCodec
+
+_LEAST = -9999.0
+
+
+def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": codec.token_text(token_id),
+        "logprob": max(logprob, _LEAST),
+        "bytes": list(codec.bytes_of(token_id)),
+    }
+
+
+def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dict[str, Any]:
+    content = []
+    for position in range(start, end):
+        top = choice.top_logprobs[position] if choice.top_logprobs else ()
+        entry = _entry(codec, choice.token_ids[position], choice.logprobs[position])
+        content.append({**entry, "top_logprobs": [_entry(codec, token_id, value) for token_id, value in top]})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, offset: int) -> dict[str, Any]:
+    """``offset`` is where the first token's text begins in the choice's text."""
+    tokens = [codec.token_text(token_id) for token_id in choice.token_ids[start:end]]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    tops = [
+        {codec.token_text(token_id): max(value, _LEAST) for token_id, value in top}
+        for top in choice.top_logprobs[start:end]
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [max(value, _LEAST) for value in choice.logprobs[start:end]],
+        "top_logprobs": tops or None,
+        "text_offset": offsets,
+    }

@@ -1,0 +1,260 @@
+"""The model routes of a data proxy with a token engine: read, tokenise, generate, answer.
+
+Until the engine's first token a failure is a status code; after it, an event in the stream. Each finished choice
+passes ``finished`` before the answer's last byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from areal.services.inference.data_proxy.asks import Ask, read_chat, read_completion
+from areal.services.inference.data_proxy.choice import Choice, Update
+from areal.services.inference.data_proxy.deadline import idle_s
+from areal.services.inference.data_proxy.fields import Fields
+from areal.services.inference.data_proxy.generation import Drive, Generator
+from areal.services.inference.data_proxy.interaction import Finished, Interaction
+from areal.services.inference.data_proxy.shapes import ChatShape, CompletionShape, Frame, Shape
+from areal.services.inference.data_proxy.tokenizer import CodecPool, TextCodec
+from areal.services.inference.engines.base import (
+    Capabilities,
+    EngineCall,
+    EngineError,
+    EngineRefused,
+    EngineUnavailable,
+)
+from areal.services.web import headers as names
+from areal.services.web.body import read_object
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.service import REQUEST_ID
+from areal.services.web.streaming import last_word
+from areal.services.web.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class ProxyLimits:
+    """``max_model_len`` is asked at each call: the engine says it once it is up."""
+
+    max_body_bytes: int
+    request_timeout_s: float
+    max_model_len: Callable[[], int | None]
+
+
+@dataclass
+class Clock:
+    """Whose time it is: ours, or the engine's."""
+
+    started: float
+    engine_s: float = 0.0
+
+    def overhead_us(self) -> int:
+        return int((time.perf_counter() - self.started - self.engine_s) * 1e6)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that is ready to run."""
+
+    request: web.Request
+    ask: Ask
+    frame: Frame
+    shape: Shape
+    drives: tuple[Drive, ...]
+    idle_s: float
+    clock: Clock
+
+    def headers(self) -> dict[str, str]:
+        headers = {names.OVERHEAD: str(self.clock.overhead_us())}
+        if self.ask.ignored:
+            headers[names.IGNORED] = ", ".join(self.ask.ignored)
+        return headers
+
+
+class ModelCalls:
+    def __init__(
+        self,
+        model: str,
+        codec: TextCodec,
+        pool: CodecPool,
+        generator: Generator,
+        capabilities: Capabilities,
+        limits: ProxyLimits,
+        finished: Finished,
+    ) -> None:
+        self._model = model
+        self._codec = codec
+        self._pool = pool
+        self._generator = generator
+        self._capabilities = capabilities
+        self._limits = limits
+        self._finished = finished
+        self.tokens_in_flight = 0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, read_chat, ChatShape, "chatcmpl-")
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, read_completion, CompletionShape, "cmpl-")
+
+    async def _answer(
+        self,
+        request: web.Request,
+        read: Callable[[Fields, TextCodec, Capabilities], Ask],
+        shape: Callable[[Frame], Shape],
+        id_prefix: str,
+    ) -> web.StreamResponse:
+        data = await read_object(request, self._limits.max_body_bytes)
+        clock = Clock(time.perf_counter())
+        fields = Fields(data)
+        self._check_model(fields.text("model"))
+        ask = read(fields, self._codec, self._capabilities)
+        prompts = await self._pool.run(lambda: [prompt() for prompt in ask.prompts])
+        ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=self._room(ask, max(map(len, prompts)))))
+        frame = self._frame(ask, prompts, id_prefix + secrets.token_hex(12))
+        drives = self._drives(frame, ask)
+        prepared = Prepared(
+            request, ask, frame, shape(frame), drives, idle_s(request, self._limits.request_timeout_s), clock
+        )
+        held = sum(map(len, prompts)) + (ask.sampling.max_new_tokens or 0) * len(frame.choices)
+        self.tokens_in_flight += held
+        try:
+            return await (self._stream(prepared) if ask.answering.stream else self._whole(prepared))
+        finally:
+            self.tokens_in_flight -= held
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model:
+            message = f"the model {name!r} does not exist; here is {self._model!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def _room(self, ask: Ask, prompt_tokens: int) -> int | None:
+        """How many tokens the answer may have. Raises 400 when the context has no room for what is asked."""
+        if prompt_tokens == 0:
+            raise bad_request("the prompt has no tokens", param="prompt")
+        wanted, limit = ask.sampling.max_new_tokens, self._limits.max_model_len()
+        if limit is None:
+            return wanted
+        if prompt_tokens + (wanted or 1) > limit:
+            asked = f"{prompt_tokens} in the prompt" + (f" and {wanted} in the answer" if wanted else "")
+            message = f"this model's context is {limit} tokens; you asked for {asked}"
+            raise bad_request(message, param="messages", code="context_length_exceeded")
+        return wanted if wanted is not None else limit - prompt_tokens
+
+    def _frame(self, ask: Ask, prompts: list[list[int]], answer_id: str) -> Frame:
+        answering = ask.answering
+        skip = answering.skip_special_tokens
+        choices = [
+            Choice(index, self._codec.stream(skip_special=skip), answering.stops)
+            for index in range(len(prompts) * ask.sampling.n)
+        ]
+        echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
+        return Frame(answer_id, self._model, self._codec, answering, prompts, choices, echoed)
+
+    def _drives(self, frame: Frame, ask: Ask) -> tuple[Drive, ...]:
+        each = frame.per_prompt
+        return tuple(
+            Drive(
+                EngineCall(f"{frame.answer_id}-{index}", tuple(prompt), ask.sampling, ask.answering.response_format),
+                frame.choices[index * each : (index + 1) * each],
+            )
+            for index, prompt in enumerate(frame.prompts)
+        )
+
+    async def _whole(self, prepared: Prepared) -> web.Response:
+        async with self._running(prepared) as updates:
+            async for _ in updates:
+                pass
+        body = prepared.shape.whole()
+        return web.Response(body=body, content_type="application/json", headers=prepared.headers())
+
+    async def _stream(self, prepared: Prepared) -> web.StreamResponse:
+        out: web.StreamResponse | None = None
+        shape = prepared.shape
+        try:
+            async with self._running(prepared) as updates:
+                async for update in updates:
+                    said = shape.update(update)
+                    if out is None:
+                        out = await _open_stream(prepared)
+                        said = shape.opening() + said
+                    if said:
+                        await out.write(said)
+            assert out is not None, "a generation has at least one update"
+            await out.write(shape.closing())
+        except ApiError as error:
+            if out is None:
+                raise
+            await last_word(out, error.event(prepared.request[REQUEST_ID]))
+        return out
+
+    @contextlib.asynccontextmanager
+    async def _running(self, prepared: Prepared) -> AsyncIterator[AsyncIterator[Update]]:
+        """The updates, under the deadline on progress; engine failures as what the caller is told."""
+        begun = False
+
+        def queued_in_a_busy_engine() -> bool:
+            return not begun and self._generator.pulse.silent_s() < prepared.idle_s
+
+        watchdog = Watchdog(lambda: prepared.idle_s, excused=queued_in_a_busy_engine)
+
+        async def watched(updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
+            nonlocal begun
+            waiting_since = time.perf_counter()
+            async for update in updates:
+                prepared.clock.engine_s += time.perf_counter() - waiting_since
+                begun = True
+                watchdog.kick()
+                if update.finish_reason is not None:
+                    await self._finished(_interaction(prepared, update.index))
+                yield update
+                waiting_since = time.perf_counter()
+
+        with _engine_errors(prepared):
+            async with watchdog, contextlib.aclosing(self._generator.updates(prepared.drives)) as updates:
+                yield watched(updates)
+
+
+def _interaction(prepared: Prepared, index: int) -> Interaction:
+    frame = prepared.frame
+    choice = frame.choices[index]
+    assert choice.finish_reason is not None
+    return Interaction(
+        request_id=prepared.request[REQUEST_ID],
+        model=frame.model,
+        choice=index,
+        prompt_ids=tuple(frame.prompts[index // frame.per_prompt]),
+        output_ids=tuple(choice.token_ids),
+        logprobs=tuple(choice.logprobs),
+        versions=tuple(choice.versions),
+        finish_reason=choice.finish_reason,
+        text=choice.text,
+        metadata=prepared.ask.metadata,
+    )
+
+
+async def _open_stream(prepared: Prepared) -> web.StreamResponse:
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **prepared.headers()}
+    out = web.StreamResponse(headers=headers)
+    await out.prepare(prepared.request)
+    return out
+
+
+@contextlib.contextmanager
+def _engine_errors(prepared: Prepared) -> Iterator[None]:
+    """What went wrong in the engine, as the caller is told it."""
+    try:
+        yield
+    except EngineUnavailable as error:
+        raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
+    except EngineRefused as error:
+        raise ApiError(400, str(error), code="engine_refused") from error
+    except EngineError as error:
+        raise ApiError(502, str(error), code="engine_failed") from error
+    except TimeoutError as error:
+        raise ApiError(504, f"no progress in {prepared.idle_s:g} s", code="progress_timeout") from error

@@ -1,0 +1,64 @@
+"""The data proxy's flags."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from areal.errors import UsageFault
+from areal.services.inference.engines.clients import TOKEN_ENGINES
+from areal.services.web.body import DEFAULT_MAX_BODY_BYTES
+from areal.services.web.options import add_serve_arguments
+
+ENGINE_KEY_VARIABLE = "AREAL_ENGINE_API_KEY"
+
+
+def data_proxy_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="areal-inference-data-proxy")
+    add_serve_arguments(parser, port=8082)
+    parser.add_argument("--model", required=True, help="the name under which callers know the model")
+    parser.add_argument("--engine", required=True, choices=[*TOKEN_ENGINES, "external"])
+    parser.add_argument("--engine-url", required=True, help="for external: the API's base URL, with its /v1")
+    parser.add_argument("--engine-model", help="the engine's own name of the model (default: --model)")
+    parser.add_argument("--engine-key-file", help=f"key for an external API (else ${ENGINE_KEY_VARIABLE})")
+    parser.add_argument("--tokenizer-path", help="folder with tokenizer.json")
+    parser.add_argument("--chat-template", help="file with a chat template, instead of the tokenizer folder's")
+    parser.add_argument("--max-model-len", type=int, help="context in tokens, where the engine does not say")
+    parser.add_argument("--max-body-bytes", type=int, default=DEFAULT_MAX_BODY_BYTES)
+    parser.add_argument("--request-timeout", type=float, default=600.0, help="seconds without progress")
+    parser.add_argument("--tokenizer-threads", type=int, default=2)
+    return parser
+
+
+def engine_key(key_file: str | None) -> str | None:
+    """The key for an external API. Raises UsageFault when the file cannot be read."""
+    if key_file is None:
+        return os.environ.get(ENGINE_KEY_VARIABLE) or None
+    try:
+        return Path(key_file).read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError) as error:
+        raise UsageFault(f"cannot read the engine key file {key_file}: {error}") from error
+
+
+def external_base_url(text: str) -> str:
+    """The API's base URL without a trailing slash; ``/v1`` where no path is given. Raises UsageFault."""
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageFault(f"--engine-url {text!r} must be an http or https URL")
+    if parts.username or parts.query or parts.fragment:
+        raise UsageFault(
+            "--engine-url must hold no credentials, query or fragment", hint="keys go in --engine-key-file"
+        )
+    if _is_link_local(parts.hostname):
+        raise UsageFault(f"--engine-url {text!r} is a link-local address: cloud metadata lives there, no model")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def _is_link_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_link_local
+    except ValueError:
+        return False

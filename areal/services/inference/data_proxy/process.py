@@ -1,0 +1,134 @@
+"""One data proxy process, wired together."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from areal.errors import UsageFault
+from areal.services.inference.data_proxy.engine_watch import EngineWatch
+from areal.services.inference.data_proxy.external_calls import ExternalCalls
+from areal.services.inference.data_proxy.generation import Generator
+from areal.services.inference.data_proxy.interaction import Finished, Interaction
+from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
+from areal.services.inference.data_proxy.options import engine_key, external_base_url
+from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
+from areal.services.inference.engines.clients import open_engine
+from areal.services.inference.engines.clients.external import ExternalApi
+from areal.services.web.access import Access
+from areal.services.web.metrics import Metrics
+from areal.services.web.options import ServeOptions, serve_options
+from areal.services.web.outgoing import open_session
+from areal.services.web.serve import run_service, serve
+from areal.services.web.service import Handler, Service, json_response
+from areal.services.web.stage import report_stage
+from areal.services.web.tasks import background
+
+_EXTERNAL_PERIOD_S = 15.0
+
+Build = Callable[[ServeOptions, aiohttp.ClientSession], Service]
+
+
+def run_data_proxy(args: argparse.Namespace) -> None:
+    """Serve until told to stop. Raises UsageFault for flags that do not fit together."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    options = serve_options(args)
+    build = _external(args) if args.engine == "external" else _token_engine(args)
+
+    async def run() -> None:
+        async with open_session() as http:
+            await serve(build(options, http), options)
+
+    run_service(run, options.log_level)
+
+
+def _token_engine(args: argparse.Namespace) -> Build:
+    if args.tokenizer_path is None:
+        raise UsageFault(f"--engine {args.engine} needs --tokenizer-path")
+    report_stage("reading the tokenizer")
+    codec = load_codec(args.tokenizer_path, args.chat_template)
+
+    def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
+        headers = options.key.bearer() if options.key else {}
+        engine = open_engine(args.engine, http, args.engine_url, args.engine_model or args.model, headers)
+        watch = EngineWatch(engine.state)
+
+        def context() -> int | None:
+            given: int | None = args.max_model_len
+            return given or watch.state.max_model_len or codec.max_positions
+
+        limits = ProxyLimits(args.max_body_bytes, args.request_timeout, context)
+        pool = CodecPool(args.tokenizer_threads)
+        service = _service(args, options, watch, lambda: {"in_flight_tokens": calls.tokens_in_flight})
+        finished = _count_tokens(service.metrics)
+        generator = Generator(engine)
+        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished)
+        _add_model_routes(service, args.model, calls.chat, calls.completion)
+        return service
+
+    return build
+
+
+def _external(args: argparse.Namespace) -> Build:
+    base_url, key = external_base_url(args.engine_url), engine_key(args.engine_key_file)
+
+    def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
+        api = ExternalApi(http, base_url, args.engine_model or args.model, key)
+        service = _service(args, options, EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S), dict)
+        calls = ExternalCalls(args.model, api, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
+        _add_model_routes(service, args.model, calls.relay_to("/chat/completions"), calls.relay_to("/completions"))
+        return service
+
+    return build
+
+
+def _service(
+    args: argparse.Namespace, options: ServeOptions, watch: EngineWatch, details: Callable[[], dict[str, Any]]
+) -> Service:
+    def about() -> dict[str, Any]:
+        return {"model": args.model, "engine": args.engine, "version": watch.state.version, **details()}
+
+    service = Service(
+        "data-proxy",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=lambda: watch.state.not_ready,
+        details=about,
+    )
+
+    async def watching(app: web.Application) -> AsyncIterator[None]:
+        async with background("engine-watch", watch.run):
+            yield
+
+    service.app.cleanup_ctx.append(watching)
+    return service
+
+
+def _add_model_routes(service: Service, model: str, chat: Handler, completion: Handler) -> None:
+    async def models(request: web.Request) -> web.Response:
+        entry = {"id": model, "object": "model", "created": 0, "owned_by": "areal"}
+        return json_response({"object": "list", "data": [entry], "models": [model]})
+
+    service.route("POST", "/v1/chat/completions", chat, Access.CALLER)
+    service.route("POST", "/chat/completions", chat, Access.CALLER)
+    service.route("POST", "/v1/completions", completion, Access.CALLER)
+    service.route("GET", "/v1/models", models, Access.CALLER)
+
+
+def _count_tokens(metrics: Metrics) -> Finished:
+    """What is done today with a finished interaction: its tokens are counted."""
+    prompt = metrics.counter("areal_prompt_tokens_total", "Tokens of prompts answered.")
+    generated = metrics.counter("areal_generated_tokens_total", "Tokens generated in finished answers.")
+    reasons = metrics.counter("areal_choices_total", "Finished choices.", ("finish_reason",))
+
+    async def finished(interaction: Interaction) -> None:
+        prompt.inc(len(interaction.prompt_ids) if interaction.choice == 0 else 0)
+        generated.inc(len(interaction.output_ids))
+        reasons.labels(interaction.finish_reason.value).inc()
+
+    return finished

@@ -1,0 +1,181 @@
+"""OpenAI's answer shapes: chat completions and text completions, whole and as stream chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from areal.services.inference.data_proxy.choice import Choice, Update
+from areal.services.inference.data_proxy.logprobs import chat_logprobs, completion_logprobs
+from areal.services.inference.data_proxy.sampling_fields import Answering
+from areal.services.inference.data_proxy.tokenizer import TextCodec
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: object) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What every object of one answer repeats."""
+
+    answer_id: str
+    model: str
+    codec: TextCodec
+    answering: Answering
+    prompts: Sequence[Sequence[int]]
+    choices: Sequence[Choice]
+    echoed: Sequence[str] = ()  # the prompt texts, where they come before the answers
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def per_prompt(self) -> int:
+        return len(self.choices) // len(self.prompts)
+
+    def usage(self) -> dict[str, int]:
+        prompt = sum(map(len, self.prompts))
+        completion = sum(len(choice.token_ids) for choice in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+    def chunk(self, kind: str, choice: dict[str, Any]) -> bytes:
+        data = {**self.head(kind), "choices": [choice]}
+        if self.answering.include_usage:
+            data["usage"] = None
+        return event(data)
+
+    def usage_chunk(self, kind: str) -> bytes:
+        if not self.answering.include_usage:
+            return b""
+        return event({**self.head(kind), "choices": [], "usage": self.usage()})
+
+    def token_fields(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
+        if not self.answering.return_token_ids:
+            return {}
+        return {"token_ids": choice.token_ids[start:end]}
+
+
+class Shape(Protocol):
+    """One API's way to say an answer."""
+
+    def opening(self) -> bytes:
+        """Chunks that come before any token."""
+        ...
+
+    def update(self, update: Update) -> bytes:
+        """The chunks of one update; empty when there is nothing to say yet."""
+        ...
+
+    def closing(self) -> bytes: ...
+
+    def whole(self) -> bytes: ...
+
+
+class ChatShape:
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def opening(self) -> bytes:
+        return b"".join(
+            self._chunk(choice.index, {"role": "assistant", "content": ""}) for choice in self._frame.choices
+        )
+
+    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more}
+        return self._frame.chunk("chat.completion.chunk", choice)
+
+    def update(self, update: Update) -> bytes:
+        frame = self._frame
+        choice = frame.choices[update.index]
+        more = frame.token_fields(choice, update.start, update.end)
+        if frame.answering.top_logprobs is not None and update.end > update.start:
+            more["logprobs"] = chat_logprobs(frame.codec, choice, update.start, update.end)
+        said = b""
+        if update.text or more:
+            said = self._chunk(update.index, {"content": update.text}, **more)
+        if update.finish_reason is not None:
+            said += self._chunk(update.index, {}, update.finish_reason.value)
+        return said
+
+    def closing(self) -> bytes:
+        return self._frame.usage_chunk("chat.completion.chunk") + DONE
+
+    def whole(self) -> bytes:
+        frame = self._frame
+        data = {**frame.head("chat.completion"), "choices": [self._whole(choice) for choice in frame.choices]}
+        if frame.answering.return_token_ids:
+            data["prompt_token_ids"] = frame.prompts[0]
+        return orjson.dumps({**data, "usage": frame.usage()})
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        frame, end = self._frame, len(choice.token_ids)
+        wanted = frame.answering.top_logprobs is not None
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": chat_logprobs(frame.codec, choice, 0, end) if wanted else None,
+            "finish_reason": choice.finish_reason,
+            **frame.token_fields(choice, 0, end),
+        }
+
+
+class CompletionShape:
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self._offsets = [len(self._echo(choice)) for choice in frame.choices]
+
+    def _echo(self, choice: Choice) -> str:
+        frame = self._frame
+        return frame.echoed[choice.index // frame.per_prompt] if frame.echoed else ""
+
+    def opening(self) -> bytes:
+        if not self._frame.echoed:
+            return b""
+        return b"".join(self._chunk(choice.index, self._echo(choice)) for choice in self._frame.choices)
+
+    def _chunk(self, index: int, text: str, finish: str | None = None, **more: Any) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish, **more}
+        return self._frame.chunk("text_completion", choice)
+
+    def update(self, update: Update) -> bytes:
+        frame = self._frame
+        choice = frame.choices[update.index]
+        more = frame.token_fields(choice, update.start, update.end)
+        if frame.answering.top_logprobs is not None and update.end > update.start:
+            offset = self._offsets[update.index]
+            more["logprobs"] = completion_logprobs(frame.codec, choice, update.start, update.end, offset)
+            self._offsets[update.index] += sum(map(len, more["logprobs"]["tokens"]))
+        if not (update.text or more or update.finish_reason):
+            return b""
+        finish = update.finish_reason.value if update.finish_reason else None
+        return self._chunk(update.index, update.text, finish, **more)
+
+    def closing(self) -> bytes:
+        return self._frame.usage_chunk("text_completion") + DONE
+
+    def whole(self) -> bytes:
+        frame = self._frame
+        data = {**frame.head("text_completion"), "choices": [self._whole(choice) for choice in frame.choices]}
+        return orjson.dumps({**data, "usage": frame.usage()})
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        frame, end, echo = self._frame, len(choice.token_ids), self._echo(choice)
+        wanted = frame.answering.top_logprobs is not None
+        more = frame.token_fields(choice, 0, end)
+        if more:
+            more["prompt_token_ids"] = frame.prompts[choice.index // frame.per_prompt]
+        return {
+            "index": choice.index,
+            "text": echo + choice.text,
+            "logprobs": completion_logprobs(frame.codec, choice, 0, end, len(echo)) if wanted else None,
+            "finish_reason": choice.finish_reason,
+            **more,
+        }

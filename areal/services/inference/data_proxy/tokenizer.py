@@ -1,0 +1,173 @@
+"""A model's tokenizer folder, read without transformers: ``tokenizer.json``, its configuration, its chat template.
+
+Encoding and templating run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
+no other stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jinja2
+from tokenizers import Tokenizer
+
+from areal.errors import UsageFault
+from areal.services.inference.data_proxy.detokenize import ByteStream, TextStream, WindowStream
+from areal.services.inference.data_proxy.templating import ChatTemplate
+from areal.services.inference.data_proxy.token_bytes import byte_level_bytes, sentencepiece_bytes
+
+_T = TypeVar("_T")
+
+
+class TextCodec:
+    """Text to token ids and back for one model. Immutable; its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: ChatTemplate | None,
+        end_ids: Sequence[int],
+        max_positions: int | None,
+        vocab_size: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.template = template
+        self.end_ids = frozenset(end_ids)
+        self.max_positions = max_positions
+        self.vocab_size = max(tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {token_id for token_id, token in added.items() if token.special}
+        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+        self.bytes_of: Callable[[int], bytes] = lru_cache(maxsize=65536)(self._bytes_of)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def stream(self, *, skip_special: bool = True) -> TextStream:
+        """A new incremental decoder, for one choice."""
+        if self._byte_level:
+            return ByteStream(self._visible_bytes if skip_special else self.bytes_of)
+        return WindowStream(lambda ids: self.decode(ids, skip_special=skip_special))
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written like this, if there is one."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._special else None
+
+    def token_text(self, token_id: int) -> str:
+        return self.bytes_of(token_id).decode("utf-8", "replace")
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._special else self.bytes_of(token_id)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        piece: str | None = self._tokenizer.id_to_token(token_id)
+        if piece is None:  # beyond the vocabulary: embeddings are often padded to a round number
+            return b""
+        if token_id in self._special:
+            return piece.encode()
+        return byte_level_bytes(piece) if self._byte_level else sentencepiece_bytes(piece)
+
+
+class CodecPool:
+    """Runs codec work off the event loop."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="codec")
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def load_codec(folder: str, chat_template_file: str | None = None) -> TextCodec:
+    """Raises UsageFault saying which file is missing or wrong."""
+    root = Path(folder)
+    file = root / "tokenizer.json"
+    if not file.is_file():
+        raise UsageFault(f"no tokenizer.json in {folder}", hint="point --tokenizer-path at a folder that has one")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise UsageFault(f"cannot read {file}: {error}") from error
+    config = _read_json(root / "tokenizer_config.json")
+    model = _read_json(root / "config.json")
+    return TextCodec(
+        tokenizer,
+        template=_template(root, config, chat_template_file),
+        end_ids=_end_ids(tokenizer, config, model, _read_json(root / "generation_config.json")),
+        max_positions=model.get("max_position_embeddings"),
+        vocab_size=model.get("vocab_size", 0),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageFault(f"cannot read {file}: {error}") from error
+    return data if isinstance(data, dict) else {}
+
+
+def _template(root: Path, config: dict[str, Any], given: str | None) -> ChatTemplate | None:
+    source = _template_source(root, config, given)
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, _special_tokens(config))
+    except jinja2.TemplateSyntaxError as error:
+        raise UsageFault(f"the chat template is not valid: line {error.lineno}: {error.message}") from error
+
+
+def _template_source(root: Path, config: dict[str, Any], given: str | None) -> str | None:
+    """The template by precedence: the file given, the folder's own, the one in the tokenizer's configuration."""
+    file = Path(given) if given is not None else root / "chat_template.jinja"
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        if given is not None:
+            raise UsageFault(f"cannot read the chat template {given}: {error.strerror}") from error
+    source = config.get("chat_template") or _read_json(root / "chat_template.json").get("chat_template")
+    if isinstance(source, list):  # several by name; the one for plain chats is called default
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """``bos_token`` and its like, written as a string or as an object with ``content``."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> list[int]:
+    """Every id that ends an answer: those of the three configurations together."""
+    ids: set[int] = set()
+    for config in configs:
+        value = config.get("eos_token_id")
+        ids |= {item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)}
+    eos = _special_tokens(configs[0]).get("eos_token")
+    if eos is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
+        ids.add(eos_id)
+    return sorted(ids)

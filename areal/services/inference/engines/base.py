@@ -1,0 +1,129 @@
+"""The contract between a data proxy and a token engine: token ids in, token ids out.
+
+A token engine samples; text is the data proxy's business (templates, stop strings, detokenisation). ``generate``
+yields a delta per flush and ends by itself once each choice has its finish reason. Closing the iterator early
+cancels the call in the engine.
+
+Every sampled token is in a delta exactly once, with its log-probability under the raw distribution and the version
+of the weights that sampled it, the end-of-text token too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen; names and meanings are those of the embedded engine's ``/generate``."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    top_logprobs: int = 0
+
+    def changed(self) -> dict[str, Any]:
+        """Only what differs from the defaults: what goes on the wire."""
+        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != _default(item.name)}
+
+
+def _default(name: str) -> Any:
+    return {} if name == "logit_bias" else getattr(Sampling, name)
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """One generation. ``request_id`` is unique to the call. ``response_format`` only where the engine has it."""
+
+    request_id: str
+    input_ids: tuple[int, ...]
+    sampling: Sampling
+    response_format: Mapping[str, Any] | None = None
+
+
+TopLogprobs = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDelta:
+    """New tokens of choice ``index``; the lists run in step. ``versions`` is -1 where the engine does not say."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens."""
+
+    not_ready: str | None
+    version: int | None = None
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine honours beyond plain sampling; a field it lacks is refused by name."""
+
+    sampling_fields: frozenset[str] = frozenset(item.name for item in fields(Sampling))
+    response_format: bool = False
+    max_top_logprobs: int = 20
+
+
+class EngineError(Exception):
+    """A generation that could not be had."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine never began: refused connection, still loading, shutting down. Safe to try elsewhere."""
+
+
+class EngineRefused(EngineError):
+    """The engine says that the request is wrong."""
+
+
+class EngineFailed(EngineError):
+    """The engine began, and died or failed. What it produced so far is no answer."""
+
+
+class TokenEngine(Protocol):
+    """Drives one engine process."""
+
+    capabilities: Capabilities
+
+    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        """Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Stop the call's remaining work. Best effort; never raises EngineError."""
+        ...
+
+    async def state(self) -> EngineState:
+        """Never raises EngineError: an engine that does not answer is not ready."""
+        ...

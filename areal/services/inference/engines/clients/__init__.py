@@ -1,0 +1,26 @@
+"""Clients by which a data proxy drives an engine process over loopback HTTP. ``open_engine`` knows them by name."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from areal.services.inference.engines.base import TokenEngine
+
+TOKEN_ENGINES = ("embedded", "vllm", "sglang")
+
+
+def open_engine(kind: str, http: aiohttp.ClientSession, url: str, model: str, headers: dict[str, str]) -> TokenEngine:
+    """The client of one engine process. ``model`` is the name under which the engine itself knows its model."""
+    if kind == "embedded":
+        from areal.services.inference.engines.clients.embedded import EmbeddedClient
+
+        return EmbeddedClient(http, url, headers)
+    if kind == "vllm":
+        from areal.services.inference.engines.clients.vllm import VllmClient
+
+        return VllmClient(http, url, model, headers)
+    if kind == "sglang":
+        from areal.services.inference.engines.clients.sglang import SglangClient
+
+        return SglangClient(http, url, headers)
+    raise ValueError(f"no token engine {kind!r}")

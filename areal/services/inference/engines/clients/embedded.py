@@ -1,0 +1,87 @@
+"""The embedded engine's routes: ``/generate`` as NDJSON, ``/abort``, ``/ready``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.services.inference.engines.base import (
+    Capabilities,
+    EngineCall,
+    EngineDelta,
+    EngineFailed,
+    EngineState,
+    FinishReason,
+)
+from areal.services.inference.engines.clients.transport import EngineHttp
+from areal.services.web.ndjson import split_lines
+
+
+class EmbeddedClient:
+    capabilities = Capabilities()
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+        self._engine = EngineHttp(http, url, headers)
+
+    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        body = {
+            "input_ids": call.input_ids,
+            "sampling": _wire(call),
+            "stream": True,
+            "request_id": call.request_id,
+        }
+        running = set(range(call.sampling.n))
+        async with self._engine.post("/generate", body) as response:
+            async with contextlib.aclosing(split_lines(response.content)) as lines:
+                async for line in lines:
+                    delta = read_delta(orjson.loads(line))
+                    if delta.finish_reason is not None:
+                        running.discard(delta.index)
+                    yield delta
+        if running:
+            raise EngineFailed("the engine's stream ended before its choices did")
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.control("/abort", {"request_id": request_id})
+
+    async def state(self) -> EngineState:
+        status, data = await self._engine.get("/ready")
+        if status != 200:
+            stage = data.get("stage") or data.get("reason") or "no answer"
+            return EngineState(not_ready=f"the engine is not ready: {stage}")
+        _, about = await self._engine.get("/health")
+        return EngineState(None, _whole(about, "version"), _whole(about, "max_model_len"))
+
+
+def _wire(call: EngineCall) -> dict[str, Any]:
+    sampling = call.sampling.changed()
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    return sampling
+
+
+def read_delta(data: dict[str, Any]) -> EngineDelta:
+    """One line of the stream. An error line ends the generation."""
+    if "error" in data:
+        error = data["error"]
+        raise EngineFailed(str(error.get("message", error)) if isinstance(error, dict) else str(error))
+    top = data.get("top_logprobs")
+    finish = data.get("finish_reason")
+    return EngineDelta(
+        index=data["index"],
+        token_ids=tuple(data["token_ids"]),
+        logprobs=tuple(data["logprobs"]),
+        versions=tuple(data["versions"]),
+        top_logprobs=None if top is None else tuple(tuple((int(t), lp) for t, lp in entry) for entry in top),
+        finish_reason=None if finish is None else FinishReason(finish),
+        stop_token_id=data.get("stop_token_id"),
+    )
+
+
+def _whole(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,135 @@
+"""SGLang's native ``/generate`` with token ids in and out.
+
+Each event repeats the whole answer so far, or with its incremental option only what is new: which of the two is told
+by ``completion_tokens``. Tokens carry the ``weight_version`` that the event reports, where that is a number.
+Not honoured: ``seed`` (it needs the server's deterministic mode, and is silently dropped without it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.services.inference.engines.base import (
+    Capabilities,
+    EngineCall,
+    EngineDelta,
+    EngineState,
+    FinishReason,
+    TopLogprobs,
+)
+from areal.services.inference.engines.clients.sse import read_events
+from areal.services.inference.engines.clients.transport import EngineHttp
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+UNKNOWN_VERSION = -1
+
+
+class SglangClient:
+    capabilities = Capabilities(
+        sampling_fields=Capabilities().sampling_fields - {"seed"},
+        response_format=True,
+    )
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+        self._engine = EngineHttp(http, url, headers)
+
+    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        progress = Progress(call)
+        async with self._engine.post("/generate", wire_body(call)) as response:
+            async with contextlib.aclosing(read_events(response.content)) as events:
+                async for data in events:
+                    yield progress.read(data)
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.control("/abort_request", {"rid": request_id})
+
+    async def state(self) -> EngineState:
+        status, _ = await self._engine.get("/health")
+        if status != 200:
+            return EngineState(not_ready=f"SGLang is not ready: /health answered {status or 'nothing'}")
+        _, about = await self._engine.get("/get_server_info")
+        length = about.get("context_length") or about.get("max_req_input_len")
+        _, model = await self._engine.get("/get_model_info")
+        return EngineState(
+            not_ready=None,
+            version=_version(model.get("weight_version")),
+            max_model_len=length if isinstance(length, int) else None,
+        )
+
+
+def wire_body(call: EngineCall) -> dict[str, Any]:
+    sampling = call.sampling.changed()
+    sampling.pop("top_logprobs", None)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    # Said even when it is our default: the server may have taken other defaults from the model.
+    sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
+    sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
+    if call.response_format is not None:
+        sampling["json_schema"] = _json_schema(call.response_format)
+    return {
+        "rid": call.request_id,
+        "input_ids": call.input_ids,
+        "sampling_params": sampling,
+        "stream": True,
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "top_logprobs_num": call.sampling.top_logprobs,
+    }
+
+
+def _json_schema(wanted: Mapping[str, Any]) -> str:
+    """OpenAI's ``response_format`` as the schema text that SGLang takes."""
+    schema = (wanted.get("json_schema") or {}).get("schema") or {"type": "object"}
+    return orjson.dumps(schema).decode()
+
+
+@dataclass
+class Progress:
+    """How many tokens of each choice were passed on already."""
+
+    call: EngineCall
+    seen: dict[int, int] = field(default_factory=dict)
+
+    def read(self, data: Mapping[str, Any]) -> EngineDelta:
+        index = data.get("index", 0)
+        about = data.get("meta_info", {})
+        entries = about.get("output_token_logprobs") or []
+        tops = about.get("output_top_logprobs") or []
+        if len(entries) == about.get("completion_tokens"):  # everything so far
+            start = self.seen.get(index, 0)
+            entries, tops = entries[start:], tops[start:]
+        self.seen[index] = self.seen.get(index, 0) + len(entries)
+        version = _version(about.get("weight_version"))
+        finish, stop_token = _finish(about.get("finish_reason"))
+        return EngineDelta(
+            index=index,
+            token_ids=tuple(entry[1] for entry in entries),
+            logprobs=tuple(entry[0] for entry in entries),
+            versions=(UNKNOWN_VERSION if version is None else version,) * len(entries),
+            top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
+            finish_reason=finish,
+            stop_token_id=stop_token,
+        )
+
+
+def _top(entry: Any) -> TopLogprobs:
+    return tuple((item[1], item[0]) for item in entry or ())
+
+
+def _finish(reason: Any) -> tuple[FinishReason | None, int | None]:
+    if not isinstance(reason, Mapping):
+        return None, None
+    matched = reason.get("matched")
+    return _FINISH.get(str(reason.get("type")), FinishReason.ABORT), matched if isinstance(matched, int) else None
+
+
+def _version(text: Any) -> int | None:
+    """SGLang's weight version is a string; ours are numbers."""
+    return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None

@@ -1,0 +1,82 @@
+"""One HTTP call to an engine, its failures sorted by who can do what about them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.services.inference.engines.base import EngineFailed, EngineRefused, EngineUnavailable
+
+_CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_NEVER_BEGAN = frozenset({429, 503})
+
+
+class EngineHttp:
+    """The engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._url = url.rstrip("/")
+        self._headers = dict(headers)
+
+    @contextlib.asynccontextmanager
+    async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer with status 200, its body still to be read. Leaving early closes the connection."""
+        headers = {**self._headers, "Content-Type": "application/json"}
+        try:
+            async with self._http.post(self._url + path, data=orjson.dumps(body), headers=headers) as response:
+                if response.status != 200:
+                    await _raise_for(response)
+                yield response
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnavailable(f"the engine does not answer: {error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineFailed(f"the connection to the engine broke: {error!r}") from error
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> None:
+        """A short call whose failure is nobody's: abort."""
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with self._http.post(
+                self._url + path, json=body, headers=self._headers, timeout=_CONTROL_TIMEOUT
+            ) as response:
+                await response.read()
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object (empty when the body is none). Status 0: no answer."""
+        try:
+            async with self._http.get(self._url + path, headers=self._headers, timeout=_CONTROL_TIMEOUT) as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return 0, {}
+        try:
+            data = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return status, {}
+        return status, data if isinstance(data, dict) else {}
+
+
+async def _raise_for(response: aiohttp.ClientResponse) -> None:
+    text = error_message(await response.content.read(65536)) or response.reason or ""
+    if response.status in _NEVER_BEGAN:
+        raise EngineUnavailable(f"the engine takes no requests now: {text}")
+    if 400 <= response.status < 500 and response.status not in (401, 403, 404, 405):
+        raise EngineRefused(text)
+    raise EngineFailed(f"the engine answered {response.status}: {text}")
+
+
+def error_message(body: bytes) -> str:
+    """The message in an error body, whichever of the usual shapes it has."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace")[:500]
+    if isinstance(data, dict):
+        inner = data.get("error", data)
+        if isinstance(inner, dict):
+            inner = inner.get("message", inner.get("detail", ""))
+        return str(inner)[:500]
+    return ""

@@ -1,0 +1,112 @@
+"""vLLM's ``/v1/completions`` with token ids in and out.
+
+Its extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` give the ids of the sampled tokens and of
+the alternatives (written ``token_id:N``). The route does not say which weights sampled a token: versions are -1.
+Closing the connection aborts the request; there is no route for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import aiohttp
+
+from areal.services.inference.engines.base import (
+    Capabilities,
+    EngineCall,
+    EngineDelta,
+    EngineState,
+    FinishReason,
+    TopLogprobs,
+)
+from areal.services.inference.engines.clients.sse import read_events
+from areal.services.inference.engines.clients.transport import EngineHttp
+
+_WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+UNKNOWN_VERSION = -1
+
+
+class VllmClient:
+    capabilities = Capabilities(response_format=True)
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, model: str, headers: Mapping[str, str]) -> None:
+        self._engine = EngineHttp(http, url, headers)
+        self._model = model
+
+    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        body = wire_body(call, self._model)
+        async with self._engine.post("/v1/completions", body) as response:
+            async with contextlib.aclosing(read_events(response.content)) as events:
+                async for data in events:
+                    for choice in data.get("choices", ()):
+                        yield read_choice(choice, call)
+
+    async def abort(self, request_id: str) -> None:
+        """Nothing to send: the closed connection said it."""
+
+    async def state(self) -> EngineState:
+        status, _ = await self._engine.get("/health")
+        if status != 200:
+            return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
+        _, listed = await self._engine.get("/v1/models")
+        models = listed.get("data") or [{}]
+        length = models[0].get("max_model_len")
+        return EngineState(not_ready=None, max_model_len=length if isinstance(length, int) else None)
+
+
+def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
+    sampling = {_WIRE_NAMES.get(name, name): value for name, value in call.sampling.changed().items()}
+    sampling.pop("top_logprobs", None)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    body = {
+        **sampling,
+        "model": model,
+        "prompt": call.input_ids,
+        "temperature": call.sampling.temperature,  # said even when it is ours: the model's own default may differ
+        "top_p": call.sampling.top_p,
+        "top_k": call.sampling.top_k,
+        "logprobs": call.sampling.top_logprobs,
+        "stream": True,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "request_id": call.request_id,
+    }
+    if call.response_format is not None:
+        body["response_format"] = dict(call.response_format)
+    return body
+
+
+def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:
+    """One choice of one chunk. We send no stop strings, so what ends one as "stop" is its last token."""
+    ids = tuple(choice.get("token_ids") or ())
+    logprobs = choice.get("logprobs") or {}
+    finish = choice.get("finish_reason")
+    reason = None if finish is None else _FINISH.get(finish, FinishReason.ABORT)
+    wanted = call.sampling.top_logprobs
+    return EngineDelta(
+        index=choice["index"],
+        token_ids=ids,
+        logprobs=tuple(logprobs.get("token_logprobs") or ())[: len(ids)],
+        versions=(UNKNOWN_VERSION,) * len(ids),
+        top_logprobs=_tops(logprobs.get("top_logprobs") or (), wanted) if wanted else None,
+        finish_reason=reason,
+        stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+    )
+
+
+def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
+    """The ``wanted`` best of each token: vLLM adds the sampled one where it is not among them."""
+    tops = []
+    for entry in entries:
+        ranked = sorted(((_token_id(name), value) for name, value in (entry or {}).items()), key=lambda item: -item[1])
+        tops.append(tuple(ranked[:wanted]))
+    return tuple(tops)
+
+
+def _token_id(text: str) -> int:
+    return int(text.removeprefix("token_id:"))

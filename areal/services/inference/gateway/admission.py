@@ -1,0 +1,80 @@
+"""Where calls wait for a worker. Back-pressure, not shedding: only past ``max_queued_requests`` is a call refused.
+
+A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
+each of them has just refused it. It ends as 503 after ``request_timeout_seconds`` without a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection
+
+from prometheus_client import Gauge
+
+from areal.services.inference.gateway.live_table import LiveTable
+from areal.services.inference.router.picking import CallKey, Picker
+from areal.services.inference.router.table import WorkerEntry
+from areal.services.web.errors import ApiError
+
+_RECHECK_S = 0.25  # suspicion ends by time, which changes no table
+
+
+class Admission:
+    """Picks workers and counts the tokens each holds for this relay."""
+
+    def __init__(self, table: LiveTable, queued: Gauge) -> None:
+        self._table = table
+        self._picker = Picker()
+        self._tokens: defaultdict[str, float] = defaultdict(float)
+        self._waiting = 0
+        self._gauge = queued
+
+    def begin(self, worker: WorkerEntry, key: CallKey) -> None:
+        self._tokens[worker.addr] += key.tokens + 1.0
+
+    def end(self, worker: WorkerEntry, key: CallKey) -> None:
+        self._tokens[worker.addr] -= key.tokens + 1.0
+        if self._tokens[worker.addr] < 1.0:
+            del self._tokens[worker.addr]
+
+    def _load(self, worker: WorkerEntry) -> float:
+        return self._tokens.get(worker.addr, 0.0)
+
+    async def worker(self, model: str, key: CallKey, refused: Collection[str]) -> WorkerEntry:
+        """The worker for one attempt, not one of ``refused``. Raises 429 (queue full) and 503 (waited in vain)."""
+        ready = self._table.routable(model, even_suspects=True)
+        chosen = self._pick([worker for worker in ready if worker.addr not in refused], key)
+        return chosen if chosen is not None else await self._wait(model, key)
+
+    def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
+        if not candidates:
+            return None
+        return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
+
+    async def _wait(self, model: str, key: CallKey) -> WorkerEntry:
+        if self._waiting >= self._table.limits.max_queued_requests:
+            message = f"{self._waiting} requests already wait for a worker"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        started = asyncio.get_running_loop().time()
+        self._waiting += 1
+        self._gauge.inc()
+        try:
+            while True:
+                waited = asyncio.get_running_loop().time() - started
+                if waited >= self._table.limits.request_timeout_seconds:
+                    raise self._in_vain(model, waited)
+                await self._table.changed(_RECHECK_S)
+                # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
+                chosen = self._pick(self._table.routable(model, even_suspects=False), key)
+                if chosen is not None:
+                    return chosen
+        finally:
+            self._waiting -= 1
+            self._gauge.dec()
+
+    def _in_vain(self, model: str, waited: float) -> ApiError:
+        if model not in self._table.snapshot.models:
+            return ApiError(404, f"model {model!r} was removed", code="model_not_found", param="model")
+        message = f"no worker of model {model!r} became ready in {waited:.0f} s"
+        return ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})

@@ -1,0 +1,101 @@
+"""The relay's view of the router: the followed table, its change event, and who is in trouble just now.
+
+The router knows health within seconds; a relay that was refused a connection knows it at once, and avoids that
+worker for a moment (longer each time, until a call succeeds). That memory is local and only an ordering: when every
+ready worker is suspect, they are tried all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from areal.services.inference.router.table import DEAD, READY, Followed, Limits, ModelEntry, Snapshot, WorkerEntry
+from areal.services.web.errors import ApiError
+
+_SUSPECT_FIRST_S = 0.5
+_SUSPECT_MAX_S = 2.0
+
+
+class LiveTable:
+    """Changed only by ``apply``; read by every request."""
+
+    def __init__(self, defaults: Limits) -> None:
+        self._defaults = defaults
+        self.limits = defaults
+        self._followed = Followed()
+        self._changed = asyncio.Event()
+        self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
+        self.received = asyncio.Event()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._followed.table
+
+    def apply(self, incoming: Snapshot) -> None:
+        before = _ready_addrs(self.snapshot)
+        self._followed = self._followed.follow(incoming)
+        self.limits = self._defaults.updated(self.snapshot.limits)
+        # The router's word that a worker is back ends its suspicion; one that left is forgotten.
+        still_ready = before & _ready_addrs(self.snapshot)
+        self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
+        self.received.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return at the next change of the table, or after ``timeout_s``."""
+        event = self._changed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return
+
+    def published(self) -> list[ModelEntry]:
+        return [model for model in self.snapshot.models.values() if model.published]
+
+    def resolve(self, name: str | None) -> ModelEntry | None:
+        """The model asked for. None when it is unknown. Raises 400 when none is named and several could be meant."""
+        models = self.snapshot.models
+        if name is not None:
+            return models.get(name)
+        if len(models) > 1:
+            message = f"model is required: this service has {', '.join(sorted(models))}"
+            raise ApiError(400, message, param="model", code="missing_field")
+        return next(iter(models.values()), None)
+
+    def routable(self, name: str, *, even_suspects: bool) -> list[WorkerEntry]:
+        """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
+        ``even_suspects``: rather one in trouble than none."""
+        model = self.snapshot.models.get(name)
+        if model is None or not model.published:
+            return []
+        ready = [worker for worker in model.workers if worker.state == READY]
+        if not self._suspects:
+            return ready
+        now = asyncio.get_running_loop().time()
+        trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
+        return trusted or (ready if even_suspects else [])
+
+    def is_serving(self, name: str, addr: str) -> bool:
+        """Whether the router still believes that this worker lives: then a silent call is only slow."""
+        model = self.snapshot.models.get(name)
+        return model is not None and any(w.addr == addr and w.state != DEAD for w in model.workers)
+
+    def suspect(self, addr: str) -> None:
+        now = asyncio.get_running_loop().time()
+        until, span = self._suspects.get(addr, (0.0, 0.0))
+        if until <= now:  # calls that fail together count once
+            span = min(max(span * 2, _SUSPECT_FIRST_S), _SUSPECT_MAX_S)
+        self._suspects[addr] = (now + span, span)
+
+    def trust(self, addr: str) -> None:
+        if self._suspects:
+            self._suspects.pop(addr, None)
+
+
+def _ready_addrs(table: Snapshot) -> set[str]:
+    return {worker.addr for model in table.models.values() for worker in model.workers if worker.state == READY}

@@ -1,0 +1,54 @@
+"""One relay process, wired together."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+
+import aiohttp
+from aiohttp import web
+
+from areal.services.inference.gateway.admission import Admission
+from areal.services.inference.gateway.app import GatewayRoutes, RouterProxy, not_ready
+from areal.services.inference.gateway.follow import Follower
+from areal.services.inference.gateway.live_table import LiveTable
+from areal.services.inference.gateway.metrics import RelayMetrics
+from areal.services.inference.gateway.relay import Relay
+from areal.services.inference.router.table import Limits
+from areal.services.web.options import ServeOptions, die_with_parent, serve_options
+from areal.services.web.outgoing import open_session
+from areal.services.web.serve import run_service, serve
+from areal.services.web.service import Service
+from areal.services.web.tasks import background
+
+
+def run_relay(args: argparse.Namespace) -> None:
+    child = args.relay_index is not None
+    if child:
+        die_with_parent()
+    options = serve_options(args, reuse_port=child or args.reuse_port)
+    limits = Limits(args.max_body_bytes, args.request_timeout, args.max_queued_requests)
+
+    async def run() -> None:
+        async with open_session() as http:
+            await serve(build_relay(args.router_url, options, limits, http), options)
+
+    run_service(run, options.log_level)
+
+
+def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: aiohttp.ClientSession) -> Service:
+    """The relay's service; its follower starts and stops with the application."""
+    table = LiveTable(limits)
+    headers = options.key.bearer() if options.key else {}
+    follower = Follower(table, http, router_url, headers)
+    service = Service("gateway", key=options.key, loopback=options.loopback, not_ready=lambda: not_ready(table))
+    metrics = RelayMetrics(service.metrics)
+    relay = Relay(table, follower, Admission(table, metrics.queued), http, metrics)
+    GatewayRoutes(table, relay, RouterProxy(http, router_url, headers)).add_to(service)
+
+    async def following(app: web.Application) -> AsyncIterator[None]:
+        async with background("router-watch", follower.run):
+            yield
+
+    service.app.cleanup_ctx.append(following)
+    return service

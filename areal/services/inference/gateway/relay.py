@@ -1,0 +1,216 @@
+"""One model call through the relay: pick a worker, pass the bytes on, try another while nothing has begun.
+
+What may be tried again:
+
+* a refused connection, or 503 before the answer: the worker never began. Tried elsewhere for as long as the call
+  may wait.
+* a connection lost, or 502, before the answer's first byte: the worker began and died. Tried elsewhere once; what
+  it produced reached nobody. A call that kills workers stops there.
+* never a timeout: the worker may still be at it, and one slow call must not become four.
+
+After the first byte a failure is an error event in the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from areal.services.inference.gateway.admission import Admission
+from areal.services.inference.gateway.envelope import Envelope, read_envelope
+from areal.services.inference.gateway.follow import Follower
+from areal.services.inference.gateway.live_table import LiveTable
+from areal.services.inference.gateway.metrics import RelayMetrics
+from areal.services.inference.router.table import ModelEntry, WorkerEntry
+from areal.services.web import headers as names
+from areal.services.web.body import read_body
+from areal.services.web.errors import ApiError
+from areal.services.web.service import REQUEST_ID
+from areal.services.web.streaming import last_word
+from areal.services.web.watchdog import Watchdog
+
+_REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", "x-stainless-retry-count", "anthropic-version")
+_RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
+_BEGUN_RETRIES = 1
+_GRACE_S = 5.0  # the data proxy's own progress deadline is the first to speak
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An attempt that gave the caller nothing. ``begun``: the worker may have worked on it."""
+
+    worker: WorkerEntry
+    begun: bool
+    reason: str
+    answer: web.Response | None = None  # what the worker said, if it said something
+
+
+@dataclass
+class Call:
+    """One request on its way. Times in seconds of ``perf_counter``."""
+
+    request: web.Request
+    path: str
+    body: bytes
+    envelope: Envelope
+    model: ModelEntry
+    started: float
+    elsewhere: float = 0.0  # spent waiting: for a worker, or for its answer
+    attempts: int = 0
+    out: web.StreamResponse | None = None  # once the answer's first byte is there
+    ending: bytes = b""  # of what was written to ``out``
+
+    def overhead_us(self) -> int:
+        return int((time.perf_counter() - self.started - self.elsewhere) * 1e6)
+
+
+class Relay:
+    def __init__(
+        self,
+        table: LiveTable,
+        follower: Follower,
+        admission: Admission,
+        http: aiohttp.ClientSession,
+        metrics: RelayMetrics,
+    ) -> None:
+        self._table = table
+        self._follower = follower
+        self._admission = admission
+        self._http = http
+        self._metrics = metrics
+
+    async def forward(self, request: web.Request, path: str) -> web.StreamResponse:
+        """Answer ``request`` from a worker's ``path``."""
+        body = await read_body(request, self._table.limits.max_body_bytes)
+        started = time.perf_counter()
+        envelope = read_envelope(body, with_prefix=self._table.snapshot.strategy == "prefix")
+        model = await self._resolve(envelope.model)
+        return await self._until_answered(Call(request, path, body, envelope, model, started))
+
+    async def _resolve(self, name: str | None) -> ModelEntry:
+        model = self._table.resolve(name)
+        if model is None:  # it may have been registered a moment ago
+            await self._follower.refresh()
+            model = self._table.resolve(name)
+        if model is None:
+            message = f"the model {name!r} does not exist" if name is not None else "no model is registered"
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return model
+
+    async def _until_answered(self, call: Call) -> web.StreamResponse:
+        refused: set[str] = set()
+        begun = 0
+        while True:
+            waiting_since = time.perf_counter()
+            worker = await self._admission.worker(call.model.name, call.envelope.key, refused)
+            call.elsewhere += time.perf_counter() - waiting_since
+            call.attempts += 1
+            outcome = await self._attempt(call, worker)
+            if not isinstance(outcome, Failed):
+                self._table.trust(worker.addr)
+                return outcome
+            begun += outcome.begun
+            if begun > _BEGUN_RETRIES:
+                return _give_up(outcome)
+            self._table.suspect(worker.addr)
+            self._metrics.retries.labels(outcome.reason).inc()
+            refused = {worker.addr} if worker.addr in refused else refused | {worker.addr}
+
+    async def _attempt(self, call: Call, worker: WorkerEntry) -> web.StreamResponse | Failed:
+        self._admission.begin(worker, call.envelope.key)
+        waiting_since = time.perf_counter()
+        try:
+            async with self._watchdog(call, worker) as watchdog:
+                async with self._post(call, worker) as upstream:
+                    call.elsewhere += time.perf_counter() - waiting_since
+                    watchdog.kick()
+                    return await self._pass_on(call, worker, upstream, watchdog)
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError):
+            return Failed(worker, begun=False, reason="connect")
+        except TimeoutError:
+            failure = ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout")
+            return await _end_broken(call, failure)
+        except (aiohttp.ClientError, OSError):
+            if call.out is None:
+                return Failed(worker, begun=True, reason="lost")
+            failure = ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost")
+            return await _end_broken(call, failure)
+        finally:
+            self._admission.end(worker, call.envelope.key)
+
+    def _idle_s(self) -> float:
+        return self._table.limits.request_timeout_seconds
+
+    def _watchdog(self, call: Call, worker: WorkerEntry) -> Watchdog:
+        """Silence is excused while the router sees the worker alive: its data proxy keeps the deadline then."""
+        return Watchdog(
+            lambda: self._idle_s() + _GRACE_S,
+            excused=lambda: self._follower.connected and self._table.is_serving(call.model.name, worker.addr),
+        )
+
+    def _post(self, call: Call, worker: WorkerEntry) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        headers = {name: value for name in _REQUEST_HEADERS if (value := call.request.headers.get(name)) is not None}
+        headers["Content-Type"] = "application/json"
+        headers[names.REQUEST_ID] = call.request[REQUEST_ID]
+        headers[names.PROGRESS_TIMEOUT] = f"{self._idle_s():g}"
+        return self._http.post(worker.addr + call.path, data=call.body, headers=headers)
+
+    async def _pass_on(
+        self, call: Call, worker: WorkerEntry, upstream: aiohttp.ClientResponse, watchdog: Watchdog
+    ) -> web.StreamResponse | Failed:
+        headers = {name: value for name in _RESPONSE_HEADERS if (value := upstream.headers.get(name)) is not None}
+        headers[names.ATTEMPTS] = str(call.attempts)
+        if upstream.status == 200 and upstream.content_type == "text/event-stream":
+            return await self._stream(call, upstream, headers, watchdog)
+        waiting_since = time.perf_counter()
+        body = await upstream.read()
+        call.elsewhere += time.perf_counter() - waiting_since
+        headers[names.OVERHEAD] = self._overhead(call, upstream)
+        answer = web.Response(status=upstream.status, body=body, headers=headers)
+        if upstream.status in (502, 503):
+            reason = "unavailable" if upstream.status == 503 else "engine"
+            return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
+        return answer
+
+    def _overhead(self, call: Call, upstream: aiohttp.ClientResponse) -> str:
+        """Our own microseconds and the data proxy's, which left the engine's out."""
+        ours = call.overhead_us()
+        self._metrics.overhead.labels(call.path).observe(ours / 1e6)
+        theirs = upstream.headers.get(names.OVERHEAD, "")
+        return str(ours + (int(theirs) if theirs.isdecimal() else 0))
+
+    async def _stream(
+        self, call: Call, upstream: aiohttp.ClientResponse, headers: dict[str, str], watchdog: Watchdog
+    ) -> web.StreamResponse:
+        headers["Cache-Control"] = "no-cache"
+        headers[names.OVERHEAD] = self._overhead(call, upstream)
+        out = web.StreamResponse(headers=headers)
+        async for part in upstream.content.iter_any():
+            watchdog.kick()
+            try:
+                if call.out is None:
+                    await out.prepare(call.request)
+                    call.out = out
+                await out.write(part)
+            except ConnectionResetError:  # the caller is gone: leaving closes the worker's connection too
+                return out
+            call.ending = (call.ending + part)[-2:]
+        return out
+
+
+async def _end_broken(call: Call, failure: ApiError) -> web.StreamResponse:
+    """Before the first byte ``failure`` is the answer; after it, close the event that was cut and say it there."""
+    if call.out is None:
+        raise failure
+    await last_word(call.out, (b"" if call.ending == b"\n\n" else b"\n\n") + failure.event(call.request[REQUEST_ID]))
+    return call.out
+
+
+def _give_up(failed: Failed) -> web.StreamResponse:
+    if failed.answer is not None:
+        return failed.answer
+    raise ApiError(502, "the workers that took this request were lost before they answered", code="worker_lost")

@@ -1,0 +1,114 @@
+"""Several relay processes on one port: spawn, watch, start a dead one again, pass signals on.
+
+The kernel spreads connections over the children (SO_REUSEPORT). The supervisor keeps a bound socket of its own,
+which never listens: it proves at the start that the port is ours to take, and keeps it ours. It imports no web
+server, so it costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from areal.services.web.options import bind, serve_options
+
+_log = logging.getLogger(__name__)
+
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MAX_S = 5.0
+_STEADY_S = 10.0  # who lived this long starts again at once
+
+
+@dataclass
+class _Child:
+    index: int
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    backoff_s: float = 0.0
+    due_at: float = 0.0
+
+
+class Supervisor:
+    """``run`` returns when every child has ended after a stop was asked for."""
+
+    def __init__(self, argv: Sequence[str], count: int) -> None:
+        self._argv = [sys.executable, "-m", "areal.services.inference.gateway", *argv]
+        self._children = [_Child(index) for index in range(count)]
+        self._stopping = False
+
+    def run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        while not (self._stopping and not self._living()):
+            self._reap()
+            if not self._stopping:
+                self._start_due()
+            received = signal.sigtimedwait(_SIGNALS, self._sleep_s())
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                self._stop()
+
+    def _living(self) -> list[subprocess.Popen[bytes]]:
+        return [child.process for child in self._children if child.process is not None]
+
+    def _stop(self) -> None:
+        """The first signal drains the relays, a second one reaches them as their second."""
+        self._stopping = True
+        for process in self._living():
+            process.send_signal(signal.SIGTERM)
+
+    def _reap(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            if child.process is None or (code := child.process.poll()) is None:
+                continue
+            child.process = None
+            steady = now - child.started_at >= _STEADY_S
+            child.backoff_s = _BACKOFF_FIRST_S if steady else min(child.backoff_s * 2, _BACKOFF_MAX_S)
+            child.due_at = now + child.backoff_s
+            if not self._stopping:
+                _log.warning("relay %d ended with %d; it starts again in %.1f s", child.index, code, child.backoff_s)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            if child.process is None and child.due_at <= now:
+                child.process = subprocess.Popen(
+                    [*self._argv, "--relay-index", str(child.index)], preexec_fn=_unblock_signals
+                )
+                child.started_at = now
+                child.backoff_s = child.backoff_s or _BACKOFF_FIRST_S / 2
+
+    def _sleep_s(self) -> float:
+        if self._stopping:
+            return 5.0
+        waits = [child.due_at - time.monotonic() for child in self._children if child.process is None]
+        return max(0.0, min(waits, default=5.0))
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def supervise(args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Run ``args.relays`` relays until told to stop. Raises when the key or the port cannot be used."""
+    options = serve_options(args, reuse_port=True)
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    socket = bind(options.host, options.port, reuse_port=True)
+    port = socket.getsockname()[1]
+    metrics = tempfile.mkdtemp(prefix="areal-gateway-metrics-")
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+    try:
+        _log.info("%d relays share %s port %d", args.relays, options.host, port)
+        Supervisor([*argv, "--port", str(port)], args.relays).run()
+    finally:
+        shutil.rmtree(metrics, ignore_errors=True)
+        socket.close()

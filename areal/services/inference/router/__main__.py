@@ -1,0 +1,51 @@
+"""``python -m areal.services.inference.router``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from areal.services.inference.router.app import RouterRoutes
+from areal.services.inference.router.prober import Prober
+from areal.services.inference.router.registry import Registry
+from areal.services.inference.router.table import STRATEGIES
+from areal.services.inference.router.watch import Watch
+from areal.services.web.options import add_serve_arguments, exit_on_failure, serve_options
+from areal.services.web.outgoing import open_session
+from areal.services.web.serve import run_service, serve
+from areal.services.web.service import Service
+from areal.services.web.tasks import background
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="areal-inference-router")
+    add_serve_arguments(parser, port=8081)
+    parser.set_defaults(drain_timeout=30.0)
+    parser.add_argument("--strategy", default="auto", choices=STRATEGIES)
+    parser.add_argument("--health-period", type=float, default=1.0, help="seconds between two probes of a worker")
+    args = parser.parse_args()
+    options = serve_options(args)
+
+    async def run() -> None:
+        service = Service("router", key=options.key, loopback=options.loopback)
+        registry = Registry(strategy=args.strategy)
+        async with open_session(total_s=2.0) as http:
+            headers = options.key.bearer() if options.key else {}
+            prober = Prober(registry, http, headers, period_s=args.health_period)
+            RouterRoutes(registry, prober, Watch(registry, service.lifetime)).add_to(service)
+
+            async def probing(app: web.Application) -> AsyncIterator[None]:
+                async with background("worker-probes", prober.run):
+                    yield
+
+            service.app.cleanup_ctx.append(probing)
+            await serve(service, options)
+
+    run_service(run, options.log_level)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_on_failure(main))

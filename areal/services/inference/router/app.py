@@ -1,0 +1,200 @@
+"""The router's routes, all for the admin key. Each reads its body by hand, changes the registry, answers.
+
+Registering waits for the first probe of the new workers, so that the answer, and the table behind it, already
+tell whether they serve.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aiohttp import web
+
+from areal.services.inference.router.picking import CallKey, Picker
+from areal.services.inference.router.prober import Prober
+from areal.services.inference.router.registry import Registry, Worker, worker_base_url
+from areal.services.inference.router.table import READY, STRATEGIES, WorkerEntry
+from areal.services.inference.router.watch import Watch
+from areal.services.web.access import Access
+from areal.services.web.body import read_object
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.service import Service, json_response
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
+_WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
+
+
+class RouterRoutes:
+    def __init__(self, registry: Registry, prober: Prober, watch: Watch) -> None:
+        self._registry = registry
+        self._prober = prober
+        self._watch = watch
+        self._picker = Picker()
+
+    def add_to(self, service: Service) -> None:
+        posts = {
+            "/register": self.register,
+            "/unregister": self.unregister,
+            "/register_model": self.register_model,
+            "/remove_model": self.remove_model,
+            "/drain": self.drain,
+            "/undrain": self.undrain,
+            "/route": self.pick,
+            "/configure": self.configure,
+            "/synced": self.synced,
+        }
+        gets = {
+            "/models": self.models,
+            "/workers": self.workers,
+            "/table": self.table,
+            "/watch": self._watch.handle,
+            "/resolve_worker/{worker_id}": self.resolve,
+        }
+        for path, handler in posts.items():
+            service.route("POST", path, handler, Access.ADMIN)
+        for path, reader in gets.items():
+            service.route("GET", path, reader, Access.ADMIN)
+
+    async def register(self, request: web.Request) -> web.Response:
+        data = await read_object(request)
+        addr = _address(data.get("worker_addr"), "worker_addr")
+        worker_id = _optional(data, "worker_id", _WORKER_ID)
+        worker = self._registry.register(worker_id, addr, _optional(data, "model", _MODEL_NAME))
+        await self._prober.probe([worker])
+        return self._accepted(worker_id=worker.id, state=worker.state)
+
+    async def unregister(self, request: web.Request) -> web.Response:
+        worker = self._named(await read_object(request))
+        self._registry.unregister(worker)
+        return self._accepted(worker_id=worker.id)
+
+    async def register_model(self, request: web.Request) -> web.Response:
+        data = await read_object(request)
+        name = _required(data, "model", _MODEL_NAME)
+        expected = data.get("expected")
+        if expected is not None and (isinstance(expected, bool) or not isinstance(expected, int) or expected < 0):
+            raise bad_request("expected must be a whole number, not below 0", param="expected")
+        external = data.get("external", False)
+        if not isinstance(external, bool):
+            raise bad_request("external must be true or false", param="external")
+        self._registry.register_model(name, self._pairs(data), expected=expected, external=external)
+        workers = self._registry.workers(name)
+        await self._prober.probe(worker for worker in workers if not worker.health.seen)
+        return self._accepted(model=name, workers=[worker.to_json() for worker in workers])
+
+    async def remove_model(self, request: web.Request) -> web.Response:
+        data = await read_object(request)
+        name = _required(data, "model" if "model" in data else "name", _MODEL_NAME)
+        if not self._registry.remove_model(name):
+            raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
+        return self._accepted(model=name)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        return self._set_drained(await read_object(request), True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        return self._set_drained(await read_object(request), False)
+
+    async def configure(self, request: web.Request) -> web.Response:
+        data = await read_object(request)
+        strategy, limits = data.get("strategy"), data.get("limits") or {}
+        if strategy is not None and strategy not in STRATEGIES:
+            raise bad_request(f"strategy must be one of {', '.join(STRATEGIES)}", param="strategy")
+        if not isinstance(limits, dict):
+            raise bad_request("limits must be an object", param="limits")
+        try:
+            self._registry.configure(strategy, {name: value for name, value in limits.items() if value is not None})
+        except ValueError as error:
+            raise bad_request(str(error), param="limits") from error
+        return self._accepted()
+
+    async def synced(self, request: web.Request) -> web.Response:
+        self._registry.mark_synced()
+        return self._accepted()
+
+    async def pick(self, request: web.Request) -> web.Response:
+        """Where a call would go. Relays decide for themselves; this is for people and other services."""
+        data = await read_object(request)
+        name = _required(data, "model", _MODEL_NAME)
+        if not self._registry.has_model(name):
+            raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
+        ready = {w.addr: w for w in self._registry.workers(name) if w.state == READY}
+        if not ready:
+            raise ApiError(503, f"no worker of model {name!r} is ready", code="no_worker_available")
+        entries = [WorkerEntry(worker.id, worker.addr) for worker in ready.values()]
+        session = data.get("session_id")
+        key = CallKey(session=session if isinstance(session, str) else None)
+        strategy = self._registry.strategy
+        chosen = self._picker.pick(strategy, entries, key, lambda w: ready[w.addr].report.in_flight_tokens)
+        return json_response({"worker_id": chosen.id, "worker_addr": chosen.addr, "url": chosen.addr})
+
+    async def models(self, request: web.Request) -> web.Response:
+        models = self._registry.snapshot().to_json()["models"]
+        return json_response({"models": [{"name": name, **model} for name, model in models.items()]})
+
+    async def workers(self, request: web.Request) -> web.Response:
+        return json_response({"workers": [worker.to_json() for worker in self._registry.workers()]})
+
+    async def resolve(self, request: web.Request) -> web.Response:
+        return json_response(self._named({"worker_id": request.match_info["worker_id"]}).to_json())
+
+    async def table(self, request: web.Request) -> web.Response:
+        return json_response(self._registry.snapshot().to_json())
+
+    def _accepted(self, **more: Any) -> web.Response:
+        return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
+
+    def _set_drained(self, data: dict[str, Any], drained: bool) -> web.Response:
+        worker = self._named(data)
+        self._registry.set_drained(worker, drained)
+        return self._accepted(worker_id=worker.id, state=worker.state)
+
+    def _named(self, data: dict[str, Any]) -> Worker:
+        worker_id = _optional(data, "worker_id", _WORKER_ID)
+        if worker_id is None and "worker_addr" not in data:
+            raise bad_request("worker_id or worker_addr is required", param="worker_id")
+        addr = None if worker_id else _address(data["worker_addr"], "worker_addr")
+        worker = self._registry.find(worker_id=worker_id, addr=addr)
+        if worker is None:
+            raise ApiError(404, f"no worker {worker_id or addr}", code="worker_not_found", param="worker_id")
+        return worker
+
+    def _pairs(self, data: dict[str, Any]) -> list[tuple[str, str]]:
+        workers = data.get("workers")
+        if not isinstance(workers, list):
+            raise bad_request("workers must be a list of {worker_id, worker_addr}", param="workers")
+        pairs = []
+        for index, item in enumerate(workers):
+            if not isinstance(item, dict):
+                raise bad_request("a worker must be {worker_id, worker_addr}", param=f"workers[{index}]")
+            addr = _address(item.get("worker_addr"), f"workers[{index}].worker_addr")
+            pairs.append((_required(item, "worker_id", _WORKER_ID), addr))
+        if len(dict(pairs)) != len(pairs):
+            raise bad_request("two workers have the same worker_id", param="workers")
+        return pairs
+
+
+def _address(value: object, param: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{param} must be the worker's address, host:port", param=param)
+    try:
+        return worker_base_url(value)
+    except ValueError as error:
+        raise bad_request(str(error), param=param) from error
+
+
+def _required(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = _optional(data, name, pattern)
+    if value is None:
+        raise bad_request(f"{name} is required", param=name, code="missing_field")
+    return value
+
+
+def _optional(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise bad_request(f"{name} has characters or a length that is not allowed", param=name)
+    return value

@@ -1,0 +1,77 @@
+"""Which worker gets a call. Pure but for the dice and the counter, which the caller owns.
+
+``auto``         sticky where the call has a session, else power of two choices by tokens in flight
+``round_robin``  each in turn
+``least_loaded`` fewest tokens in flight
+``prefix``       the worker that a hash of the prompt's beginning points to, so that its prefix cache is met again
+
+Sessions and prefixes use rendezvous hashing: when a worker comes or goes, only its own share moves. A prefix does
+not override load: a worker with more than ``_BOUND`` times the mean load (and clearly more than a lone call) passes
+the call on to the next in its order, or one popular system prompt would put all calls on one worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from areal.services.inference.router.table import WorkerEntry
+
+_BOUND = 1.25
+_SLACK_TOKENS = 2048.0
+
+Load = Callable[[WorkerEntry], float]
+
+
+@dataclass(frozen=True)
+class CallKey:
+    """What a call says about where it belongs. ``tokens`` is an estimate of prompt and answer together."""
+
+    tokens: float = 0.0
+    prefix: bytes | None = None
+    session: str | None = None
+
+
+def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
+    """The workers in the order in which ``key`` prefers them."""
+    return sorted(workers, key=lambda worker: _weight(key, worker.addr), reverse=True)
+
+
+def _weight(key: bytes, addr: str) -> bytes:
+    return hashlib.blake2b(key + b"\0" + addr.encode(), digest_size=8).digest()
+
+
+class Picker:
+    """One strategy's pick after pick. ``workers`` are the candidates: routable, and never none."""
+
+    def __init__(self, dice: random.Random | None = None) -> None:
+        self._dice = dice or random.Random()
+        self._turn = -1
+
+    def pick(self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load) -> WorkerEntry:
+        if len(workers) == 1:
+            return workers[0]
+        if key.session is not None:
+            return rendezvous(key.session.encode(), workers)[0]
+        if strategy == "round_robin":
+            self._turn += 1
+            return workers[self._turn % len(workers)]
+        if strategy == "least_loaded":
+            return self._lightest(workers, load)
+        if strategy == "prefix" and key.prefix is not None:
+            return self._by_prefix(key.prefix, workers, load)
+        return self._lightest(self._dice.sample(workers, 2), load)
+
+    def _lightest(self, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+        loads = [load(worker) for worker in workers]
+        least = min(loads)
+        return self._dice.choice([worker for worker, tokens in zip(workers, loads, strict=True) if tokens == least])
+
+    def _by_prefix(self, prefix: bytes, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+        mean = sum(load(worker) for worker in workers) / len(workers)
+        for worker in rendezvous(prefix, workers):
+            if load(worker) <= mean * _BOUND + _SLACK_TOKENS:
+                return worker
+        raise AssertionError("some worker is never above the mean")

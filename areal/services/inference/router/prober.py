@@ -1,0 +1,64 @@
+"""Asks every worker's /ready once a period, all at once, each with its own deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import Registry, Report, Worker
+
+
+class Prober:
+    def __init__(
+        self, registry: Registry, http: aiohttp.ClientSession, headers: Mapping[str, str], *, period_s: float
+    ) -> None:
+        self._registry = registry
+        self._http = http
+        self._headers = headers
+        self._period_s = period_s
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            await self.probe(self._registry.workers())
+            await asyncio.sleep(max(0.0, self._period_s - (loop.time() - started)))
+
+    async def probe(self, workers: Iterable[Worker]) -> None:
+        await asyncio.gather(*(self._probe(worker) for worker in workers))
+
+    async def _probe(self, worker: Worker) -> None:
+        answer, report = await self._ask(worker.addr)
+        self._registry.observe(worker, answer, report)
+
+    async def _ask(self, addr: str) -> tuple[Answer, Report | None]:
+        try:
+            async with self._http.get(f"{addr}/ready", headers=self._headers) as response:
+                status, body = response.status, await response.content.read(65536)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return Answer.LOST, None
+        data = _object(body)
+        if status == 200:
+            return Answer.READY, _report(data)
+        return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _report(data: Mapping[str, Any]) -> Report:
+    def number(name: str) -> int | None:
+        value = data.get(name)
+        return value if isinstance(value, int) else None
+
+    return Report(number("in_flight") or 0, number("in_flight_tokens") or 0, number("version"))

@@ -1,0 +1,187 @@
+"""What the router knows: models, their workers, drains and health. No I/O; every change makes a new snapshot.
+
+A worker belongs to one model (or to none yet). ``register_model`` is declarative: it replaces a model's workers;
+a worker that stays keeps its health and its drain.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from areal.services.inference.router.health import Answer, Health
+from areal.services.inference.router.table import DEAD, DRAINING, READY, Limits, ModelEntry, Snapshot, WorkerEntry
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker said of itself at the last probe."""
+
+    in_flight: int = 0
+    in_flight_tokens: int = 0
+    version: int | None = None
+
+
+@dataclass
+class Worker:
+    id: str
+    addr: str
+    model: str | None = None
+    drained: bool = False
+    health: Health = field(default_factory=Health)
+    report: Report = field(default_factory=Report)
+
+    @property
+    def state(self) -> str:
+        if not self.health.healthy:
+            return DEAD
+        return DRAINING if self.drained or self.health.leaving else READY
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "worker_id": self.id,
+            "worker_addr": self.addr,
+            "model": self.model,
+            "state": self.state,
+            "healthy": self.health.healthy,
+            "in_flight": self.report.in_flight,
+            "in_flight_tokens": self.report.in_flight_tokens,
+            "version": self.report.version,
+        }
+
+
+@dataclass
+class _Model:
+    expected: int
+    external: bool
+    created: int
+
+
+class Registry:
+    """Mutable, and only changed from the event loop. ``on_change`` is called after every change."""
+
+    def __init__(self, *, strategy: str = "auto") -> None:
+        self.epoch = secrets.token_hex(8)
+        self.serial = 0
+        self.synced = False
+        self.strategy = strategy
+        self.limits: dict[str, float] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        self._models: dict[str, _Model] = {}
+        self._workers: dict[str, Worker] = {}
+
+    def workers(self, model: str | None = None) -> list[Worker]:
+        return [worker for worker in self._workers.values() if model is None or worker.model == model]
+
+    def has_model(self, name: str) -> bool:
+        return name in self._models
+
+    def find(self, *, worker_id: str | None = None, addr: str | None = None) -> Worker | None:
+        if worker_id is not None:
+            return self._workers.get(worker_id)
+        return next((worker for worker in self._workers.values() if worker.addr == addr), None)
+
+    def register(self, worker_id: str | None, addr: str, model: str | None) -> Worker:
+        """Add one worker, or move it. The same id with another address is the replica's successor."""
+        known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
+        worker = self._place(known.id if known else worker_id or f"worker-{secrets.token_hex(4)}", addr, model)
+        if model is not None and model not in self._models:
+            self._models[model] = _Model(expected=1, external=False, created=int(time.time()))
+        self._changed()
+        return worker
+
+    def unregister(self, worker: Worker) -> None:
+        del self._workers[worker.id]
+        self._changed()
+
+    def register_model(
+        self, name: str, workers: Iterable[tuple[str, str]], *, expected: int | None, external: bool
+    ) -> None:
+        """``workers`` are (id, address) pairs, the whole set. Saying the same again changes nothing."""
+        before = self._content()
+        wanted = dict(workers)
+        for worker in self.workers(name):
+            if worker.id not in wanted:
+                del self._workers[worker.id]
+        for worker_id, addr in wanted.items():
+            self._place(worker_id, addr, name)
+        created = self._models[name].created if name in self._models else int(time.time())
+        count = expected if expected is not None else max(1, len(wanted))
+        self._models[name] = _Model(expected=count, external=external, created=created)
+        if self._content() != before:
+            self._changed()
+
+    def remove_model(self, name: str) -> bool:
+        if self._models.pop(name, None) is None:
+            return False
+        for worker in self.workers(name):
+            del self._workers[worker.id]
+        self._changed()
+        return True
+
+    def set_drained(self, worker: Worker, drained: bool) -> None:
+        if worker.drained != drained:
+            worker.drained = drained
+            self._changed()
+
+    def observe(self, worker: Worker, answer: Answer, report: Report | None) -> None:
+        """One probe's finding. Load alone is no change of the table: relays count their own."""
+        before = worker.state
+        worker.health = worker.health.after(answer)
+        worker.report = report or worker.report
+        if worker.state != before and self._workers.get(worker.id) is worker:
+            self._changed()
+
+    def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
+        """Raises ValueError for a limit that is none."""
+        Limits().updated(limits)
+        updated = {**self.limits, **limits}
+        if (strategy or self.strategy, updated) != (self.strategy, self.limits):
+            self.strategy, self.limits = strategy or self.strategy, updated
+            self._changed()
+
+    def mark_synced(self) -> None:
+        if not self.synced:
+            self.synced = True
+            self._changed()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, self._content())
+
+    def _content(self) -> dict[str, ModelEntry]:
+        return {
+            name: ModelEntry(
+                name=name,
+                workers=tuple(WorkerEntry(w.id, w.addr, w.state) for w in self.workers(name)),
+                expected=model.expected,
+                external=model.external,
+                created=model.created,
+            )
+            for name, model in self._models.items()
+        }
+
+    def _place(self, worker_id: str, addr: str, model: str | None) -> Worker:
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.addr != addr:
+            worker = self._workers[worker_id] = Worker(worker_id, addr)
+        worker.model = model
+        return worker
+
+    def _changed(self) -> None:
+        self.serial += 1
+        self.on_change()
+
+
+def worker_base_url(text: str) -> str:
+    """``host:port`` or ``http://host:port`` as a base URL without a trailing slash. Raises ValueError."""
+    url = text if "://" in text else f"http://{text}"
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port is None:
+        raise ValueError(f"worker address {text!r} must be host:port or http://host:port")
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"worker address {text!r} must be a host and a port, nothing else")
+    return f"{parts.scheme}://{parts.netloc}"

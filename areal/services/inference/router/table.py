@@ -1,0 +1,154 @@
+"""The routing table as the relays see it: a value, and the rule by which a new snapshot replaces an old one.
+
+A snapshot carries the router's ``epoch`` (random at each start), a ``serial`` that grows with each change, and
+``synced``: whether the reconciler has told this router everything it should know. The rule (``follow``): a router
+that restarted and is not yet synced never removes anything from a relay's table, for what it does not name it may
+only not have heard of yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+READY = "ready"
+DRAINING = "draining"
+DEAD = "dead"
+
+STRATEGIES = ("auto", "round_robin", "least_loaded", "prefix")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on model calls; all of them change while running."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    request_timeout_seconds: float = 600.0  # without progress, not in all
+    max_queued_requests: int = 10_000  # calls that wait for a worker, in one relay process
+
+    def updated(self, given: Mapping[str, Any]) -> Limits:
+        """These limits with ``given`` on top. Raises ValueError naming what is wrong."""
+        known = {item.name for item in fields(self)}
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"unknown limit {name!r}; known: {', '.join(sorted(known))}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise ValueError(f"limit {name} must be a number, not below 0")
+        return replace(self, **{name: type(getattr(self, name))(value) for name, value in given.items()})
+
+
+@dataclass(frozen=True)
+class WorkerEntry:
+    """One data proxy: ``addr`` is its base URL."""
+
+    id: str
+    addr: str
+    state: str = READY
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model and its workers. It is published once ``expected`` of them are known; before, calls wait."""
+
+    name: str
+    workers: tuple[WorkerEntry, ...] = ()
+    expected: int = 1
+    external: bool = False
+    created: int = 0  # seconds since the epoch
+
+    @property
+    def published(self) -> bool:
+        return bool(self.workers) and len(self.workers) >= self.expected
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    epoch: str
+    serial: int
+    synced: bool = False
+    strategy: str = "auto"
+    limits: Mapping[str, float] = field(default_factory=dict)  # those configured; the relay has defaults for the rest
+    models: Mapping[str, ModelEntry] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "serial": self.serial,
+            "synced": self.synced,
+            "strategy": self.strategy,
+            "limits": dict(self.limits),
+            "models": {name: _model_to_json(model) for name, model in self.models.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
+        return cls(
+            epoch=data["epoch"],
+            serial=data["serial"],
+            synced=data["synced"],
+            strategy=data["strategy"],
+            limits=data["limits"],
+            models={name: _model_from_json(name, model) for name, model in data["models"].items()},
+        )
+
+
+EMPTY = Snapshot(epoch="", serial=-1)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a relay routes by (``table``), and what it keeps from a router that is gone (``inherited``)."""
+
+    table: Snapshot = EMPTY
+    inherited: Snapshot = EMPTY
+
+    def follow(self, incoming: Snapshot) -> Followed:
+        """The table after ``incoming``. Within one epoch an older serial changes nothing."""
+        if incoming.epoch == self.table.epoch and incoming.serial < self.table.serial:
+            return self
+        if incoming.synced:
+            return Followed(table=incoming)
+        inherited = self.inherited if incoming.epoch == self.table.epoch else self.table
+        return Followed(table=_overlay(inherited, incoming), inherited=inherited)
+
+
+def _overlay(kept: Snapshot, incoming: Snapshot) -> Snapshot:
+    if kept is EMPTY:
+        return incoming
+    models = dict(kept.models)
+    for name, model in incoming.models.items():
+        models[name] = _overlay_model(kept.models.get(name), model)
+    return replace(incoming, strategy=kept.strategy, limits=kept.limits, models=models)
+
+
+def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
+    if kept is None:
+        return incoming
+    workers = {worker.addr: worker for worker in kept.workers}
+    workers |= {worker.addr: worker for worker in incoming.workers}
+    return replace(incoming, workers=tuple(workers.values()), created=kept.created)
+
+
+def _worker_to_json(worker: WorkerEntry) -> dict[str, Any]:
+    return {"id": worker.id, "addr": worker.addr, "state": worker.state}
+
+
+def _model_to_json(model: ModelEntry) -> dict[str, Any]:
+    return {
+        "workers": [_worker_to_json(worker) for worker in model.workers],
+        "expected": model.expected,
+        "published": model.published,
+        "external": model.external,
+        "created": model.created,
+    }
+
+
+def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
+    return ModelEntry(
+        name=name,
+        workers=tuple(WorkerEntry(worker["id"], worker["addr"], worker["state"]) for worker in data["workers"]),
+        expected=data["expected"],
+        external=data["external"],
+        created=data["created"],
+    )

@@ -1,0 +1,77 @@
+"""Who may call what.
+
+Routes are OPEN, PROBE (health, ready, metrics: open on loopback, else the admin key), CALLER (a session key or the
+admin key) or ADMIN. A missing or malformed key is 401; a wrong one is 403 on an ADMIN route and 401 on a CALLER
+route, where it can only be an unknown session key.
+
+Without a key (loopback only) a Host that is a name other than localhost is refused, so that
+a web page cannot reach the service by rebinding its DNS name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from enum import Enum
+
+from areal.services.web.errors import ApiError
+from areal.services.web.keys import AdminKey
+
+
+class Access(Enum):
+    OPEN = "open"
+    PROBE = "probe"
+    CALLER = "caller"
+    ADMIN = "admin"
+
+
+def presented_key(headers: Mapping[str, str]) -> bytes:
+    """The caller's key. Raises 401 when there is none, or it is malformed."""
+    authorization = headers.get("Authorization")
+    if authorization is not None:
+        scheme, _, text = authorization.partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or not text:
+            raise _unauthenticated("the Authorization header must read: Bearer <key>", "malformed_api_key")
+    else:
+        text = headers.get("x-api-key", "").strip()
+        if not text:
+            raise _unauthenticated("no API key: send Authorization: Bearer <key>, or x-api-key", "missing_api_key")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise _unauthenticated("the API key has characters that no key has", "malformed_api_key")
+    return text.encode("ascii")
+
+
+def _unauthenticated(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Gatekeeper:
+    """Decides whether one request may pass. Raises ApiError (401, 403) when it may not."""
+
+    def __init__(self, key: AdminKey | None, *, loopback: bool) -> None:
+        self.key = key
+        self._loopback = loopback
+
+    def check(self, headers: Mapping[str, str], access: Access) -> None:
+        if self.key is None:
+            _check_host(headers.get("Host", ""))
+            return
+        if access is Access.OPEN or (access is Access.PROBE and self._loopback):
+            return
+        if self.key.matches(presented_key(headers)):
+            return
+        if access is Access.CALLER:
+            raise _unauthenticated("unknown API key", "invalid_api_key")
+        raise ApiError(403, "this route needs the admin key", code="admin_key_required")
+
+
+def _check_host(host_header: str) -> None:
+    name = host_header.rpartition("]")[0].lstrip("[") if host_header.startswith("[") else host_header.split(":")[0]
+    if name in {"", "localhost"} or name.endswith(".localhost"):
+        return
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        message = f"host {name!r} is not allowed: without an admin key only localhost or an address is"
+        raise ApiError(403, message, code="host_not_allowed") from None

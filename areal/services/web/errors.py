@@ -1,0 +1,84 @@
+"""Errors as a caller over HTTP meets them: OpenAI's error object, always with a request id.
+
+A caller's mistake is 4xx, ours is 5xx and says nothing of the inside: the detail stays in the log beside the same
+request id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from areal.services.web.headers import REQUEST_ID
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """One refused or failed request. ``param`` names the offending field, ``code`` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "code": self.code,
+                "param": self.param,
+                "request_id": request_id,
+            }
+        }
+
+    def response(self, request_id: str) -> web.Response:
+        return web.Response(
+            status=self.status,
+            body=orjson.dumps(self.body(request_id)),
+            content_type="application/json",
+            headers={**self.headers, REQUEST_ID: request_id},
+        )
+
+    def event(self, request_id: str) -> bytes:
+        """The same error inside a stream whose status is already sent."""
+        return b"data: " + orjson.dumps(self.body(request_id)) + b"\n\n"
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_http_exception(error: web.HTTPException, request: web.Request) -> ApiError:
+    """aiohttp's own refusals (no such path, method not allowed), in our shape."""
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+    if error.status == 404:
+        return ApiError(404, f"no such path: {request.method} {request.path}", code="unknown_path")
+    if error.status == 405:
+        message = f"{request.method} is not allowed on {request.path}"
+        return ApiError(405, message, code="method_not_allowed", headers=headers)
+    return ApiError(error.status, error.reason, headers=headers)

@@ -1,0 +1,9 @@
+"""The header names of this house, and of the conventions it follows."""
+
+from __future__ import annotations
+
+REQUEST_ID = "x-request-id"
+OVERHEAD = "x-areal-overhead-us"  # our own time in a proxied reply, in microseconds; the engine's is left out
+IGNORED = "x-areal-ignored"  # request fields that the API does not know
+ATTEMPTS = "x-areal-attempts"  # how many workers were tried
+PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress that are too many

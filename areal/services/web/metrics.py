@@ -1,0 +1,53 @@
+"""Prometheus metrics of a service process.
+
+Several relay processes share one port, and a scrape reaches any of them: when their supervisor sets
+``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1)
+
+
+class Metrics:
+    """The registry of one process; every name begins with ``areal_``."""
+
+    def __init__(self) -> None:
+        self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._registry = CollectorRegistry()
+        self.requests = self.counter("areal_http_requests_total", "Requests answered.", ("route", "status"))
+        self.seconds = self.histogram("areal_http_request_seconds", "From the first byte in to the last byte out.")
+        self.overhead = self.histogram(
+            "areal_overhead_seconds", "This process's own time in a proxied request.", OVERHEAD_SECONDS
+        )
+        self.in_flight = self.gauge("areal_http_in_flight", "Model requests being answered now.")
+
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
+
+    def gauge(
+        self, name: str, text: str, labels: Sequence[str] = (), across: Literal["livesum", "livemax"] = "livesum"
+    ) -> Gauge:
+        """``across`` says how the processes that share a port add up."""
+        return Gauge(name, text, labels, registry=self._registry, multiprocess_mode=across)
+
+    def histogram(
+        self, name: str, text: str, buckets: Sequence[float] = SECONDS, labels: Sequence[str] = ("route",)
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
+
+    def exposition(self) -> bytes:
+        registry = self._registry
+        if self._shared:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

@@ -1,0 +1,208 @@
+"""A scripted engine: a real process that speaks the embedded engine's HTTP contract and says what it is told.
+
+Started as ``python scripted_engine.py --port 0 --tokenizer DIR``; prints its port on the first line. ``POST /script``
+changes what it does next:
+
+    text       what it answers, as text            token_ids  the same as ids
+    delay_s    between two tokens                  flush      tokens a line
+    gate       hold each answer after so many tokens until ``POST /release``
+    fail       HTTP status for the next generations       die_after  exit after so many tokens
+    cut_after  close the stream after so many tokens without a finish reason
+    error_after  write an error line after so many tokens
+
+``GET /calls`` lists the generations it got (bodies, and how each ended); ``GET /aborts`` the aborted request ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from tokenizers import Tokenizer
+
+
+@dataclass
+class Script:
+    text: str = "Hello there, friend!"
+    token_ids: list[int] | None = None
+    delay_s: float = 0.0
+    flush: int = 1
+    gate: int | None = None
+    fail: int | None = None
+    fail_message: str = "scripted failure"
+    die_after: int | None = None
+    cut_after: int | None = None
+    error_after: int | None = None
+    version: int = 0
+    ready: bool = True
+    max_model_len: int = 4096
+
+
+@dataclass
+class Engine:
+    tokenizer: Tokenizer
+    script: Script = field(default_factory=Script)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def answer(self, sampling: dict[str, Any]) -> tuple[list[int], str, int | None]:
+        """Token ids, finish reason and stop token: the script's answer, then the end token, within max_new_tokens."""
+        script = self.script
+        ids = list(script.token_ids or self.tokenizer.encode(script.text, add_special_tokens=False).ids)
+        stops = sampling.get("stop_token_ids") or []
+        end = self.tokenizer.token_to_id("<|im_end|>")
+        if not sampling.get("ignore_eos"):
+            ids.append(end)
+        for position, token in enumerate(ids):
+            if token in stops:
+                ids = ids[: position + 1]
+                break
+        limit = sampling.get("max_new_tokens")
+        if limit is not None and len(ids) > limit:
+            return ids[:limit], "length", None
+        return (ids, "stop", ids[-1]) if ids[-1] in [*stops, end] else (ids, "length", None)
+
+
+def lines(engine: Engine, sampling: dict[str, Any]) -> list[dict[str, Any]]:
+    ids, finish, stop_token = engine.answer(sampling)
+    step = engine.script.flush
+    out = []
+    for start in range(0, len(ids), step):
+        chunk = ids[start : start + step]
+        last = start + step >= len(ids)
+        top = sampling.get("top_logprobs")
+        out.append(
+            {
+                "token_ids": chunk,
+                "logprobs": [-0.25 - 0.5 * (token % 2) for token in chunk],
+                "versions": [engine.script.version] * len(chunk),
+                "top_logprobs": [[[token + rank, -0.5 - rank] for rank in range(top)] for token in chunk]
+                if top
+                else None,
+                "finish_reason": finish if last else None,
+                "stop_token_id": stop_token if last else None,
+            }
+        )
+    return out
+
+
+async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    record = {"body": body, "ended": "running", "headers": dict(request.headers), "tokens": 0}
+    engine.calls.append(record)
+    engine.note()
+    script = engine.script
+    if script.fail is not None:
+        record["ended"] = "failed"
+        return web.json_response({"error": {"message": script.fail_message}}, status=script.fail)
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    try:
+        for line in lines(engine, body["sampling"]):
+            for index in range(body["sampling"].get("n", 1)):
+                await response.write(json.dumps({"index": index, **line}).encode() + b"\n")
+            record["tokens"] += len(line["token_ids"])
+            engine.note()
+            await after_line(engine, script, record, response)
+            if record["ended"] == "cut":
+                request.transport.close()
+                return response
+            await asyncio.sleep(script.delay_s)
+        record["ended"] = "finished"
+    except (asyncio.CancelledError, ConnectionResetError):
+        record["ended"] = "cancelled"
+        raise
+    finally:
+        engine.note()
+    return response
+
+
+async def after_line(engine: Engine, script: Script, record: dict[str, Any], response: web.StreamResponse) -> None:
+    tokens = record["tokens"]
+    if script.die_after is not None and tokens >= script.die_after:
+        os._exit(9)
+    if script.gate is not None and tokens >= script.gate:
+        await engine.released.wait()
+    if script.cut_after is not None and tokens >= script.cut_after:
+        record["ended"] = "cut"
+    if script.error_after is not None and tokens >= script.error_after:
+        await response.write(b'{"error": {"message": "scripted error line"}}\n')
+
+
+async def serve(args: argparse.Namespace) -> None:
+    engine = Engine(Tokenizer.from_file(f"{args.tokenizer}/tokenizer.json"))
+
+    async def on_generate(request: web.Request) -> web.StreamResponse:
+        return await generate(engine, request)
+
+    async def on_script(request: web.Request) -> web.Response:
+        data = await request.json()
+        if data.pop("reset", False):
+            engine.script = Script()
+            engine.calls.clear()
+        for name, value in data.items():
+            setattr(engine.script, name, value)
+        engine.released.clear()
+        return web.json_response({})
+
+    async def on_release(request: web.Request) -> web.Response:
+        engine.released.set()
+        return web.json_response({})
+
+    async def on_abort(request: web.Request) -> web.Response:
+        engine.aborts.append((await request.json())["request_id"])
+        engine.note()
+        return web.json_response({})
+
+    async def on_calls(request: web.Request) -> web.Response:
+        """The calls; with ?until=NAME&count=N, once N of them have ended that way (any: exist)."""
+        until, count = request.query.get("until"), int(request.query.get("count", 1))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(float(request.query.get("timeout", 20))):
+                while until and sum(until in ("any", call["ended"]) for call in engine.calls) < count:
+                    await engine.changed.wait()
+        return web.json_response({"calls": engine.calls, "aborts": engine.aborts})
+
+    async def on_ready(request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"}, status=200 if engine.script.ready else 503)
+
+    async def on_health(request: web.Request) -> web.Response:
+        script = engine.script
+        return web.json_response({"status": "ok", "version": script.version, "max_model_len": script.max_model_len})
+
+    app = web.Application(client_max_size=2**28)
+    app.router.add_post("/generate", on_generate)
+    app.router.add_post("/abort", on_abort)
+    app.router.add_post("/script", on_script)
+    app.router.add_post("/release", on_release)
+    app.router.add_get("/calls", on_calls)
+    app.router.add_get("/ready", on_ready)
+    app.router.add_get("/health", on_health)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", args.port).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--tokenizer", required=True)
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
