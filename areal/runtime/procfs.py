@@ -67,10 +67,24 @@ def pids() -> Iterator[int]:
 
 def processes() -> Iterator[Stat]:
     """Every process that can be seen and is not a zombie."""
+    return iter(scan()[0])
+
+
+def scan() -> tuple[list[Stat], bool]:
+    """The living processes, and whether the scan was steady: nobody vanished between the list and the look.
+
+    A process that forks and leaves in between is in neither its old place nor, yet, in its new one, so only a
+    steady scan proves that somebody is not there.
+    """
+    found: list[Stat] = []
+    steady = True
     for pid in pids():
         stat = read_stat(pid)
-        if stat is not None and stat.alive:
-            yield stat
+        if stat is None or not stat.alive:
+            steady = steady and stat is not None
+        else:
+            found.append(stat)
+    return found, steady
 
 
 def session_members(sid: int) -> list[Stat]:

@@ -21,6 +21,7 @@ from areal.runtime import procfs
 RUN_DIR_VARIABLE = "AREAL_RUN_DIR"
 RUN_UID_VARIABLE = "AREAL_RUN_UID"
 NO_SESSION = -1
+_UNSTEADY_SCANS = 16  # a busy machine may never hold still: then that many must do
 
 
 def open_verified(pid: int, start_ticks: int) -> int | None:
@@ -94,8 +95,10 @@ def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], lis
     """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal."""
     held: dict[int, int] = {}
     refused: list[int] = []
+    unsteady_scans = 0
     while True:
-        fresh = [s for s in procfs.processes() if s.pid not in held and s.pid not in refused and belongs(s)]
+        found, steady = procfs.scan()
+        fresh = [s for s in found if s.pid not in held and s.pid not in refused and belongs(s)]
         for stat in fresh:
             fd = open_verified(stat.pid, stat.start_ticks)
             if fd is None:
@@ -106,7 +109,8 @@ def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], lis
             except PermissionError:
                 os.close(fd)
                 refused.append(stat.pid)
-        if not fresh:
+        unsteady_scans += not steady
+        if not fresh and (steady or unsteady_scans > _UNSTEADY_SCANS):
             return held, refused
 
 

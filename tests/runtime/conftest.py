@@ -1,0 +1,43 @@
+"""Homes in ``tmp_path``; whatever a test starts is stopped after it, and nothing may be left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.runtime.backends.local import LocalBackend
+
+from .support import processes_under
+
+MakeBackend = Callable[..., LocalBackend]
+
+
+@pytest.fixture
+def lease_dir(tmp_path: Path) -> Path:
+    return tmp_path / "leases"
+
+
+@pytest.fixture
+def make_local(tmp_path: Path, lease_dir: Path) -> Iterator[MakeBackend]:
+    """Local backends of any number of homes that share one machine's leases."""
+    made: list[LocalBackend] = []
+
+    def make(home: str = "home", **options: object) -> LocalBackend:
+        backend = LocalBackend(tmp_path / home, lease_dir, **options)  # type: ignore[arg-type]
+        made.append(backend)
+        return backend
+
+    yield make
+    for backend in made:
+        quiet = LocalBackend(Path(backend.store.root).parent, lease_dir)
+        for uid in quiet.observe():
+            quiet.stop(uid, grace_s=0.5)
+        backend.release_ports()
+    assert processes_under(tmp_path) == []
+
+
+@pytest.fixture
+def local(make_local: MakeBackend) -> LocalBackend:
+    return make_local()

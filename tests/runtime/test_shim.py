@@ -1,0 +1,348 @@
+"""The supervisor as a real process: its gate, its record, its component, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.runtime import procfs, records
+from areal.runtime.backends.base import HttpProbe, Phase, RestartPolicy
+from areal.runtime.backends.local import LocalBackend
+from areal.runtime.launch import SHIM_PATH, fork_shim
+from areal.runtime.shim.words import NOT_STARTED
+
+from .support import (
+    FORKING_COMPONENT,
+    HTTP_COMPONENT,
+    NEVER,
+    alive,
+    log_text,
+    python,
+    run_spec,
+    until,
+    until_phase,
+)
+
+FAST = RestartPolicy(initial_backoff_s=0.01, jitter=0.0, budget_count=3)
+
+
+def folder(backend: LocalBackend, uid: str = "r1") -> Path:
+    return Path(backend.store.folder(uid))
+
+
+def test_gate_closed_without_go_leaves_with_70_having_started_nothing(local: LocalBackend, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    life = local.store.create(run_spec(argv=("touch", str(marker)), cwd="/"))
+    shim = fork_shim("r1", str(folder(local)), [life], os.environ)
+
+    shim.close()
+
+    assert shim.process.wait(30) == NOT_STARTED
+    os.close(life)
+    assert not marker.exists()
+    assert not (folder(local) / records.ID).exists()
+
+
+def test_gate_with_another_word_than_go_starts_nothing(local: LocalBackend) -> None:
+    life = local.store.create(run_spec(cwd="/"))
+    gate_read, gate_write = os.pipe()
+    ack_read, ack_write = os.pipe()
+    fds = (gate_read, ack_write, life)
+    shim = subprocess.Popen([sys.executable, "-I", "-S", SHIM_PATH, str(folder(local)), *map(str, fds)], pass_fds=fds)
+
+    os.write(gate_write, b"X")
+
+    assert shim.wait(30) == NOT_STARTED
+    for fd in (gate_read, gate_write, ack_read, ack_write, life):
+        os.close(fd)
+
+
+def test_shim_imports_only_light_modules() -> None:
+    """Its start-up time is most of the time to start a process, and each replica pays for its memory."""
+    program = (
+        "import sys, runpy; sys.argv[1:] = []\n"
+        f"sys.path.append({str(Path(SHIM_PATH).parents[3])!r})\n"
+        "import areal.runtime.shim.gate, areal.runtime.shim.supervisor\n"
+        "print(*sorted(sys.modules))"
+    )
+    output = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+
+    heavy = {"dataclasses", "typing", "inspect", "subprocess", "pathlib", "socket", "threading", "random", "logging"}
+    assert heavy.isdisjoint(output.stdout.split())
+    assert not [name for name in output.stdout.split() if name.startswith("areal.") and ".runtime" not in name]
+
+
+def test_record_names_the_shim_as_leader_of_its_own_session(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+
+    record = json.loads((folder(local) / records.ID).read_text())
+
+    assert record["pid"] == record["session_id"] == state.shim_pid
+    assert record["pid"] != os.getsid(0)
+    stat = procfs.read_stat(record["pid"])
+    assert stat is not None and stat.start_ticks == record["start_ticks"]
+
+
+def test_component_lives_in_the_session_but_not_in_the_process_group_of_its_shim(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+    assert state.pid is not None
+
+    assert os.getsid(state.pid) == state.shim_pid
+    assert os.getpgid(state.pid) == state.pid
+
+
+def test_component_that_kills_its_process_group_does_not_kill_its_shim(local: LocalBackend) -> None:
+    local.start(run_spec(argv=python("import os, signal; os.killpg(0, signal.SIGKILL)"), restart=NEVER))
+
+    state = until_phase(local, "r1", Phase.EXITED)
+
+    assert state.last_exit is not None and state.last_exit.signal == signal.SIGKILL
+
+
+def test_component_inherits_no_lease_and_default_signals(local: LocalBackend) -> None:
+    ports = local.claim_ports(2, owner="Model/qwen")
+    source = (
+        "import os\n"
+        "open_files = [f'/proc/self/fd/{fd}' for fd in os.listdir('/proc/self/fd') if int(fd) > 2]\n"
+        "print([os.readlink(path) for path in open_files if os.path.lexists(path)])\n"
+        "print([line for line in open('/proc/self/status') if line[:6] in ('SigIgn', 'SigBlk')])"
+    )
+    local.start(run_spec(argv=python(source), ports=ports, restart=NEVER))
+    until_phase(local, "r1", Phase.EXITED)
+
+    text = log_text(local, "r1")
+
+    assert "lease" not in text and "life.lock" not in text and "pipe:" not in text
+    assert "SigBlk:\\t0000000000000000" in text
+    ignored = int(text.split("SigIgn:\\t")[1][:16], 16)
+    assert ignored & ~(1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)) == 0  # its own Python ignores these
+
+
+def test_killed_shim_takes_the_component_with_it(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+    assert state.shim_pid is not None and state.pid is not None
+
+    os.kill(state.shim_pid, signal.SIGKILL)
+
+    until(lambda: not alive(state.pid or 0), "the component to die with its shim")
+    dead = local.observe()["r1"]
+    assert (dead.phase, dead.reason) == (Phase.DEAD, "its supervisor died without a word")
+
+
+def test_killed_shim_frees_its_leases(local: LocalBackend) -> None:
+    ports = local.claim_ports(1, owner="Model/qwen")
+    state = local.start(run_spec(ports=ports))
+    assert state.shim_pid is not None and local.leases.is_held(f"port-{ports[0]}")
+
+    os.kill(state.shim_pid, signal.SIGKILL)
+
+    until(lambda: not local.leases.is_held(f"port-{ports[0]}"), "the kernel to free the lease")
+
+
+def test_stop_after_killed_shim_sweeps_the_grandchildren(local: LocalBackend, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    state = local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), "wipe")))
+    until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
+    grandchild = int(pid_file.read_text())
+    assert state.shim_pid is not None
+    os.kill(state.shim_pid, signal.SIGKILL)
+    until(lambda: not alive(state.pid or 0), "the component to die")
+    assert alive(grandchild)
+
+    report = local.stop("r1")
+
+    assert report.swept_pids == (grandchild,)
+    assert not alive(grandchild)
+    assert local.observe()["r1"].phase is Phase.EXITED
+
+
+@pytest.mark.parametrize("how", [("wipe",), ("setsid",)])
+def test_stop_sweeps_grandchildren_that_renamed_themselves(
+    local: LocalBackend, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    pid_file = tmp_path / "pid"
+    local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), *how)))
+    until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
+    grandchild = int(pid_file.read_text())
+
+    report = local.stop("r1")
+
+    assert grandchild in report.swept_pids
+    assert not alive(grandchild)
+
+
+def test_dead_component_leaves_no_grandchild_to_its_successor(local: LocalBackend, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    state = local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), "wipe")))
+    until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
+    grandchild = int(pid_file.read_text())
+
+    os.kill(state.pid or 0, signal.SIGKILL)
+    until_phase(local, "r1", Phase.BACKOFF)
+
+    until(lambda: not alive(grandchild), "the grandchild to be swept before the next start")
+
+
+def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBackend) -> None:
+    ports = local.claim_ports(1, owner="Model/qwen")
+    local.start(run_spec(argv=("sh", "-c", "echo try; exit 4"), restart=FAST, ports=ports))
+
+    state = until_phase(local, "r1", Phase.CRASHLOOP)
+
+    assert state.restarts == 3
+    assert state.reason == "3 restarts within 1800 s were not enough: exited 4"
+    assert log_text(local, "r1").count("try\n") == 4
+    assert not local.leases.is_held(f"port-{ports[0]}")
+
+
+def test_kick_renews_the_budget(local: LocalBackend) -> None:
+    slow_last = RestartPolicy(initial_backoff_s=1000, jitter=0.0, budget_count=1)
+    local.start(run_spec(argv=("false",), restart=slow_last))
+    for restarts in (1, 2, 3):
+        until_phase(local, "r1", Phase.BACKOFF)
+        local.kick("r1")
+        until(lambda n=restarts: local.observe()["r1"].restarts == n, "the next start")  # type: ignore[misc]
+
+    assert until_phase(local, "r1", Phase.BACKOFF).restarts == 3
+
+
+@pytest.mark.parametrize(("policy", "code", "phase"), [("OnFailure", 0, Phase.EXITED), ("OnFailure", 1, Phase.BACKOFF)])
+def test_on_failure_restarts_only_failures(local: LocalBackend, policy: str, code: int, phase: Phase) -> None:
+    local.start(run_spec(argv=("sh", "-c", f"exit {code}"), restart=RestartPolicy(policy)))
+
+    assert until_phase(local, "r1", phase).restarts == 0
+
+
+def test_liveness_probe_that_fails_restarts_a_hanging_component(local: LocalBackend, tmp_path: Path) -> None:
+    hang = tmp_path / "hang"
+    (port,) = local.claim_ports(1, owner="Model/qwen")
+    url = f"http://127.0.0.1:{port}/health"
+    probe = HttpProbe(url, period_s=0.05, timeout_s=0.2, failure_threshold=2)
+    argv = (sys.executable, "-c", HTTP_COMPONENT, str(port), str(hang))
+    first = local.start(run_spec(argv=argv, ports=(port,), liveness=probe, stop_grace_s=0.2))
+    answered = tmp_path / "answered"
+    until(lambda: _answers(url, answered), "the component to answer once")
+    until(lambda: _probed(port), "the shim to have been answered")
+
+    hang.touch()
+    state = until_phase(local, "r1", Phase.BACKOFF)
+
+    assert state.last_exit is not None and state.last_exit.reason == "liveness probe failed"
+    assert not alive(first.pid or 0)
+
+
+def _answers(url: str, _: Path) -> bool:
+    from areal.runtime.probes import Unreachable, http_get
+
+    try:
+        return http_get(url, 1.0).status == 200
+    except Unreachable:
+        return False
+
+
+def _probed(port: int) -> bool:
+    """Connections that were closed by the component linger in TIME_WAIT: ours and then at least two of the shim's."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    local_ports = [line.split()[1].split(":")[1] for line in lines if line.split()[3] == "06"]
+    return local_ports.count(f"{port:04X}") >= 3
+
+
+def test_liveness_probe_never_judges_a_component_that_has_not_answered_yet(local: LocalBackend) -> None:
+    (port,) = local.claim_ports(1, owner="Model/qwen")
+    probe = HttpProbe(f"http://127.0.0.1:{port}/health", period_s=0.01, timeout_s=0.05, failure_threshold=1)
+    argv = python(
+        "import time; print('loading', flush=True); time.sleep(0.5); print('loaded', flush=True); time.sleep(99)"
+    )
+
+    started = local.start(run_spec(argv=argv, ports=(port,), liveness=probe))
+    until(lambda: "loaded" in log_text(local, "r1"), "many probes to have failed")
+
+    assert local.observe()["r1"] == started
+
+
+def test_stage_of_the_component_is_read_and_cleared_at_its_next_start(local: LocalBackend) -> None:
+    source = """
+import json, os, time
+if not os.path.exists(os.environ["AREAL_STAGE_FILE"] + ".seen"):
+    open(os.environ["AREAL_STAGE_FILE"] + ".seen", "w").close()
+    with open(os.environ["AREAL_STAGE_FILE"], "w") as file:
+        json.dump({"stage": "loading weights", "done": 3, "total": 7}, file)
+time.sleep(1000)
+"""
+    state = local.start(run_spec(argv=python(source)))
+    stage = until(lambda: local.stage("r1"), "the stage")
+    assert (stage.stage, stage.done, stage.total) == ("loading weights", 3, 7)
+
+    os.kill(state.pid or 0, signal.SIGKILL)
+    until_phase(local, "r1", Phase.BACKOFF)
+    local.kick("r1")
+    until_phase(local, "r1", Phase.RUNNING)
+
+    assert local.stage("r1") is None
+
+
+def test_secret_file_is_private_and_gone_after_the_end(local: LocalBackend) -> None:
+    state = local.start(run_spec(secret_env={"API_KEY": "hush"}))
+    secret = folder(local) / records.SECRET
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert b"hush" not in (folder(local) / records.INTENT).read_bytes()
+    assert b"hush" not in procfs.read_bytes(f"/proc/{state.shim_pid}/cmdline")
+    assert "hush" not in procfs.environment(state.shim_pid or 0).values()
+
+    local.stop("r1")
+
+    assert not secret.exists()
+
+
+def test_output_that_outgrows_its_file_is_rotated_and_bounded(local: LocalBackend) -> None:
+    lines = "".join(f"line {number:04d}\n" for number in range(1000))
+    argv = python(f"import sys; sys.stdout.write({lines!r})")
+
+    local.start(run_spec(argv=argv, restart=NEVER, log_max_bytes=1000, log_files=3))
+    until_phase(local, "r1", Phase.EXITED)
+    paths = local.log_paths("r1")
+
+    assert [Path(path).name for path in paths] == ["current.log.2", "current.log.1", "current.log"]
+    assert all(Path(path).stat().st_size <= 1000 for path in paths)
+    kept = [line for line in log_text(local, "r1").splitlines() if line.startswith("line")]
+    assert kept[-1] == "line 0999"
+    assert kept == [f"line {number:04d}" for number in range(1000 - len(kept), 1000)]
+
+
+def test_stop_of_a_frozen_shim_ends_everything(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+    os.kill(state.shim_pid or 0, signal.SIGSTOP)
+
+    report = local.stop("r1")
+
+    assert report.was_alive
+    assert not alive(state.pid or 0) and not alive(state.shim_pid or 0)
+
+
+def test_second_stop_with_a_shorter_grace_overrules_the_first(local: LocalBackend) -> None:
+    source = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
+    )
+    state = local.start(run_spec(argv=python(source), stop_grace_s=1000))
+    until(lambda: "up" in log_text(local, "r1"), "the component to ignore SIGTERM")
+    os.kill(state.shim_pid or 0, signal.SIGTERM)
+
+    local.stop("r1", grace_s=0)
+
+    assert not alive(state.pid or 0)
+
+
+def test_stop_with_a_full_disk_still_ends_the_process(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+    stop_file = folder(local) / records.STOP
+    stop_file.mkdir()  # a rename over it fails, as on a full or read-only disk
+
+    local.stop("r1")
+
+    assert not alive(state.pid or 0)

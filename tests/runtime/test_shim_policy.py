@@ -1,0 +1,107 @@
+"""The restart decision as a pure function: generated histories hold its promises."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.runtime.backends.base import RestartPolicy
+from areal.runtime.shim.policy import CRASHLOOP, FINISHED, RESTART, Decision, Exit, RestartBudget
+
+
+def budget(**changes: object) -> RestartBudget:
+    return RestartBudget(asdict(RestartPolicy(**changes)))  # type: ignore[arg-type]
+
+
+def exited(code: int | None = 1, signal: int | None = None) -> Exit:
+    return Exit(code, signal, 0.0, f"exited {code}")
+
+
+def delays(decisions: list[Decision]) -> list[float]:
+    return [decision.delay_s for decision in decisions]
+
+
+def test_delays_of_quick_deaths_double_up_to_the_maximum() -> None:
+    history = budget(jitter=0.0, budget_count=100)
+
+    decisions = [history.decide(exited(), 1.0, float(number), 0.5) for number in range(8)]
+
+    assert delays(decisions) == [10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_delay_after_a_long_life_starts_over() -> None:
+    history = budget(jitter=0.0, budget_count=100)
+    history.decide(exited(), 1.0, 0.0, 0.5)
+    history.decide(exited(), 1.0, 1.0, 0.5)
+
+    assert history.decide(exited(), 600.0, 1000.0, 0.5).delay_s == 10
+
+
+def test_restarts_over_the_budget_within_the_window_are_a_crash_loop() -> None:
+    history = budget(budget_count=2, budget_window_s=100.0)
+
+    actions = [history.decide(exited(), 1.0, at, 0.5).action for at in (0.0, 10.0, 20.0)]
+
+    assert actions == [RESTART, RESTART, CRASHLOOP]
+
+
+def test_restarts_that_left_the_window_do_not_count() -> None:
+    history = budget(budget_count=2, budget_window_s=100.0)
+
+    actions = [history.decide(exited(), 1.0, at, 0.5).action for at in (0.0, 60.0, 120.0, 180.0)]
+
+    assert actions == [RESTART] * 4
+
+
+def test_forgive_gives_a_fresh_budget_and_the_first_delay() -> None:
+    history = budget(budget_count=1, jitter=0.0)
+    history.decide(exited(), 1.0, 0.0, 0.5)
+
+    history.forgive()
+
+    decision = history.decide(exited(), 1.0, 1.0, 0.5)
+    assert (decision.action, decision.delay_s) == (RESTART, 10)
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit", "action"),
+    [
+        ("Always", exited(0), RESTART),
+        ("Always", exited(1), RESTART),
+        ("OnFailure", exited(0), FINISHED),
+        ("OnFailure", exited(1), RESTART),
+        ("OnFailure", exited(None, 9), RESTART),
+        ("Never", exited(0), FINISHED),
+        ("Never", exited(None, 9), FINISHED),
+    ],
+)
+def test_policy_decides_whether_an_exit_is_followed_by_a_start(policy: str, exit: Exit, action: str) -> None:
+    assert budget(policy=policy).decide(exit, 1.0, 0.0, 0.5).action == action
+
+
+def test_on_failure_takes_declared_codes_for_success() -> None:
+    assert budget(policy="OnFailure", success_exit_codes=(0, 7)).decide(exited(7), 1.0, 0.0, 0.5).action == FINISHED
+
+
+lives = st.tuples(st.floats(0, 2000), st.floats(0, 0.999))
+
+
+@given(st.lists(lives, max_size=60), st.integers(0, 6), st.floats(1, 3000), st.floats(0, 1))
+def test_any_history_keeps_to_the_budget_and_the_bounds(
+    histories: list[tuple[float, float]], count: int, window_s: float, jitter: float
+) -> None:
+    history = budget(budget_count=count, budget_window_s=window_s, jitter=jitter)
+    now, restarts = 0.0, []
+    for ran_s, spread in histories:
+        now += ran_s
+        decision = history.decide(exited(), ran_s, now, spread)
+        recent = [at for at in restarts if now - at < window_s]
+        assert (decision.action == CRASHLOOP) == (len(recent) >= count)
+        if decision.action == CRASHLOOP:
+            return
+        assert 10 * (1 - jitter) <= decision.delay_s <= 300 * (1 + jitter)
+        restarts.append(now)
+        now += decision.delay_s

@@ -1,0 +1,174 @@
+"""Signals reach the recorded process or nobody; a sweep leaves nothing of a run and touches nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.errors import ArealError
+from areal.runtime import signals
+from areal.runtime.identity import ProcessIdentity, identify
+from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified
+
+from .support import alive, until
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A session leader that has nothing to do with areal."""
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def recycled(identity: ProcessIdentity) -> ProcessIdentity:
+    """A record whose pid has since been given to ``identity``: it was started earlier."""
+    return dataclasses.replace(identity, start_ticks=identity.start_ticks - 1)
+
+
+def test_send_reaches_the_recorded_process(sleeper: subprocess.Popen[bytes]) -> None:
+    assert signals.send(identify(sleeper.pid), signal.SIGTERM)
+
+    assert sleeper.wait(30) == -signal.SIGTERM
+
+
+def test_send_to_a_recycled_pid_signals_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+    assert not signals.send(recycled(identify(sleeper.pid)), signal.SIGKILL)
+    assert not signals.request_end(recycled(identify(sleeper.pid)))
+    signals.ensure_dead(recycled(identify(sleeper.pid)), 0.0)
+
+    assert alive(sleeper.pid)
+
+
+def test_sweep_of_a_recycled_session_number_kills_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+    record = recycled(identify(sleeper.pid))
+
+    assert not signals.session_is_ours(record)
+    assert signals.sweep_run(record, "/no/such/run") == ()
+    assert alive(sleeper.pid)
+
+
+def test_open_verified_with_other_ticks_opens_nothing(sleeper: subprocess.Popen[bytes]) -> None:
+    ticks = identify(sleeper.pid).start_ticks
+
+    assert open_verified(sleeper.pid, ticks + 1) is None
+    fd = open_verified(sleeper.pid, ticks)
+    assert fd is not None
+    os.close(fd)
+
+
+def test_send_to_another_machine_is_refused(sleeper: subprocess.Popen[bytes]) -> None:
+    elsewhere = dataclasses.replace(identify(sleeper.pid), machine_id="another machine")
+
+    with pytest.raises(ArealError, match="another machine"):
+        signals.send(elsewhere, signal.SIGTERM)
+
+
+def test_wait_dead_returns_when_the_process_ends(sleeper: subprocess.Popen[bytes]) -> None:
+    identity = identify(sleeper.pid)
+    assert not signals.wait_dead(identity, 0.01)
+
+    sleeper.kill()
+
+    assert signals.wait_dead(identity, 30)
+
+
+def leaderless_session(tmp_path: Path, environment: dict[str, str] | None = None) -> tuple[ProcessIdentity, int]:
+    """The identity of a dead session leader and the pid of a member that outlived it."""
+    pid_file = tmp_path / "member"
+    script = f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; read wait"
+    leader = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, env=environment)
+    member = int(until(lambda: pid_file.exists() and pid_file.read_text(), "the member"))
+    identity = identify(leader.pid)
+    leader.kill()
+    leader.communicate()
+    return identity, member
+
+
+def test_sweep_of_a_dead_leaders_session_kills_its_members(tmp_path: Path) -> None:
+    identity, member = leaderless_session(tmp_path)
+
+    assert signals.sweep_run(identity, "/no/such/run") == (member,)
+
+    assert not alive(member)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"start_ticks": 2**60},  # the member is older than the leader we recorded
+        {"autogroup": "/autogroup-0"},  # the kernel counts it to another session
+    ],
+)
+def test_sweep_of_a_session_that_reused_the_number_kills_nobody(tmp_path: Path, changes: dict[str, object]) -> None:
+    identity, member = leaderless_session(tmp_path)
+    if "autogroup" in changes and not identity.autogroup:
+        pytest.skip("this kernel has no autogroups")
+
+    swept = signals.sweep_run(dataclasses.replace(identity, **changes), "/no/such/run")  # type: ignore[arg-type]
+
+    assert swept == ()
+    assert alive(member)
+    os.kill(member, signal.SIGKILL)
+
+
+def test_sweep_spares_a_member_that_belongs_to_another_run(tmp_path: Path) -> None:
+    environment = {**os.environ, RUN_DIR_VARIABLE: "/another/run"}
+    identity, member = leaderless_session(tmp_path, environment)
+
+    assert signals.sweep_run(identity, "/no/such/run") == ()
+
+    assert alive(member)
+    assert signals.sweep_run(identity, "/another/run") == (member,)
+
+
+def test_sweep_kills_a_process_that_left_the_session(tmp_path: Path) -> None:
+    environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
+    process = subprocess.Popen(["sleep", "1000"], start_new_session=True, env=environment)
+
+    assert signals.sweep_run(None, str(tmp_path)) == (process.pid,)
+
+    assert process.wait(30) == -signal.SIGKILL
+
+
+def test_sweep_outruns_a_session_that_keeps_forking(tmp_path: Path) -> None:
+    source = """
+import os, time
+while True:
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.001)
+"""
+    leader = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", source],
+        start_new_session=True,
+        env={**os.environ, RUN_DIR_VARIABLE: str(tmp_path)},
+    )
+    identity = identify(leader.pid)
+    leader.wait(30)
+
+    assert signals.sweep_run(identity, str(tmp_path))
+
+    assert signals.sweep_run(identity, str(tmp_path)) == ()
+
+
+def test_find_shim_finds_the_session_leader_of_a_folder_only(tmp_path: Path) -> None:
+    environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
+    follower = subprocess.Popen(["sleep", "1000"], env=environment)
+    assert signals.find_shim(str(tmp_path)) is None
+
+    leader = subprocess.Popen(["sleep", "1000"], start_new_session=True, env=environment)
+    found = signals.find_shim(str(tmp_path))
+
+    assert found is not None and found.pid == leader.pid
+    for process in (leader, follower):
+        process.kill()
+        process.wait()
