@@ -130,8 +130,23 @@ def converge(
             ]:
                 break
             prepared = settled
-        addresses = conditions.write_statuses(desk.ctx, desk.store, desk.backend, prepared.scope.all, report, first)
-    return replace(outcome_of(first, report), notes=tuple(notes), addresses=addresses)
+        endings = conditions.write_statuses(desk.ctx, desk.store, desk.backend, prepared.scope.all, report, first)
+    return _with_endings(outcome_of(first, report), notes, endings)
+
+
+def _with_endings(outcome: Outcome, notes: list[str], endings: dict[str, conditions.Ending]) -> Outcome:
+    """Say how each object is now, and where a service answers."""
+    objects = []
+    for item in outcome.objects:
+        ending = endings.get(item.ref)
+        if ending is None or item.exit_code or item.action == "unchanged":
+            objects.append(item)
+            continue
+        where = f" at {ending.address}" if ending.address and ending.phase == "Ready" else ""
+        cause = f"; {item.message}" if item.message else ""
+        objects.append(replace(item, message=f"{ending.phase}{where}{cause}"))
+    addresses = {ref: ending.address for ref, ending in endings.items() if ending.address}
+    return replace(outcome, objects=tuple(objects), notes=(*notes, *outcome.notes), addresses=addresses)
 
 
 def plan_targets(desk: Desk, choose: Choose, policy: Policy, source: dict[str, Any] | None = None) -> Prepared:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from areal.reconcilers.context import Context
 from areal.reconcilers.desired import Target
 from areal.reconcilers.executor import Report
-from areal.reconcilers.health import assess, conditions_of
+from areal.reconcilers.health import Health, assess, conditions_of
 from areal.reconcilers.observe import observe
 from areal.reconcilers.plan import Plan
 from areal.resources.kinds import parse_ref
@@ -19,33 +19,39 @@ from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How one object is after a plan was executed; ``address`` of a service whose gateway runs, else ""."""
+
+    phase: str
+    message: str
+    address: str
+
+
 def write_statuses(
     ctx: Context, store: ObjectStore, backend: Backend, targets: Sequence[Target], report: Report, plan: Plan
-) -> dict[str, str]:
-    """Returns the address of every service that is up."""
+) -> dict[str, Ending]:
+    """Record the status of what the plan touched; how every target is now."""
     touched = {op.ref for op in plan.ops}
     seen = observe(ctx.home, backend, [target.ref for target in targets])
-    addresses: dict[str, str] = {}
+    endings: dict[str, Ending] = {}
     for target in targets:
-        ref = parse_ref(target.ref)
-        stored = store.get(ref) if not target.gone else None
+        stored = store.get(parse_ref(target.ref)) if not target.gone else None
         if stored is None:
             continue
         runs = seen.of(target.ref)
-        address = next((run.url for run in runs if run.state.spec.component == "gateway" and run.is_live), None)
-        if address:
-            addresses[target.ref] = address
-        if target.ref not in touched:
-            continue
-        errors = report.errors_of(plan, target.ref)
+        gateway = (run.url for run in runs if run.state.spec.component == "gateway" and run.is_live)
         health = assess(stored.kind, stored.spec, runs)
-        error = errors[0].message if errors else None
-        _write(ctx, store, stored, health, error, address)
-    return addresses
+        ending = Ending(health.phase, health.message, next(gateway, ""))
+        endings[target.ref] = ending
+        if target.ref in touched:
+            errors = report.errors_of(plan, target.ref)
+            _write(ctx, store, stored, health, errors[0].message if errors else None, ending.address or None)
+    return endings
 
 
 def _write(
-    ctx: Context, store: ObjectStore, stored: StoredObject, health: Any, error: str | None, address: str | None
+    ctx: Context, store: ObjectStore, stored: StoredObject, health: Health, error: str | None, address: str | None
 ) -> None:
     previous = stored.status.get("conditions", [])
     found = conditions_of(health, stored.generation, error, previous, time.time())

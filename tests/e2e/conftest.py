@@ -1,0 +1,163 @@
+"""A home of its own, a free gateway port and the real command line; whatever was started is gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "reverse_digits" / "model"
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+@dataclass
+class Box:
+    """One user's machine: a home, a port, manifests in a folder."""
+
+    home: Path
+    folder: Path
+    port: int
+    env: dict[str, str] = field(default_factory=dict)
+
+    def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "areal.cli", *args],
+            env={**os.environ, "AREAL_HOME": str(self.home), "OMP_NUM_THREADS": "1", **self.env, **(env or {})},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def areal(self, *args: str, env: dict[str, str] | None = None, timeout: float = 120) -> Result:
+        process = self.start(*args, env=env)
+        out, err = process.communicate(timeout=timeout)
+        return Result(process.returncode, out, err)
+
+    def ok(self, *args: str) -> Result:
+        result = self.areal(*args)
+        assert result.code == 0, f"areal {' '.join(args)} -> {result.code}\n{result.text}"
+        return result
+
+    def write(self, text: str, name: str = "manifest.yaml") -> str:
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    def manifest(self, *, service: str = "", model: str = "", name: str = "manifest.yaml") -> str:
+        """The quickstart's shape on this box's port; ``service`` and ``model`` are further lines of each spec."""
+        return self.write(
+            "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\nspec:\n"
+            f"  gateway: {{port: {self.port}}}\n{_indented(service)}"
+            "---\napiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: reverse}\nspec:\n"
+            f"  backend: embedded:d1\n  path: {MODEL}\n{_indented(model)}",
+            name,
+        )
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """Running processes by "component/replica"."""
+        rows = json.loads(self.ok("get", "processes", "-o", "json").out)
+        items = rows["items"] if isinstance(rows, dict) else rows
+        return {f"{r['component']}/{r['replica']}": r for r in items if r["state"] == "running"}
+
+    @property
+    def key(self) -> str:
+        return (self.home / "credentials" / "default").read_text().strip()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def chat(self, text: str, model: str = "reverse") -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0}
+        request = urllib.request.Request(
+            f"{self.url}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """Every file and folder of the home with its time and size: what a command that changes nothing leaves."""
+        return {str(p): (p.lstat().st_mtime_ns, p.lstat().st_size) for p in [self.home, *self.home.rglob("*")]}
+
+    def living(self) -> list[int]:
+        """Processes that belong to this home, whatever the records say."""
+        marker = b"AREAL_RUN_UID"
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes()
+                environ = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(self.home).encode() in command or (marker in environ and str(self.home).encode() in environ):
+                found.append(int(entry.name))
+        return found
+
+
+def _indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_box(tmp: Path) -> Box:
+    folder = tmp / "work"
+    folder.mkdir()
+    return Box(tmp / "home", folder, free_port())
+
+
+def tear_down(box: Box) -> None:
+    names = box.areal("get", "-o", "name", timeout=60).out.split()
+    if names:
+        box.areal("delete", *names, "--yes", "--cascade", "--grace", "1", timeout=60)
+    box.areal("doctor", "--fix", "--yes", timeout=60)
+    left = box.living()
+    for pid in left:
+        os.kill(pid, 9)
+    assert not left, f"processes were left behind: {left}"
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    made = make_box(tmp_path)
+    yield made
+    tear_down(made)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """One service with the quickstart model, shared by the tests of a module that leave it as they found it."""
+    made = make_box(tmp_path_factory.mktemp("served"))
+    made.ok("apply", "-f", made.manifest())
+    yield made
+    tear_down(made)

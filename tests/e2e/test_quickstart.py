@@ -1,0 +1,104 @@
+"""The main job: a manifest becomes a model that answers, and stays what it is until somebody changes it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.e2e.conftest import ROOT, Box
+
+
+def test_apply_of_the_quickstart_ends_ready_and_says_where(box: Box) -> None:
+    text = (ROOT / "manifests" / "quickstart.yaml").read_text().replace("8080", str(box.port))
+    text = text.replace("examples/reverse_digits/model", str(ROOT / "examples/reverse_digits/model"))
+    result = box.ok("apply", "-f", box.write(text, "quickstart.yaml"))
+    assert f"inferenceservice/default created: Ready at {box.url}" in result.out
+    assert "model/reverse created: Ready" in result.out
+    assert box.chat("1234").isdigit()
+    box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
+    assert box.living() == []
+    assert box.ok("get", "-o", "name").out == ""
+
+
+def test_a_second_apply_prints_unchanged_and_writes_no_file(served: Box) -> None:
+    before, processes = served.files(), served.processes()
+    result = served.ok("apply", "-f", served.manifest())
+    assert result.out.split("\n")[:2] == ["inferenceservice/default unchanged", "model/reverse unchanged"]
+    assert served.files() == before
+    assert served.processes() == processes | {k: {**v, "uptimeSeconds": served_uptime(served, k)} for k, v in
+                                              processes.items() if "uptimeSeconds" in v}
+
+
+def served_uptime(box: Box, key: str) -> float:
+    return box.processes()[key].get("uptimeSeconds", 0)
+
+
+def test_diff_exits_0_then_1_after_an_edit_and_names_op_cause_and_field(served: Box) -> None:
+    assert served.areal("diff", "-f", served.manifest()).code == 0
+    edited = served.manifest(model="engineArgs: {maxBatchSize: 4}", name="edited.yaml")
+    result = served.areal("diff", "-f", edited)
+    assert result.code == 1
+    assert "~ Model/reverse configure (rolling update), decided by spec.engineArgs.maxBatchSize" in result.out
+    assert "spawn" in result.out
+    assert "drain" in result.out
+
+
+def test_reading_commands_write_nothing(served: Box) -> None:
+    before = served.files()
+    for command in (
+        ("get",),
+        ("get", "processes"),
+        ("get", "models", "-o", "wide"),
+        ("describe", "model/reverse"),
+        ("diff", "--drift"),
+        ("events",),
+        ("history", "model/reverse"),
+        ("logs", "model/reverse", "-n", "5"),
+        ("top",),
+        ("inf", "status"),
+        ("inf", "ps"),
+        ("inf", "models"),
+        ("doctor",),
+    ):
+        result = served.areal(*command)
+        assert result.code == 0, f"{command}: {result.text}"
+        assert served.files() == before, command
+
+
+def test_gateway_without_a_key_answers_401(served: Box) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{served.url}/v1/models", timeout=10)
+    assert caught.value.code == 401
+    assert json.load(caught.value)["error"]["type"] == "authentication_error"
+
+
+def test_openai_sdk_streamed_and_not_agree(served: Box) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key, max_retries=0, timeout=30)
+    messages = [{"role": "user", "content": "5678"}]
+    whole = client.chat.completions.create(model="reverse", messages=messages, temperature=0)
+    with client.chat.completions.create(model="reverse", messages=messages, temperature=0, stream=True) as stream:
+        parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(parts) == whole.choices[0].message.content
+    assert len([part for part in parts if part]) > 1
+    assert [model.id for model in client.models.list()] == ["reverse"]
+
+
+def test_inf_chat_one_shot_prints_the_answer(served: Box) -> None:
+    assert served.ok("inf", "chat", "-m", "1234", "--temperature", "0").out.strip() == served.chat("1234")
+
+
+def test_manifest_of_get_is_unchanged_when_applied_again(served: Box) -> None:
+    manifest = served.ok("get", "-o", "manifest").out
+    result = served.ok("apply", "-f", served.write(manifest, "again.yaml"))
+    assert "unchanged" in result.out
+    assert "configured" not in result.out
+
+
+def test_events_tell_the_story(served: Box) -> None:
+    text = served.ok("events").out
+    assert "Created" in text
+    assert "Ready" in text
