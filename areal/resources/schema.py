@@ -1,0 +1,251 @@
+"""JSON Schemas of the kinds, for editors and CI, generated from the models and checked in under ``schemas/``.
+
+    python -m areal.resources.schema --write schemas/      (--check: exit 1 when a file is stale)
+
+Wherever a value is not text, an expression (``${{ ... }}``) is allowed as well, so that a template is valid in an
+editor. ``x-areal-update`` says what a change of the field costs. Draft 7 is what YAML editors read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal.resources import registry
+from areal.resources.docs import field_docs, model_doc
+from areal.resources.kinds import API_VERSION, KINDS
+
+if TYPE_CHECKING:
+    from areal.resources.fields import SpecModel
+
+BASE_URL = "https://areal.dev/schemas/v1alpha1/"
+COMBINED = "areal"
+
+Schema = dict[str, Any]
+
+_DRAFTS = {7: "http://json-schema.org/draft-07/schema#", 2020: "https://json-schema.org/draft/2020-12/schema"}
+_EXPRESSION: Schema = {
+    "type": "string",
+    "pattern": r"\$\{\{[\s\S]*\}\}",
+    "description": "An expression, evaluated when the manifest is rendered.",
+}
+_EXPRESSION_REF: Schema = {"$ref": "#/definitions/Expression"}
+_PROFILES: Schema = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "Profiles (`--profile`) that the resource belongs to. Absent: all.",
+}
+
+
+def json_schema(kind: str, draft: int = 7) -> Schema:
+    """The schema of a manifest of ``kind``, or of ``Overlay``; ``draft`` is 7 or 2020 (2020-12)."""
+    if kind == "Overlay":
+        definitions = _overlay_definitions()
+        body: Schema = definitions.pop("Overlay")
+    else:
+        definitions = _definitions(kind)
+        body = {**definitions.pop(kind), "required": ["apiVersion", "kind", "metadata"]}
+    return _finished(kind.lower(), f"areal {kind}", body, definitions, draft)
+
+
+def combined_schema(draft: int = 7) -> Schema:
+    """One schema for files that hold any kind, a ``generate``, a List or an overlay."""
+    definitions: Schema = _overlay_definitions()
+    for kind in KINDS:
+        definitions.update(_definitions(kind))
+    by_kind = [_when_kind(kind, {"$ref": f"#/definitions/{kind}"}) for kind in (*KINDS, "Overlay")]
+    kinds: Schema = {"enum": [*KINDS, "Overlay", "List"], "description": "What the document declares."}
+    definitions["Resource"] = {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": kinds, "apiVersion": {"const": API_VERSION, "description": "Version of this format."}},
+        "allOf": [*by_kind, _when_kind("List", {"$ref": "#/definitions/List"})],
+    }
+    definitions["List"] = {
+        "type": "object",
+        "description": "Several resources in one document.",
+        "properties": {
+            "apiVersion": {"const": API_VERSION},
+            "kind": {"const": "List"},
+            "items": {"type": "array", "items": {"$ref": "#/definitions/Resource"}},
+        },
+        "required": ["items"],
+        "additionalProperties": False,
+    }
+    definitions["Generate"] = _generate_schema()
+    body: Schema = {
+        "type": "object",
+        "if": {"required": ["generate"]},
+        "then": {"$ref": "#/definitions/Generate"},
+        "else": {"$ref": "#/definitions/Resource"},
+    }
+    return _finished(COMBINED, "areal manifests", body, definitions, draft)
+
+
+def schema_files() -> dict[str, str]:
+    """What belongs into ``schemas/``: file name to content."""
+    schemas = {kind.lower(): json_schema(kind) for kind in (*KINDS, "Overlay")}
+    schemas[COMBINED] = combined_schema()
+    return {f"{name}.schema.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
+
+
+def stale_files(folder: Path) -> list[str]:
+    """The files of ``folder`` that are missing, differ from the models, or should not be there."""
+    wanted = schema_files()
+    present = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.schema.json"))}
+    return [name for name in sorted({*wanted, *present}) if wanted.get(name) != present.get(name)]
+
+
+def _definitions(kind: str) -> Schema:
+    """The envelope of a kind under its name, and the models it uses."""
+    from areal.resources.metadata import Metadata
+
+    spec = registry.spec_model(kind)
+    envelope: Schema = {
+        "type": "object",
+        "description": model_doc(spec),
+        "properties": {
+            "apiVersion": {"const": API_VERSION, "description": "Version of this format."},
+            "kind": {"const": kind, "description": f"{kind}: {model_doc(spec)}"},
+            "metadata": _ref(Metadata),
+            "spec": _ref(spec),
+            "profiles": _PROFILES,
+        },
+        "required": ["kind", "metadata"],
+        "additionalProperties": False,
+    }
+    return {kind: envelope, **_models(Metadata), **_models(spec)}
+
+
+def _overlay_definitions() -> Schema:
+    from areal.resources.overlay_file import Overlay
+
+    return _models(Overlay)
+
+
+def _models(model: type[SpecModel]) -> Schema:
+    """Every model below ``model`` by class name, with docs, defaults and update classes."""
+    generated = model.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
+    raw = {**generated.pop("$defs", {}), model.__name__: generated}
+    classes = {model.__name__: model, **{cls.__name__: cls for cls in _nested(model)}}
+    definitions = {name: _model_schema(cls, raw[name]) for name, cls in classes.items()}
+    extra = {name: schema for name, schema in raw.items() if name not in classes}  # JsonValue
+    return {**definitions, **extra, "Expression": _EXPRESSION}
+
+
+def _nested(model: type[SpecModel]) -> Iterator[type[SpecModel]]:
+    for _, info in registry.all_fields(model):
+        if info.nested is not None:
+            yield info.nested
+
+
+def _model_schema(model: type[SpecModel], raw: Schema) -> Schema:
+    docs = field_docs(model)
+    properties: Schema = {}
+    for name, info in registry.fields_of(model).items():
+        found: Schema = raw["properties"][name]
+        shape = {key: value for key, value in found.items() if key not in ("title", "default", "description")}
+        properties[name] = {
+            **_templated(shape),
+            "description": docs.get(info.attribute, ""),
+            **({} if "default" not in found or found["default"] is None else {"default": found["default"]}),
+            **({} if info.update is None else {"x-areal-update": info.update.name}),
+        }
+    required = [name for name, info in registry.fields_of(model).items() if info.required]
+    return {
+        "type": "object",
+        "description": model_doc(model),
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+def _templated(shape: Schema) -> Schema:
+    """``shape``, or an expression. A ``$ref`` moves inside, since draft 7 ignores what stands beside it."""
+    if shape.get("type") == "string" and not {"enum", "const", "pattern"} & shape.keys():
+        return shape
+    arms = shape.pop("anyOf", None)
+    if arms is None:
+        arms = [shape]
+        shape = {}
+    plain_text = any(arm == {"type": "string"} for arm in arms)
+    return {**shape, "anyOf": arms if plain_text else [*arms, _EXPRESSION_REF]}
+
+
+def _ref(model: type[SpecModel]) -> Schema:
+    return {"anyOf": [{"$ref": f"#/definitions/{model.__name__}"}, _EXPRESSION_REF], "description": model_doc(model)}
+
+
+def _when_kind(kind: str, then: Schema) -> Schema:
+    return {"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": then}
+
+
+def _generate_schema() -> Schema:
+    values: Schema = {"anyOf": [{"type": "array"}, _EXPRESSION_REF]}
+    resource: Schema = {"$ref": "#/definitions/Resource"}
+    return {
+        "type": "object",
+        "description": "Many resources from one template.",
+        "properties": {
+            "apiVersion": {"const": API_VERSION, "description": "Version of this format."},
+            "generate": {
+                "type": "object",
+                "description": "What the template is evaluated for.",
+                "properties": {
+                    "each": {**values, "description": "The items, `item` in expressions."},
+                    "matrix": {
+                        "anyOf": [{"type": "object", "additionalProperties": values}, _EXPRESSION_REF],
+                        "description": "Every combination of the axes' values, `item.AXIS` in expressions.",
+                    },
+                },
+                "minProperties": 1,
+                "maxProperties": 1,
+                "additionalProperties": False,
+            },
+            "template": {
+                "anyOf": [resource, {"type": "array", "items": resource}],
+                "description": "The resource, or resources, made for each item.",
+            },
+            "profiles": _PROFILES,
+        },
+        "required": ["generate", "template"],
+        "additionalProperties": False,
+    }
+
+
+def _finished(name: str, title: str, body: Schema, definitions: Schema, draft: int) -> Schema:
+    head = {"$schema": _DRAFTS[draft], "$id": f"{BASE_URL}{name}.schema.json", "title": title}
+    schema: Schema = {**head, **body, "definitions": dict(sorted(definitions.items()))}
+    if draft == 2020:
+        schema = json.loads(
+            json.dumps(schema).replace('"#/definitions/', '"#/$defs/').replace('"definitions":', '"$defs":')
+        )
+    return schema
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["--write", folder]:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for name in stale_files(Path(folder)):
+                content = schema_files().get(name)
+                path = Path(folder, name)
+                path.unlink(missing_ok=True) if content is None else path.write_text(content, "utf-8")
+                print(f"{path} {'removed' if content is None else 'written'}")
+            return 0
+        case ["--check", folder]:
+            stale = stale_files(Path(folder))
+            for name in stale:
+                print(f"{Path(folder, name)} is stale: run python -m areal.resources.schema --write {folder}")
+            return 1 if stale else 0
+        case _:
+            print("usage: python -m areal.resources.schema --write|--check FOLDER", file=sys.stderr)
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
