@@ -8,6 +8,7 @@ walk a whole command without knowing its steps. Unset, a point costs one diction
 from __future__ import annotations
 
 import os
+import re
 from threading import Lock
 
 from areal.errors import UsageFault
@@ -44,6 +45,7 @@ CRASH_POINTS: tuple[str, ...] = (
     "forget-after",
 )
 
+_WANTED = re.compile(r"(?P<name>[a-z-]+)(?::(?P<at>[1-9]\d*))?")
 _passed: dict[str, int] = {}
 _lock = Lock()
 
@@ -53,14 +55,20 @@ def crash_point(name: str) -> None:
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
-    target, _, count = wanted.partition(":")
-    if target != "any" and target not in CRASH_POINTS:
-        raise UsageFault(f'{VARIABLE}="{wanted}" names no crash point', hint=f"one of: any, {', '.join(CRASH_POINTS)}")
+    target, at = _parsed(wanted)
     if name not in CRASH_POINTS:
         raise ValueError(f'"{name}" is not registered in CRASH_POINTS')
     if target not in ("any", name):
         return
     with _lock:
         _passed[target] = _passed.get(target, 0) + 1
-        if _passed[target] == int(count or "1"):
+        if _passed[target] == at:
             os._exit(137)
+
+
+def _parsed(wanted: str) -> tuple[str, int]:
+    """The name and which passage of it is meant, counted from 1."""
+    match = _WANTED.fullmatch(wanted)
+    if match is None or match["name"] not in ("any", *CRASH_POINTS):
+        raise UsageFault(f'{VARIABLE}="{wanted}" names no crash point', hint=f"one of: any, {', '.join(CRASH_POINTS)}")
+    return match["name"], int(match["at"] or "1")

@@ -58,7 +58,7 @@ class Unreadable(ArealError):
 
 def explain(error: OSError, path: Path | str, doing: str) -> ArealError:
     """An ``OSError`` as one for a user: what was attempted, on which path, why it failed, what to do."""
-    cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), None))
+    cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), "areal doctor"))
     return ArealError(f"cannot {doing} {path}: {cause}", hint=hint)
 
 

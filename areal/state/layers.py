@@ -130,15 +130,19 @@ def _without_empty(layers: Layers) -> Layers:
 
 def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[Path, Any, Path, Any]]:
     """Leaves of ``mine`` that ``theirs`` merged over it changes: (path, value, where theirs is held, theirs)."""
-    after = merge(mine, theirs)
+    merged = merge(mine, theirs)
+    after, held = leaves(merged), _branches(leaves(theirs))
     for path, value in leaves(mine).items():
-        result = get_path(after, path)
-        if value == {} and isinstance(result, dict):
+        if value == {} and isinstance(get_path(merged, path), dict):
             continue  # an empty map says nothing about what is in it
-        if not changes({"": value}, {"": result}):
-            continue
-        held_at = next(path[:size] for size in range(len(path), 0, -1) if get_path(theirs, path[:size]) is not ABSENT)
-        yield path, value, held_at, get_path(theirs, held_at)
+        if changes({"": value}, {"": after.get(path, ABSENT)}):
+            held_at = next(path[:size] for size in range(len(path), 0, -1) if path[:size] in held)
+            yield path, value, held_at, get_path(theirs, held_at)
+
+
+def _branches(paths: Iterable[Path]) -> set[Path]:
+    """Every path and every beginning of one."""
+    return {path[:size] for path in paths for size in range(1, len(path) + 1)}
 
 
 def _strip(spec: dict[str, Any], paths: Iterable[Path]) -> dict[str, Any]:

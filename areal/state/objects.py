@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import NotFound
-from areal.resources.kinds import KINDS, Ref, name_problem
+from areal.resources.kinds import KINDS, Ref, name_problem, resolve_kind
 from areal.resources.tree import changes
 from areal.state import revisions as _revisions
 from areal.state import trash
@@ -51,7 +51,7 @@ class ObjectStore:
     def list(self, kind: str | None = None) -> Listing[StoredObject]:
         """By kind order and name; what cannot be read is in ``.unreadable``, and was not taken as absent."""
         found: Listing[StoredObject] = Listing()
-        for known in KINDS if kind is None else (kind,):
+        for known in KINDS if kind is None else (resolve_kind(kind),):
             folder = str(self.home.objects / known.lower())
             for name in _names(folder):
                 path = f"{folder}/{name}/{_FILE}"

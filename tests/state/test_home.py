@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from areal.errors import ArealError, NotFound, UsageFault
+from areal.resources.kinds import Ref
+from areal.state.home import Home
+
+from .support import QWEN, read_only, run, without_override
+
+ENSURE = """
+try:
+    home.ensure()
+except ArealError as error:
+    print(error.message, "|", error.hint)
+"""
+
+
+def test_resolve_flag_before_variable_before_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AREAL_HOME", raising=False)
+    assert Home.resolve().root == tmp_path / ".areal"
+    monkeypatch.setenv("AREAL_HOME", "~/other")
+    assert Home.resolve().root == tmp_path / "other"
+    assert Home.resolve(str(tmp_path / "flag")).root == tmp_path / "flag"
+    monkeypatch.setenv("AREAL_HOME", "")
+    assert Home.resolve().root == tmp_path / ".areal"
+
+
+def test_resolve_relative_is_made_absolute_without_following_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    assert Home.resolve("link").root == tmp_path / "link"
+
+
+@pytest.mark.parametrize("flag", ["~nobody-of-this-name/x", "a\0b"])
+def test_resolve_impossible_path_is_an_error_with_a_hint(flag: str) -> None:
+    with pytest.raises(ArealError) as caught:
+        Home.resolve(flag)
+    assert "--home" in (caught.value.hint or "")
+
+
+def test_ensure_creates_private_folders(tmp_path: Path) -> None:
+    home = Home(tmp_path / "deep" / "home").ensure()
+    for folder in (home.root, *home.folders):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("part", ["home", "home/journal"])
+def test_ensure_file_in_the_way_names_it(tmp_path: Path, part: str) -> None:
+    (tmp_path / part).parent.mkdir(exist_ok=True)
+    (tmp_path / part).write_text("")
+    with pytest.raises(ArealError, match=f"{tmp_path / part} is not a folder") as caught:
+        Home(tmp_path / "home").ensure()
+    assert "--home" in (caught.value.hint or "")
+
+
+def test_ensure_in_a_folder_of_another_says_permission_denied(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    told = run(ENSURE, Home(tmp_path / "home"), *without_override())
+    tmp_path.chmod(0o700)
+    assert f"cannot use {tmp_path / 'home'}: permission denied" in told.stdout
+    assert "--home" in told.stdout
+
+
+def test_ensure_existing_home_without_write_permission_says_so(home: Home) -> None:
+    home.journal.chmod(0o500)
+    told = run(ENSURE, home, *without_override())
+    home.journal.chmod(0o700)
+    assert f"cannot use {home.journal}: it cannot be written" in told.stdout
+
+
+def test_ensure_on_a_read_only_file_system_says_so(tmp_path: Path) -> None:
+    told = run(ENSURE, Home(tmp_path / "home"), *read_only(tmp_path))
+    assert "the file system is read-only" in told.stdout
+    assert "--home" in told.stdout
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/etc/passwd", "a\0b", "A", "a" * 64, ".hidden"])
+def test_object_folder_bad_name_is_refused(home: Home, name: str) -> None:
+    with pytest.raises(UsageFault):
+        home.object_folder(Ref("Model", name))
+
+
+@pytest.mark.parametrize("kind", ["../Model", "model", "", "Secret"])
+def test_object_folder_unknown_kind_is_refused(home: Home, kind: str) -> None:
+    with pytest.raises(NotFound):
+        home.object_folder(Ref(kind, "qwen"))
+
+
+def test_object_folder_of_a_good_name_is_inside_the_home(home: Home) -> None:
+    assert home.object_folder(QWEN) == home.root / "objects" / "model" / "qwen"

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.resources.tree import changes, get_path, leaves
+from areal.state.layers import APPLY, Layer, conflicts, effective, origin, origins, replace, take
+
+scalars = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.sampled_from(["", "a", "b"]), st.just(1.0))
+words = st.sampled_from(["a", "b", "c"])
+maps = st.dictionaries(words, scalars, min_size=1)
+lists = st.lists(st.integers(0, 2), min_size=1, max_size=3)
+
+
+def items() -> st.SearchStrategy[dict[str, Any]]:
+    extra = st.fixed_dictionaries({}, optional={"replicas": scalars, "env": maps})
+    return st.builds(lambda name, rest: {"name": name, **rest}, words, extra)
+
+
+keyed = st.lists(items(), min_size=1, max_size=3, unique_by=lambda item: item["name"])
+specs = st.fixed_dictionaries(
+    {}, optional={"replicas": scalars, "path": scalars, "env": maps, "args": lists, "models": keyed}
+)
+"""Of one schema: a path is a map, a list or a scalar in all of them."""
+
+trees = st.recursive(
+    scalars, lambda inner: st.dictionaries(words, inner) | st.lists(inner, max_size=2) | keyed, max_leaves=8
+)
+wild = st.dictionaries(words, trees)
+"""Of no schema at all: what a hand-edited or older store may hold."""
+
+
+def stacks(content: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[tuple[Layer, ...]]:
+    def build(parts: list[dict[str, Any]]) -> tuple[Layer, ...]:
+        layers: tuple[Layer, ...] = ()
+        for manager, spec in zip((APPLY, "scale", "suspend"), parts, strict=False):
+            layers = replace(layers, Layer(manager, spec, None, f"{manager}@box", 1.0))
+        return layers
+
+    return st.lists(content, max_size=3).map(build)
+
+
+def apply_layer(spec: dict[str, Any], at: float = 5.0) -> Layer:
+    return Layer(APPLY, spec, {"file": "x.yaml"}, "bob@box", at)
+
+
+def own(layers: tuple[Layer, ...]) -> dict[str, dict[str, Any]]:
+    return {layer.manager: layer.spec for layer in layers}
+
+
+@given(stacks(wild), wild)
+def test_replace_same_spec_twice_changes_nothing(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+    once = replace(layers, apply_layer(spec))
+    assert replace(once, apply_layer(spec, at=99.0)) == once
+
+
+@given(stacks(wild), wild, wild)
+def test_replace_leaves_nothing_of_the_manifest_before(
+    layers: tuple[Layer, ...], first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    through = replace(replace(layers, apply_layer(first)), apply_layer(second))
+    direct = replace(layers, apply_layer(second))
+    assert own(through) == own(direct)
+    assert effective(through) == effective(direct)
+
+
+@given(stacks(wild), wild)
+def test_replace_keeps_one_layer_a_manager_with_apply_first(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+    managers = [layer.manager for layer in replace(layers, apply_layer(spec))]
+    assert managers[0] == APPLY
+    assert len(set(managers)) == len(managers)
+
+
+@given(specs, specs)
+def test_replace_removed_field_held_by_nobody_is_gone(first: dict[str, Any], second: dict[str, Any]) -> None:
+    layers = replace(replace((), apply_layer(first)), apply_layer(second))
+    assert not changes(effective(layers), second)
+
+
+@given(stacks(wild))
+def test_origin_of_every_leaf_is_the_last_layer_that_holds_it(layers: tuple[Layer, ...]) -> None:
+    merged = leaves(effective(layers))
+    found = origins(layers)
+    assert found.keys() == merged.keys()
+    for path, layer in found.items():
+        assert not changes({"": merged[path]}, {"": leaves(layer.spec)[path]})
+        later = layers[layers.index(layer) + 1 :]
+        assert not any(path in leaves(other.spec) for other in later)
+
+
+@given(stacks(specs), specs)
+def test_conflicts_are_exactly_the_leaves_a_later_layer_holds_otherwise(
+    layers: tuple[Layer, ...], spec: dict[str, Any]
+) -> None:
+    found = {(conflict.path, conflict.manager) for conflict in conflicts(layers, apply_layer(spec))}
+    expected = {
+        (path, layer.manager)
+        for layer in layers
+        if layer.manager != APPLY
+        for path, value in leaves(spec).items()
+        if path in leaves(layer.spec) and changes({"": value}, {"": leaves(layer.spec)[path]})
+    }
+    assert found == expected
+
+
+@given(stacks(wild), wild)
+def test_take_conflicts_makes_the_manifest_win_everywhere(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+    mine = apply_layer(spec)
+    taken = take(layers, conflicts(layers, mine))
+    assert conflicts(taken, mine) == ()
+    result = effective(replace(taken, mine))
+    for path, value in leaves(spec).items():
+        if value != {}:
+            assert not changes({"": value}, {"": get_path(result, path)})
+
+
+@given(stacks(specs), specs)
+def test_take_conflicts_touches_no_other_leaf(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
+    found = conflicts(layers, apply_layer(spec))
+    taken = own(take(layers, found))
+    for layer in layers:
+        lost = {conflict.path for conflict in found if conflict.manager == layer.manager}
+        kept = {path: value for path, value in leaves(layer.spec).items() if path not in lost}
+        after = leaves(taken.get(layer.manager, {}))
+        assert {path: kept[path] for path in kept if path[-1] != "name"} == {
+            path: after[path] for path in after if path[-1] != "name"
+        }
+
+
+def test_conflict_names_owner_time_and_both_values() -> None:
+    layers = (apply_layer({"replicas": 2}), Layer("scale", {"replicas": 4}, None, "alice@box", 7.0))
+    (conflict,) = conflicts(layers, apply_layer({"replicas": 3}))
+    assert (conflict.text, conflict.mine, conflict.theirs) == ("replicas", 3, 4)
+    assert (conflict.manager, conflict.actor, conflict.at) == ("scale", "alice@box", 7.0)
+
+
+def test_conflict_with_a_scalar_where_the_manifest_has_a_map_is_found_and_taken() -> None:
+    layers = (apply_layer({}), Layer("scale", {"env": None}))
+    found = conflicts(layers, apply_layer({"env": {"A": "1"}}))
+    assert [(conflict.text, conflict.theirs) for conflict in found] == [("env.A", None)]
+    assert own(take(layers, found)) == {APPLY: {}}
+
+
+def test_take_last_field_of_a_named_item_removes_the_item() -> None:
+    layers = (apply_layer({}), Layer("scale", {"models": [{"name": "qwen", "replicas": 4}], "replicas": 2}))
+    found = conflicts(layers, apply_layer({"models": [{"name": "qwen", "replicas": 1}]}))
+    assert own(take(layers, found))["scale"] == {"replicas": 2}
+
+
+def test_field_the_manifest_does_not_mention_is_left_to_its_owner() -> None:
+    layers = (apply_layer({"path": "p"}), Layer("scale", {"replicas": 4}))
+    assert conflicts(layers, apply_layer({"path": "q"})) == ()
+    after = replace(layers, apply_layer({"path": "q"}))
+    assert effective(after) == {"path": "q", "replicas": 4}
+    assert origin(after) == {"path": APPLY, "replicas": "scale"}
+
+
+def test_replace_with_an_empty_layer_drops_it_but_keeps_the_manifest() -> None:
+    layers = (apply_layer({}), Layer("scale", {"replicas": 4}))
+    assert own(replace(layers, Layer("scale", {}))) == {APPLY: {}}
+
+
+def test_replace_true_by_one_is_a_change() -> None:
+    once = replace((), apply_layer({"stream": True}, at=1.0))
+    assert replace(once, apply_layer({"stream": 1}, at=2.0))[0].at == 2.0

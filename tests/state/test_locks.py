@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import ExitStack
+from subprocess import Popen
+
+import pytest
+
+from areal.errors import Locked
+from areal.resources.kinds import Ref
+from areal.state.home import Home
+from areal.state.locks import Holder, holder, lock_objects, lock_path, lock_store
+from areal.state.objects import ObjectStore
+
+from .support import QWEN, an_object, contents, run, running
+
+LLAMA = Ref("Model", "llama")
+HOLD = """
+with lock_objects(home, [Ref("Model", "qwen")], command="areal apply -f prod.yaml") as held:
+    {announce}
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+ANNOUNCED = HOLD.format(announce="held.announce()")
+SILENT = HOLD.format(announce="pass")
+
+
+def heard(process: Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_lock_held_by_another_names_pid_command_and_user(home: Home) -> None:
+    with running(ANNOUNCED, home) as process:
+        assert heard(process) == "held"
+        with pytest.raises(Locked, match=rf"pid {process.pid}, running `areal apply -f prod.yaml`, since ") as caught:
+            with lock_objects(home, [QWEN]):
+                pass
+    assert caught.value.message.startswith("Model/qwen is locked by ")
+    assert f"@{os.uname().nodename}" in caught.value.message
+    assert "--lock-timeout" in (caught.value.hint or "")
+    assert caught.value.exit_code == 6
+
+
+def test_lock_that_nobody_announced_is_told_by_the_kernel(home: Home) -> None:
+    with running(SILENT, home) as process:
+        assert heard(process) == "held"
+        found = holder(home, QWEN)
+    assert found is not None
+    assert found.pid == process.pid
+    assert "python" in found.command
+
+
+def test_lock_of_a_killed_process_is_free_and_its_announcement_is_void(home: Home) -> None:
+    with running(ANNOUNCED, home) as process:
+        assert heard(process) == "held"
+        process.kill()
+        process.wait()
+        assert holder(home, QWEN) is None
+        with lock_objects(home, [QWEN]):
+            found = holder(home, QWEN)
+            assert found is not None
+            assert found.pid == os.getpid()
+
+
+def test_race_of_many_processes_exactly_one_gets_the_lock(home: Home) -> None:
+    code = """
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        with lock_objects(home, [Ref("Model", "qwen")]) as held:
+            held.announce()
+            print("got", os.getpid(), flush=True)
+            sys.stdin.read()
+    except Locked as error:
+        print("lost", error.message, flush=True)
+    """
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(code, home)) for _ in range(4)]
+        assert [heard(process) for process in processes] == ["ready"] * 4
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        words = [heard(process) for process in processes]
+    winners = [word.split()[1] for word in words if word.startswith("got")]
+    assert len(winners) == 1
+    assert all(f"pid {winners[0]}," in word for word in words if word.startswith("lost"))
+    assert sum(word.startswith("lost") for word in words) == 3
+
+
+def test_lock_with_a_timeout_waits_and_says_once_for_whom(home: Home) -> None:
+    told: list[str] = []
+    with running(ANNOUNCED, home) as process:
+        assert heard(process) == "held"
+
+        def wake(message: str) -> None:
+            told.append(message)
+            assert process.stdin is not None
+            process.stdin.close()
+
+        with lock_objects(home, [QWEN], timeout_s=60, on_wait=wake) as held:
+            assert held.refs == (QWEN,)
+        process.stdin = None
+    assert len(told) == 1
+    assert "areal apply -f prod.yaml" in told[0]
+
+
+def test_lock_wait_that_is_interrupted_ends_at_once(home: Home) -> None:
+    interrupted = threading.Event()
+    with running(ANNOUNCED, home) as process:
+        assert heard(process) == "held"
+        with pytest.raises(KeyboardInterrupt):
+            with lock_objects(home, [QWEN], timeout_s=60, interrupted=interrupted, on_wait=lambda _: interrupted.set()):
+                pass
+
+
+def test_lock_that_fails_halfway_gives_back_what_it_got(home: Home) -> None:
+    with running(ANNOUNCED, home) as process:
+        assert heard(process) == "held"
+        with pytest.raises(Locked):
+            with lock_objects(home, [LLAMA, QWEN]):
+                pass
+        assert holder(home, LLAMA) is None
+
+
+def test_locks_taken_in_any_order_by_two_processes_never_deadlock(home: Home) -> None:
+    code = """
+    refs = [Ref("Model", "a"), Ref("Model", "b"), Ref("Model", "c")]
+    for _ in range(100):
+        with lock_objects(home, {order}, timeout_s=60):
+            pass
+    """
+    forth, back = code.format(order="refs"), code.format(order="refs[::-1]")
+    with running(forth, home) as one, running(back, home) as two:
+        assert (one.wait(60), two.wait(60)) == (0, 0)
+
+
+def test_lock_again_on_an_existing_object_writes_nothing_until_announced(home: Home) -> None:
+    ObjectStore(home).put(an_object())
+    with lock_objects(home, [QWEN]):
+        pass
+    before = contents(home.root)
+    with lock_objects(home, [QWEN], command="areal apply") as held:
+        assert contents(home.root) == before
+        held.announce()
+        told = json.loads((home.locks / "model.qwen.lock").with_suffix(".holder.json").read_text())
+        assert (told["pid"], told["command"]) == (os.getpid(), "areal apply")
+    assert {path.name for path in home.locks.iterdir()} == {"model.qwen.lock", "store.lock"}
+
+
+def test_lock_of_an_object_that_does_not_exist_leaves_no_file(home: Home) -> None:
+    with lock_objects(home, [QWEN]) as held:
+        held.announce()
+        assert lock_path(home, QWEN).exists()
+    assert list(home.locks.iterdir()) == []
+
+
+def test_lock_whose_file_is_removed_while_waiting_is_still_exclusive(home: Home) -> None:
+    """The last holder of a deleted object's lock removes its file; a waiter must not keep the nameless one."""
+    code = """
+    for _ in range(150):
+        with lock_objects(home, [Ref("Model", "qwen")], timeout_s=60):
+            fd = os.open(home.root / "inside", os.O_CREAT | os.O_EXCL)
+            os.unlink(home.root / "inside")
+            os.close(fd)
+    """
+    with running(code, home) as one, running(code, home) as two:
+        assert (one.wait(60), two.wait(60)) == (0, 0)
+
+
+def test_holder_of_a_free_or_unknown_lock_is_nobody_and_writes_nothing(home: Home) -> None:
+    before = contents(home.root)
+    assert holder(home, QWEN) is None
+    assert holder(Home(home.root / "absent"), QWEN) is None
+    assert contents(home.root) == before
+
+
+def test_readers_of_the_holder_never_make_a_locker_fail(home: Home) -> None:
+    ObjectStore(home).put(an_object())
+    code = """
+    print("up", flush=True)
+    while True:
+        holder(home, Ref("Model", "qwen"))
+    """
+    with running(code, home) as reader:
+        assert heard(reader) == "up"
+        for _ in range(300):
+            with lock_objects(home, [QWEN]):
+                pass
+
+
+def test_lock_store_held_elsewhere_says_by_whom(home: Home) -> None:
+    code = """
+    from areal.state.locks import lock_store
+    try:
+        with lock_store(home, timeout_s=0.05):
+            print("in")
+    except Locked as error:
+        print(error.message)
+    """
+    with lock_store(home):
+        assert "the store is locked by " in run(code, home).stdout
+    assert run(code, home).stdout == "in\n"
+
+
+def test_holder_that_cannot_be_seen_is_said_so() -> None:
+    assert "cannot be seen" in str(Holder("", "", 0, "", None))

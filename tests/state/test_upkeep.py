@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from areal.state.credentials import ensure_admin_key
+from areal.state.home import Home
+from areal.state.journal import Journal
+from areal.state.locks import lock_objects
+from areal.state.objects import ObjectStore
+from areal.state.upkeep import defects, exposed, filesystem, leftovers, set_aside, sweep, tighten
+
+from .support import QWEN, an_object, contents, run, running
+
+
+def test_healthy_home_has_nothing_to_report(store: ObjectStore) -> None:
+    store.put(store.add_revision(an_object()))
+    ensure_admin_key(store.home, "default")
+    transaction = Journal.open(store.home, "apply")
+    with lock_objects(store.home, [QWEN]) as held:
+        held.announce()
+        before = contents(store.home.root)
+        assert defects(store.home) == ()
+        assert leftovers(store.home) == ()
+        assert exposed(store.home) == ()
+        assert contents(store.home.root) == before
+    transaction.commit()
+
+
+def test_absent_home_has_nothing_to_report(home: Home) -> None:
+    absent = Home(home.root / "absent")
+    assert (defects(absent), leftovers(absent), exposed(absent), sweep(absent)) == ((), (), (), ())
+    assert not absent.root.exists()
+
+
+def test_damaged_files_are_found_and_repaired(store: ObjectStore) -> None:
+    for replicas in (1, 2):
+        store.put(store.add_revision(an_object(replicas=replicas)))
+    folder = store.home.object_folder(QWEN)
+    for path in (folder / "object.json", folder / "revisions" / "2.json", store.home.objects / "serial"):
+        path.write_bytes(b"torn")
+    found = defects(store.home)
+    assert [defect.ref for defect in found] == [QWEN, None, None]
+    for defect in found:
+        if defect.ref is None:
+            kept = set_aside(store.home, defect)
+            assert kept is not None
+            assert kept.read_bytes() == b"torn"
+    restored = store.restore(QWEN)
+    assert restored.spec == {"replicas": 1}
+    assert defects(store.home) == ()
+
+
+def test_leftovers_of_crashes_are_swept_and_young_writes_are_not(store: ObjectStore) -> None:
+    store.put(an_object())
+    home = store.home
+    run('store.put(StoredObject("Model", "qwen", "new"))', home, AREAL_CRASH_AT="write-synced")
+    run('store.put(StoredObject("Model", "late", "new"))', home, AREAL_CRASH_AT="write-synced")
+    old = min(home.objects.glob(".serial.tmp-*"))
+    os.utime(old, (1, 1))
+    run('store.delete(Ref("Model", "qwen"))', home, AREAL_CRASH_AT="delete-after")
+    found = leftovers(home)
+    assert [path.name.split("-")[0] for path in found] == [".serial.tmp", ".trash"]
+    assert sweep(home) == found
+    assert leftovers(home) == ()
+    assert len(list(home.objects.glob(".serial.tmp-*"))) == 1
+
+
+def test_holder_left_by_a_killed_command_is_swept(store: ObjectStore) -> None:
+    store.put(an_object())
+    code = """
+    with lock_objects(home, [Ref("Model", "qwen")]) as held:
+        held.announce()
+        print("held", flush=True)
+        sys.stdin.read()
+    """
+    with running(code, store.home) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert leftovers(store.home) == ()
+        process.kill()
+        process.wait()
+    assert [path.name for path in sweep(store.home)] == ["model.qwen.holder.json"]
+
+
+def test_files_that_others_can_read_are_found_and_tightened(home: Home) -> None:
+    key = ensure_admin_key(home, "default")
+    key.chmod(0o644)
+    home.runs.chmod(0o755)
+    assert dict(exposed(home)) == {home.runs: 0o755, key: 0o644}
+    for path, _ in exposed(home):
+        tighten(path)
+    assert exposed(home) == ()
+
+
+def test_filesystem_is_told_even_before_the_home_exists(home: Home) -> None:
+    assert filesystem(home) == filesystem(Home(home.root / "absent"))
+    assert filesystem(Home(Path("/proc/x"))) == "proc"
