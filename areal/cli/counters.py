@@ -23,11 +23,11 @@ def generated_tokens(urls: Mapping[str, str]) -> dict[str, float]:
 
 
 def _ask(url: str) -> float | None:
-    from areal.runtime.probes import http_get
+    from areal.runtime.probes import Unreachable, http_get
 
     try:
         answer = http_get(f"{url}/metrics", timeout_s=_TIMEOUT_S)
-    except OSError:
+    except Unreachable:
         return None
     return parse(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
 

@@ -48,9 +48,12 @@ class Invocation:
     def config(self) -> Mapping[str, Any]:
         """``config.yaml`` of the home; an absent file is an empty one."""
         if self._config is None:
+            path = f"{home_path(self.home_flag)}/config.yaml"
+            if not os.path.exists(path):  # noqa: PTH110 - before every command; pathlib would cost more than the check
+                return {}
             from areal.cli.configfile import read_config
 
-            self._config = read_config(str(self.home.config))
+            self._config = read_config(path)
         return self._config
 
     def default(self, name: str) -> Any:
@@ -83,6 +86,11 @@ class Invocation:
         """Details for -v."""
         if self.verbose:
             self.say(text)
+
+
+def home_path(flag: str | None) -> str:
+    """The state folder without importing what reads it; ``Home.resolve`` decides the same, with its errors."""
+    return os.path.expanduser(flag or os.environ.get("AREAL_HOME") or "~/.areal")  # noqa: PTH111
 
 
 def interactive() -> bool:

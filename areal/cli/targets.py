@@ -120,11 +120,10 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 def home_of(ctx: click.Context) -> str:
     """The state folder as completion sees it: the flags typed so far, the environment, the default. Never fails."""
-    from areal.cli.invocation import Invocation
+    from areal.cli.invocation import Invocation, home_path
 
     invocation = ctx.find_object(Invocation)
-    flag = invocation.home_flag if invocation else None
-    return os.path.expanduser(flag or os.environ.get("AREAL_HOME") or "~/.areal")  # noqa: PTH111
+    return home_path(invocation.home_flag if invocation else None)
 
 
 def _names(root: str, kind: str) -> list[str]:

@@ -98,12 +98,12 @@ def render(cli: Invocation, source: SourceFlags, show_origin: bool) -> None:
 
 
 def _origins(item: Resource) -> list[dict[str, Any]]:
-    from areal.resources.tree import leaves, path_text
+    from areal.resources.tree import leaves
 
     rows = []
-    for path, value in leaves({"spec": dict(item.spec)}).items():
+    for path, value in leaves(item.spec).items():
         pos = item.pos_of(path)
-        row = {"ref": f"{item.kind}/{item.name}", "path": path_text(path), "value": value}
+        row = {"ref": str(item.ref), "path": item.text_of(path), "value": value}
         rows.append({**row, "file": pos.file, "line": pos.line, "col": pos.col})
     return rows
 
