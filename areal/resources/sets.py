@@ -61,18 +61,18 @@ def set_values(values: dict[str, Any], settings: AnySequence[Setting], problems:
 
 def apply_settings(documents: list[Document], settings: AnySequence[Setting], problems: Problems) -> list[Document]:
     """The documents with every setting that is not a value in its place."""
+    fields = [setting for setting in settings if setting.path[0] != "values"]
+    if not fields:
+        return documents
     documents = list(documents)
-    for setting in settings:
-        if setting.path[0] == "values":
-            continue
-        at = _target(documents, setting, problems)
+    names = {name: at for at, document in reversed(list(enumerate(documents))) for name in declared(document)}
+    for setting in fields:
+        at = _target(documents, names, setting, problems)
         if at is None:
             continue
         document = documents[at]
-        path = _path_in(document, setting)
-        kind = _text(document.node.get("kind"))
         try:
-            node = _set(document.node, path, setting, (), kind)
+            node = _set(document.node, _path_in(document, setting), setting, (), _text(document.node.get("kind")))
         except _NoPlace as error:
             problems.add(setting.pos, path_text(setting.path), str(error))
             continue
@@ -112,17 +112,15 @@ def _parse(text: str, line: int, problems: Problems) -> Setting | None:
     return None if value is None else Setting(ref, path, value, pos)
 
 
-def _target(documents: list[Document], setting: Setting, problems: Problems) -> int | None:
+def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, problems: Problems) -> int | None:
     """The index of the document that the setting is for."""
     text = path_text(setting.path)
     if setting.ref is None:
         if len(documents) == 1:
             return 0
-        found = [str(name) for document in documents for name in declared(document)]
-        hint = f"name one: {FLAG} {found[0]}:{text}=..." if found else None
+        hint = f"name one: {FLAG} {next(iter(names))}:{text}=..." if names else None
         problems.add(setting.pos, text, f"there are {len(documents)} resources, and no one is named", hint=hint)
         return None
-    names = {name: at for at, document in reversed(list(enumerate(documents))) for name in declared(document)}
     if setting.ref not in names:
         near = did_you_mean(str(setting.ref), map(str, names))
         problems.add(setting.pos, text, f"{setting.ref} is not in these manifests{near}")

@@ -65,9 +65,9 @@ def _range(bounds: list[Any]) -> str:
     found = {name: getattr(mark, name) for mark in bounds for name in ("ge", "gt", "le", "lt") if hasattr(mark, name)}
     words = []
     if "ge" in found:
-        words.append(f"from {found['ge']:g}")
+        words.append(f"from {found['ge']:.12g}")
     if "gt" in found:
-        words.append(f"above {found['gt']:g}")
+        words.append(f"above {found['gt']:.12g}")
     if "le" in found:
-        words.append(f"to {found['le']:g}")
+        words.append(f"to {found['le']:.12g}")
     return "".join(f" {word}" for word in words)

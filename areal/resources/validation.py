@@ -96,7 +96,7 @@ def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
         return f"expected {_EXPECTED[kind]}, got {describe(given)}{_advice(kind, given)}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]:g}, got {describe(given)}"
+        return f"must be {words} {context[key]:.12g}, got {describe(given)}"
     if kind == "literal_error":
         return _literal(given, str(context["expected"]))
     if kind == "string_pattern_mismatch":
