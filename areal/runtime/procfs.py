@@ -59,32 +59,17 @@ def read_stat(pid: int) -> Stat | None:
     return Stat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
 
 
-def pids() -> Iterator[int]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            yield int(name)
+def pids() -> list[int]:
+    """Newest first, as far as numbers tell: they are the likeliest to be gone before they are looked at."""
+    return sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
 
 
 def processes() -> Iterator[Stat]:
     """Every process that can be seen and is not a zombie."""
-    return iter(scan()[0])
-
-
-def scan() -> tuple[list[Stat], bool]:
-    """The living processes, and whether the scan was steady: nobody vanished between the list and the look.
-
-    A process that forks and leaves in between is in neither its old place nor, yet, in its new one, so only a
-    steady scan proves that somebody is not there.
-    """
-    found: list[Stat] = []
-    steady = True
     for pid in pids():
         stat = read_stat(pid)
-        if stat is None or not stat.alive:
-            steady = steady and stat is not None
-        else:
-            found.append(stat)
-    return found, steady
+        if stat is not None and stat.alive:
+            yield stat
 
 
 def session_members(sid: int) -> list[Stat]:

@@ -88,30 +88,53 @@ def sweep(belongs: Callable[[procfs.Stat], bool], timeout_s: float = 10.0) -> tu
             for fd in held.values():
                 os.close(fd)
         if time.monotonic() >= deadline:
-            return killed, [stat.pid for stat in procfs.processes() if belongs(stat)]
+            return killed, sorted({*refused, *(stat.pid for stat in procfs.processes() if belongs(stat))})
 
 
 def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], list[int]]:
-    """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal."""
+    """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal.
+
+    A process that forks and leaves during a scan is in neither its old place nor, yet, in its new one: only a scan
+    in which nobody vanished and no member has become a zombie since the last proves that there is nobody.
+    """
     held: dict[int, int] = {}
     refused: list[int] = []
     unsteady_scans = 0
+    zombies: set[int] = set()
     while True:
-        found, steady = procfs.scan()
-        fresh = [s for s in found if s.pid not in held and s.pid not in refused and belongs(s)]
-        for stat in fresh:
-            fd = open_verified(stat.pid, stat.start_ticks)
-            if fd is None:
+        found = vanished = 0
+        for pid in procfs.pids():
+            if pid in held or pid in refused:
                 continue
-            try:
-                _send(fd, signal.SIGSTOP)
-                held[stat.pid] = fd
-            except PermissionError:
-                os.close(fd)
-                refused.append(stat.pid)
-        unsteady_scans += not steady
-        if not fresh and (steady or unsteady_scans > _UNSTEADY_SCANS):
+            stat = procfs.read_stat(pid)
+            vanished += stat is None
+            if stat is None or not belongs(stat):
+                continue
+            if not stat.alive:
+                vanished += pid not in zombies
+                zombies.add(pid)
+                continue
+            found += 1
+            fd = _hold(stat, refused)
+            if fd is not None:
+                held[pid] = fd
+        unsteady_scans += vanished > 0
+        if not found and (not vanished or unsteady_scans > _UNSTEADY_SCANS):
             return held, refused
+
+
+def _hold(stat: procfs.Stat, refused: list[int]) -> int | None:
+    """A pidfd of the process, now stopped; None when it is gone or may not be signalled."""
+    fd = open_verified(stat.pid, stat.start_ticks)
+    if fd is None:
+        return None
+    try:
+        _send(fd, signal.SIGSTOP)
+    except PermissionError:
+        os.close(fd)
+        refused.append(stat.pid)
+        return None
+    return fd
 
 
 def _send(fd: int, number: int) -> None:

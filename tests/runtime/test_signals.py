@@ -145,7 +145,7 @@ import os, time
 while True:
     if os.fork():
         os._exit(0)
-    time.sleep(0.001)
+    time.sleep(0.003)
 """
     leader = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", source],
