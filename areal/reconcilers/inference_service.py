@@ -173,9 +173,11 @@ def start_component(
     runs: Sequence[ObservedRun],
     needs: tuple[int, ...],
     args: Mapping[str, Any] | None = None,
+    after: tuple[int, ...] = (),
 ) -> tuple[str, tuple[int, ...]]:
     """SPAWN or KICK, then AWAIT: (the run's uid or symbol, the op after which it is ready).
 
+    It is waited for only ``after`` what it waits for itself: an engine that fails ends the wait for its data proxy.
     Records of earlier runs of this slot are forgotten, all but the newest: `logs --previous` reads that one.
     """
     if decision.action is Action.KICK:
@@ -200,7 +202,7 @@ def start_component(
             run=run,
             args={**(args or {}), **({"inputs": dict(component.inputs)} if component.inputs else {})},
         )
-    ready = build.add(Verb.AWAIT, component.ref, component.target, "started", needs=(begun,), run=run)
+    ready = build.add(Verb.AWAIT, component.ref, component.target, "started", needs=(begun, *after), run=run)
     return run, (ready,)
 
 

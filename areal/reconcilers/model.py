@@ -209,30 +209,34 @@ def _bring_up(work: _Building, replicas: Sequence[Replica]) -> tuple[tuple[int, 
     started: list[str] = []
     for replica in replicas:
         engine_run = ""
+        engine_ready: tuple[int, ...] = ()
         if replica.engine is not None and replica.engine_component is not None:
-            engine_run, waited = _tend(work, replica.engine_component, replica.engine)
-            ready += waited
-        proxy_run, waited = _tend(work, replica.proxy_component, replica.proxy, engine_run)
-        ready += waited
+            engine_run, engine_ready = _tend(work, replica.engine_component, replica.engine)
+        proxy_run, waited = _tend(work, replica.proxy_component, replica.proxy, engine_run, engine_ready)
+        ready += (*engine_ready, *waited)
         if replica.proxy.action is Action.SPAWN:
             started.append(proxy_run)
     return tuple(ready), started
 
 
 def _tend(
-    work: _Building, component: Component, decision: Decision, engine_run: str = ""
+    work: _Building,
+    component: Component,
+    decision: Decision,
+    engine_run: str = "",
+    after: tuple[int, ...] = (),
 ) -> tuple[str, tuple[int, ...]]:
     run = decision.run.uid if decision.run else ""
     if decision.action in (Action.KEEP, Action.LEAVE):
         return run, ()
     if decision.action is Action.AWAIT:
         waited = work.build.add(
-            Verb.AWAIT, work.ref, component.target, decision.cause, needs=work.recorded, run=run
+            Verb.AWAIT, work.ref, component.target, decision.cause, needs=(*work.recorded, *after), run=run
         )
         return run, (waited,)
     runs = work.observed.of(work.ref, component.name, component.replica)
     args = {"engine": engine_run} if engine_run else {}
-    return start_component(work.build, component, decision, runs, work.recorded, args)
+    return start_component(work.build, component, decision, runs, work.recorded, args, after)
 
 
 def _route_fresh(
@@ -356,7 +360,7 @@ def _successor(work: _Building, replica: Replica, needs: tuple[int, ...]) -> tup
     args = {"engine": engine_run, "successor": True} if engine_run else {"successor": True}
     runs = work.observed.of(work.ref, "data-proxy", replica.index)
     proxy_run, proxy_ready = start_component(
-        work.build, replica.proxy_component, replica.proxy, runs, needs, args
+        work.build, replica.proxy_component, replica.proxy, runs, needs, args, ready
     )
     warm = work.build.add(
         Verb.WARM,

@@ -47,13 +47,13 @@ def object_status(
     now = time.time()
     health = assess(obj.kind, obj.spec, seen)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
-    failure = _stored_failure(obj, previous) if health.phase != "Ready" else None
+    failure = _stored_failure(obj, previous)
     conditions = conditions_of(health, obj.generation, failure, previous, now)
     address = next((run.url for run in seen if run.state.spec.component == "gateway" and run.is_live), "")
     message = failure or health.message
     return ObjectStatus(
         str(obj.ref),
-        health.phase,
+        "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version serves on
         health.fraction,
         health.desired,
         health.ready,
@@ -65,7 +65,7 @@ def object_status(
 
 
 def _stored_failure(obj: StoredObject, previous: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why the last rollout failed, while it is about this generation."""
+    """Why the last rollout failed, while it is about this generation; a later one that succeeds takes it back."""
     for condition in previous:
         current = condition.get("observedGeneration") == obj.generation
         if condition.get("type") == "Degraded" and condition.get("reason") == "RolloutFailed" and current:

@@ -97,7 +97,7 @@ def _refuse_hopeless(ref: Ref, stored: StoredObject, status: ObjectStatus, condi
     if not ends_well:
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
-    failed = status.phase == "Failed" and any(
+    failed = status.phase in ("Failed", "Degraded") and any(
         c.get("type") == "Degraded" and c.get("reason") == "RolloutFailed" for c in stored.status.get("conditions", ())
     )
     if stalled or failed:

@@ -52,7 +52,11 @@ class Box:
 
     def areal(self, *args: str, env: dict[str, str] | None = None, timeout: float = 120) -> Result:
         process = self.start(*args, env=env)
-        out, err = process.communicate(timeout=timeout)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
         return Result(process.returncode, out, err)
 
     def ok(self, *args: str) -> Result:
@@ -80,6 +84,9 @@ class Box:
         rows = json.loads(self.ok("get", "processes", "-o", "json").out)
         items = rows["items"] if isinstance(rows, dict) else rows
         return {f"{r['component']}/{r['replica']}": r for r in items if r["state"] == "running"}
+
+    def pids(self) -> dict[str, int]:
+        return {name: row["pid"] for name, row in self.processes().items()}
 
     @property
     def key(self) -> str:

@@ -57,7 +57,7 @@ def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes
         "[2] -> #8 Model/qwen engine/0, spawn, no process",
         "[8] -> #9 Model/qwen engine/0, await-ready, started",
         "[2] -> #10 Model/qwen data-proxy/0, spawn, no process",
-        "[10] -> #11 Model/qwen data-proxy/0, await-ready, started",
+        "[9,10] -> #11 Model/qwen data-proxy/0, await-ready, started",
         "[9,11] -> #12 Model/qwen data-proxy/0, warm-up, before it is routed",
         "[7,9,11,12] -> #13 Model/qwen routes, route, new replicas are ready",
         "[6,7,9,11,13] -> #14 Model/qwen routes, visible, users ask the gateway",

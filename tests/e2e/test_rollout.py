@@ -1,0 +1,88 @@
+"""Changes under load: nobody's request breaks, and a version that does not start replaces nothing."""
+
+from __future__ import annotations
+
+import shutil
+
+from tests.e2e.conftest import MODEL, Box
+from tests.e2e.traffic import Traffic
+
+
+def test_rolling_update_under_traffic_breaks_no_request(served: Box) -> None:
+    before = served.pids()
+    edited = served.manifest(model="engineArgs: {max-batch-size: 16}")
+    with Traffic(served) as traffic:
+        result = served.areal("apply", "-f", edited)
+        traffic.wait_for(5)
+    assert result.code == 0, result.text
+    assert traffic.broken == []
+    after = served.pids()
+    assert after["engine/0"] != before["engine/0"]
+    assert after["gateway/0"] == before["gateway/0"]
+    assert served.areal("diff", "-f", edited).code == 0
+
+
+def test_restart_under_traffic_breaks_no_request(served: Box) -> None:
+    before = served.pids()
+    with Traffic(served) as traffic:
+        result = served.areal("restart", "model/reverse")
+        traffic.wait_for(5)
+    assert result.code == 0, result.text
+    assert traffic.broken == []
+    assert served.pids()["engine/0"] != before["engine/0"]
+
+
+def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box) -> None:
+    before = served.pids()
+    broken = served.folder / "broken-model"
+    shutil.copytree(MODEL, broken)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    manifest = served.manifest()
+    text = open(manifest).read()
+    bad = served.write(text.replace(str(MODEL), str(broken)), "bad.yaml")
+    with Traffic(served) as traffic:
+        result = served.areal("apply", "-f", bad)
+        traffic.wait_for(3)
+    assert result.code == 8, result.text
+    assert "model.safetensors" in result.text
+    assert traffic.broken == []
+    assert served.pids() == before
+    assert "RolloutFailed" in served.ok("get", "model/reverse", "-o", "json").out
+    served.ok("apply", "-f", manifest)
+    assert served.pids() == before
+    assert served.areal("diff", "-f", manifest).code == 0
+
+
+def test_scale_up_and_down_under_traffic_breaks_no_request(served: Box) -> None:
+    manifest = served.manifest()
+    served.ok("apply", "-f", manifest)
+    with Traffic(served) as traffic:
+        up = served.areal("scale", "model/reverse", "--replicas", "2")
+        assert up.code == 0, up.text
+        assert {"engine/0", "engine/1"} <= set(served.pids())
+        assert served.areal("diff", "-f", manifest).code == 0, "a manifest that is silent leaves the scale alone"
+        conflicting = served.areal("apply", "-f", served.manifest(model="replicas: 3", name="three.yaml"))
+        assert conflicting.code == 5
+        assert "spec.replicas: 2 was set by scale" in conflicting.text
+        down = served.areal("scale", "model/reverse", "--replicas", "1")
+        assert down.code == 0, down.text
+        traffic.wait_for(3)
+    assert traffic.broken == []
+    assert "engine/1" not in served.pids()
+
+
+def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
+    served.ok("apply", "-f", served.manifest())
+    served.ok("apply", "-f", served.manifest(model="chatTemplate: " + str(MODEL / "chat_template.jinja")))
+    engine = served.pids()["engine/0"]
+    served.ok("rollback", "model/reverse")
+    assert "chatTemplate" not in served.ok("get", "model/reverse", "-o", "manifest").out
+    assert served.pids()["engine/0"] == engine, "only the data proxy depends on the chat template"
+
+
+def test_suspend_stops_and_resume_brings_back(served: Box) -> None:
+    served.ok("suspend", "model/reverse")
+    assert not any(name.startswith(("engine", "data-proxy")) for name in served.pids())
+    assert "Suspended" in served.ok("get", "models").out
+    served.ok("resume", "model/reverse")
+    assert served.chat("1234").isdigit()
