@@ -55,11 +55,11 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Environment of the workers that must not be written down: `SEARCH_KEY: {env: SEARCH_KEY}`."""
     working_dir: Annotated[Text | None, Update.ROLL] = None
     """Folder the workers start in, also on their import path. Absent: where `apply` was run."""
-    gateway: Annotated[AgentGateway, Update.RECREATE] = AgentGateway()
+    gateway: Annotated[AgentGateway, Update.ROLL] = AgentGateway()
     """The address clients talk to."""
     auth: Annotated[Auth, Update.RECREATE] = Auth()
     """Keys of the service."""
-    scheduler: Annotated[Scheduler, Update.IMMUTABLE] = Scheduler()
+    scheduler: Annotated[Scheduler, Update.RECREATE] = Scheduler()
     """Where the processes run."""
     strategy: Annotated[Strategy, Update.META] = Strategy()
     """How changes are rolled out."""

@@ -63,10 +63,12 @@ def _explained(kind: str, model: type[SpecModel], above: list[str], steps: list[
     """The text for the field that ``steps`` lead to from ``model``, or for ``model`` itself."""
     holder: type[SpecModel] | None = model
     info: FieldInfo | None = None
+    floor = Update.META
     for step in steps:
         fields = registry.fields_of(holder) if holder is not None else {}
         if step in fields:
             info = fields[step]
+            floor = max(floor, info.update or floor)
             holder = info.nested
         elif info is None or not info.mapped:  # below a map, a step may be one of its keys
             raise NotFound(_unknown(kind, above, step, info, fields))
@@ -74,11 +76,15 @@ def _explained(kind: str, model: type[SpecModel], above: list[str], steps: list[
     head = [f"KIND:    {kind}", f"FIELD:   {'.'.join(above) or kind}"]
     body = model_doc(model)
     if info is not None:
-        head += _facts(info)
+        head += _facts(info, floor)
         body = field_docs(info.owner).get(info.attribute, "")
     lines = [*head, "", _wrapped(body)]
     if holder is not None:
-        lines += ["", "FIELDS", *(line for inner in registry.fields_of(holder).values() for line in _summary(inner))]
+        lines += [
+            "",
+            "FIELDS",
+            *(line for inner in registry.fields_of(holder).values() for line in _summary(inner, floor)),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -89,20 +95,20 @@ def _unknown(kind: str, above: list[str], step: str, info: FieldInfo | None, fie
     return f"{at} has no field {step}{did_you_mean(step, fields)}"
 
 
-def _facts(info: FieldInfo) -> list[str]:
+def _facts(info: FieldInfo, update: Update) -> list[str]:
     lines = [f"TYPE:    {type_text(info)}"]
     if info.nested is None or info.required:
         lines.append(f"DEFAULT: {default_text(info)}")
-    if info.update is not None and info.nested is None:
-        lines.append(f"CHANGE:  {info.update.name}: {_COST[info.update]}")
+    if info.nested is None:
+        lines.append(f"CHANGE:  {update.name}: {_COST[update]}")
     return lines
 
 
-def _summary(info: FieldInfo) -> list[str]:
+def _summary(info: FieldInfo, floor: Update) -> list[str]:
     default = f" = {default_text(info)}" if info.nested is None and info.default is not None else ""
     if info.required:
         default = ", required"
-    update = f"  [{info.update.name}]" if info.update is not None else ""
+    update = f"  [{max(floor, info.update or floor).name}]" if info.nested is None else ""
     doc = field_docs(info.owner).get(info.attribute, "")
     return [f"{_INDENT}{info.name}: {type_text(info)}{default}{update}", _wrapped(doc, 2)]
 

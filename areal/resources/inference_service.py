@@ -33,13 +33,13 @@ class Limits(SpecModel):
 class InferenceServiceSpec(SpecModel):
     """One address for many models: OpenAI-compatible HTTP in, engines behind."""
 
-    gateway: Annotated[Gateway, Update.RECREATE] = Gateway()
+    gateway: Annotated[Gateway, Update.ROLL] = Gateway()
     """The address clients talk to."""
-    router: Annotated[Router, Update.RECREATE] = Router()
+    router: Annotated[Router, Update.HOT] = Router()
     """Which replica gets a request."""
     auth: Annotated[Auth, Update.RECREATE] = Auth()
     """Keys of the service."""
-    scheduler: Annotated[Scheduler, Update.IMMUTABLE] = Scheduler()
+    scheduler: Annotated[Scheduler, Update.RECREATE] = Scheduler()
     """Where the service's processes run, its models' too."""
     strategy: Annotated[Strategy, Update.META] = Strategy()
     """How changes are rolled out."""

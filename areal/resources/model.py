@@ -65,7 +65,7 @@ class ServedModel(SpecModel):
     """Number of replicas; wins over `d` of the backend. Absent: `d`."""
     resources: Annotated[Resources, Update.ROLL] = Resources()
     """What one replica is given."""
-    probes: Annotated[Probes, Update.ROLL] = Probes()
+    probes: Annotated[Probes, Update.META] = Probes()
     """Questions asked of a replica."""
     restart: Annotated[Restart, Update.ROLL] = Restart()
     """What happens when a replica exits by itself."""

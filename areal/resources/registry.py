@@ -99,10 +99,20 @@ def validate(kind: str, sparse: Mapping[str, Any]) -> list[tuple[Path, str]]:
 
 @cache
 def update_class(kind: str, path: Path) -> Update:
-    """What changing the leaf at ``path`` costs. A leaf of a free-form map or list costs what its field costs; a field
-    this version does not know is RECREATE, which is safe."""
-    found = list(resolve(spec_model(kind), path))
-    return found[-1].update or Update.RECREATE if found else Update.RECREATE
+    """What changing the leaf at ``path`` costs: the most that any field on the way to it says.
+
+    So a block that several kinds share costs what its place in each demands. A leaf of a free-form map or list costs
+    what its field costs; a field this version does not know is RECREATE, which is safe.
+    """
+    fields = list(resolve(spec_model(kind), path))
+    if not fields or (fields[-1].nested is not None and len(path) > _reach(fields)):
+        return Update.RECREATE
+    return max((field.update for field in fields if field.update is not None), default=Update.RECREATE)
+
+
+def _reach(fields: list[FieldInfo]) -> int:
+    """How many steps of a path the fields account for: a list's or map's field takes its item as well."""
+    return sum(2 if field.repeated or field.mapped else 1 for field in fields)
 
 
 def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:

@@ -118,7 +118,7 @@ def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, 
     if setting.ref is None:
         if len(documents) == 1:
             return 0
-        hint = f"name one: {FLAG} {next(iter(names))}:{text}=..." if names else None
+        hint = f"name one: {FLAG} {min(names, key=names.__getitem__)}:{text}=..." if names else None
         problems.add(setting.pos, text, f"there are {len(documents)} resources, and no one is named", hint=hint)
         return None
     if setting.ref not in names:

@@ -1,4 +1,8 @@
-"""What a change of a field costs, declared on the field itself as ``Annotated[int, Update.ROLL]``."""
+"""What a change of a field costs, declared on the field itself as ``Annotated[int, Update.ROLL]``.
+
+On a field that holds a map it is a floor: what every field inside costs at least, there. So a block that kinds share
+is cheap to change in one (a gateway's scheduling) and not at all in another (a running job's).
+"""
 
 from __future__ import annotations
 
