@@ -1,118 +1,61 @@
-"""Log lines of many processes as one stream: times read off the lines, merged, prefixed.
-
-A line without a time (a traceback, a progress bar) belongs to the one before it and stays with it.
-"""
+"""Log lines of many processes as one stream, in order of time, each with the process it came from."""
 
 from __future__ import annotations
 
-import calendar
-import os
-import re
-import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from areal.runtime.follow import TimedLine, timed_lines
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
 
-_STAMP = re.compile(
-    rb"^(?:\[areal\] |\S+ |[\[(])?"
-    rb"(?P<second>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
-)
-_BLOCK = 1 << 16
+_FIRST_WINDOW_S = 16.0
+_WIDER = 8
+_WIDEST_S = 1e9
+_RESOLUTION_S = 1.0  # a line's time is that of its log's last time mark, which is at most this much older
 
 
 class Line(NamedTuple):
-    at: float  # seconds since the epoch; 0 when nothing before it had a time
-    process: str
+    at: float  # seconds since the epoch; 0 when it is not known
+    process: RunState
     text: str
 
 
-def time_of(raw: bytes) -> float | None:
-    """When a line says it was written: ISO 8601 near its start; without a zone it is local time."""
-    match = _STAMP.match(raw)
-    if match is None:
-        return None
-    try:
-        moment = time.strptime(match["second"].decode().replace("T", " "), "%Y-%m-%d %H:%M:%S")
-    except ValueError:
-        return None
-    zone = match["zone"]
-    seconds = float(time.mktime(moment)) if zone is None else float(calendar.timegm(moment)) - _offset(zone.decode())
-    return seconds + float(f"0.{match['part'].decode()}" if match["part"] else 0)
+def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[TimedLine]:
+    """The last ``count`` lines written at ``since`` or later. Looks back ever further, so that the end of a long log
+    is found without reading its beginning."""
+    newest = _last_write(paths)
+    window = _FIRST_WINDOW_S
+    while True:
+        start = max(since, newest - window)
+        lines = (line for line in timed_lines(paths, start) if not line.at or line.at + _RESOLUTION_S >= since)
+        found = deque(lines, maxlen=count)
+        if len(found) == count or start == since or window > _WIDEST_S:
+            return list(found)
+        window *= _WIDER
 
 
-def _offset(zone: str) -> int:
-    if zone == "Z":
-        return 0
-    sign = -1 if zone[0] == "-" else 1
-    return sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
-
-
-def stamped(process: str, lines: Iterable[str], at: float = 0.0) -> Iterator[Line]:
-    """Each line with its time; times never go back, so that a merge keeps a process's own order."""
-    for text in lines:
-        found = time_of(text.encode("utf-8", "replace"))
-        at = max(at, found) if found is not None else at
-        yield Line(at, process, text)
+def of(process: RunState, lines: Iterable[TimedLine]) -> Iterator[Line]:
+    return (Line(line.at, process, line.text) for line in lines)
 
 
 def merged(streams: Sequence[Iterable[Line]]) -> Iterator[Line]:
+    """By time; the lines of one process keep their order (their times never go back)."""
     return merge(*streams, key=lambda line: line.at)
 
 
-def process_label(state: RunState, *, several_owners: bool) -> str:
-    short = f"{state.spec.component}/{state.spec.replica}"
-    return f"{state.spec.owner.partition('/')[2]} {short}" if several_owners else short
+def not_yet_shown(shown: Sequence[str], polled: Sequence[str]) -> list[str]:
+    """``polled`` without its beginning that ``shown`` ends with: what was written between opening and reading."""
+    for overlap in range(min(len(shown), len(polled)), 0, -1):
+        if list(shown[-overlap:]) == list(polled[:overlap]):
+            return list(polled[overlap:])
+    return list(polled)
 
 
-class Follower:
-    """New whole lines of one growing, rotating file. Holds the file open, so that a rotation loses nothing."""
-
-    def __init__(self, path: str, *, from_end: bool) -> None:
-        self._path = path
-        self._fd: int | None = None
-        self._rest = b""
-        self._from_end = from_end
-
-    def lines(self) -> list[str]:
-        if self._fd is None and not self._open():
-            return []
-        lines = self._drain()
-        if self._rotated():
-            lines += self._drain()
-            self.close()
-            self._from_end = False
-            if self._open():
-                lines += self._drain()
-        return lines
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def _open(self) -> bool:
-        try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        if self._from_end:
-            os.lseek(self._fd, 0, os.SEEK_END)
-        return True
-
-    def _rotated(self) -> bool:
-        assert self._fd is not None
-        try:
-            return os.stat(self._path).st_ino != os.fstat(self._fd).st_ino  # noqa: PTH116 - polled for every process
-        except FileNotFoundError:
-            return False
-
-    def _drain(self) -> list[str]:
-        assert self._fd is not None
-        data = self._rest
-        while part := os.read(self._fd, _BLOCK):
-            data += part
-        *whole, self._rest = data.split(b"\n")
-        return [line.decode("utf-8", "replace").rstrip("\r") for line in whole]
+def _last_write(paths: Sequence[str]) -> float:
+    times = [Path(path).stat().st_mtime for path in paths if Path(path).exists()]
+    return max(times, default=0.0)

@@ -26,7 +26,7 @@ Data goes to stdout, progress and hints to stderr. Names and flags are frozen; n
 | exit status | meaning |
 | --- | --- |
 | 0 | done; `diff`: no difference; `wait`: met; `inf status`: healthy |
-| 1 | `diff`: differences; `inf status`: something is down; `doctor`: something is left to repair; elsewhere an unexpected failure |
+| 1 | `diff`: differences; `inf status`: something is down; `doctor`: work is left; elsewhere an unexpected failure |
 | 2 | wrong usage |
 | 3 | a manifest is invalid; every error of every file is listed with its position |
 | 4 | not found |
@@ -45,6 +45,7 @@ When several apply: 3 > 5 > 10 > 8 > 9 > 7.
 | flag | |
 | --- | --- |
 """
+_WIDTH = 400  # the page must not depend on the terminal that writes it
 _SHARED = ("home_flag", "context_flag", "quiet", "verbose", "debug", "help")
 
 
@@ -81,18 +82,13 @@ def _contents() -> str:
 
 
 def _section(path: tuple[str, ...], command: click.Command) -> str:
-    ctx = click.Context(command, info_name=" ".join(("areal", *path)), **_width())
+    ctx = click.Context(command, info_name=" ".join(("areal", *path)), terminal_width=_WIDTH, max_content_width=_WIDTH)
     usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
     lines = [f"### areal {' '.join(path)}", "", f"`{usage}`", "", _text(command)]
     options = [param for param in command.params if isinstance(param, click.Option) and not _is_shared(param)]
     if options:
         lines += ["", "| flag | |", "| --- | --- |", *[_row(option) for option in options]]
     return "\n".join(lines)
-
-
-def _width() -> dict[str, int]:
-    """The page must not depend on the terminal that writes it."""
-    return {"terminal_width": 400, "max_content_width": 400}
 
 
 def _text(command: click.Command) -> str:
@@ -107,7 +103,9 @@ def _text(command: click.Command) -> str:
 
 
 def _is_shared(option: click.Option) -> bool:
-    return option.name in _SHARED or any(name in ("--home", "--context", "--quiet", "--verbose", "--debug") for name in option.opts)
+    return option.name in _SHARED or any(
+        name in ("--home", "--context", "--quiet", "--verbose", "--debug") for name in option.opts
+    )
 
 
 def _row(option: click.Option) -> str:

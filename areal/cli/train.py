@@ -13,6 +13,8 @@ from areal.cli.options import Seconds
 from areal.cli.pending import not_implemented
 from areal.cli.targets import complete_names
 
+_PASS_ON = {"ignore_unknown_options": True}  # an override may begin with a dash; the driver reads it, not we
+
 _job = click.argument("name", shell_complete=complete_names("TrainJob"))
 
 
@@ -29,13 +31,19 @@ def _driver_options(function: Any) -> Any:
         click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
         click.option("--name", metavar="NAME", help="The job's name  [default: the configuration's]."),
         click.option("--driver", metavar="MODULE:FN", help="[default: the configuration's, else the built-in one]."),
-        click.option("--config", metavar="FILE", type=click.Path(exists=True, dir_okay=False), required=True),
+        click.option(
+            "--config",
+            metavar="FILE",
+            type=click.Path(exists=True, dir_okay=False),
+            required=True,
+            help="The driver's configuration.",
+        ),
     ):
         function = option(function)
     return function
 
 
-@click.command()
+@click.command(context_settings=_PASS_ON)
 @_driver_options
 @options.yes
 @options.common
@@ -45,10 +53,16 @@ def run(cli: Invocation, /, **flags: object) -> int:
     return not_implemented()
 
 
-@click.command(cls=DryRunCommand)
+@click.command(cls=DryRunCommand, context_settings=_PASS_ON)
 @_driver_options
-@click.option("--restart", type=click.Choice(["never", "on-failure"]), default="never", show_default=True)
-@click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, metavar="N")
+@click.option(
+    "--restart",
+    type=click.Choice(["never", "on-failure"]),
+    default="never",
+    show_default=True,
+    help="Start it again from its newest checkpoint.",
+)
+@click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, help="So often at most.")
 @dry_run_option
 @_changing
 @pass_invocation

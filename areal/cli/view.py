@@ -174,12 +174,17 @@ PROCESS_COLUMNS = (
 )
 
 
+def service_of(found: StoredObject) -> str | None:
+    """The service that a model is attached to; None of another kind."""
+    return str(found.spec.get("service", "default")) if found.kind == "Model" else None
+
+
 def family(objects: Sequence[StoredObject], ref: Ref) -> list[Ref]:
     """The object, what it owns, and for a service every model attached to it: whose processes are its."""
     attached = [
         found.ref
         for found in objects
-        if found.owner == str(ref) or (ref.kind == "InferenceService" and found.spec.get("service") == ref.name)
+        if found.owner == str(ref) or (ref.kind == "InferenceService" and service_of(found) == ref.name)
     ]
     return list(dict.fromkeys([ref, *attached]))
 

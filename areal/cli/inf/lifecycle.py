@@ -119,7 +119,7 @@ def _status(cli: Invocation, name: str) -> dict[str, Any]:
     found = stored(cli.home, Ref(_KIND, name))
     runs = view.read_runs(cli.home)
     objects = list(ObjectStore(cli.home).list())
-    models = [item for item in objects if item.kind == "Model" and item.spec.get("service", "default") == name]
+    models = [item for item in objects if view.service_of(item) == name]
     own = object_status(cli.home, found, runs, probe=True)
     rows = []
     for item in models:
@@ -198,7 +198,7 @@ def _services(cli: Invocation) -> list[dict[str, Any]]:
     rows = []
     for item in (item for item in objects if item.kind == _KIND):
         state = object_status(cli.home, item, runs, probe=False)
-        models = [m.name for m in objects if m.kind == "Model" and m.spec.get("service", "default") == item.name]
+        models = [m.name for m in objects if view.service_of(m) == item.name]
         gateways = [run for run in view.runs_of(runs, [item.ref]) if run.spec.component == "gateway" and run.pid]
         rows.append(
             {

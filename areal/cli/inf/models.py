@@ -139,7 +139,7 @@ def deregister(cli: Invocation, model: str, service: str | None, grace: float | 
 def _model(cli: Invocation, model: str, service: str | None) -> Ref:
     """The model, which must be of the service when one was named."""
     found = stored(cli.home, Ref("Model", model))
-    attached = found.spec.get("service", "default")
+    attached = view.service_of(found)
     if service is not None and attached != service:
         raise Conflict(f"{found.ref} is attached to {attached}, not to {service}", hint=f"--service {attached}")
     return found.ref
@@ -168,7 +168,7 @@ def _rows(cli: Invocation, service: str) -> list[dict[str, Any]]:
     from areal.reconcilers.status import object_status
     from areal.state.objects import ObjectStore
 
-    found = [item for item in ObjectStore(cli.home).list("Model") if item.spec.get("service", "default") == service]
+    found = [item for item in ObjectStore(cli.home).list("Model") if view.service_of(item) == service]
     runs = view.read_runs(cli.home) if found else {}
     rows = []
     for item in found:

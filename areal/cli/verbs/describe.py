@@ -27,7 +27,7 @@ _CONDITIONS = (
     field("TYPE", "type"),
     field("STATUS", "status", state=True),
     field("REASON", "reason"),
-    Column("SINCE", lambda row: clock(row.get("lastTransitionTime"))),
+    field("SINCE", "lastTransitionTime"),
     field("MESSAGE", "message"),
 )
 EVENT_COLUMNS = (

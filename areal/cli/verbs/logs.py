@@ -11,10 +11,10 @@ import click
 
 from areal.cli import options, view
 from areal.cli.invocation import Invocation, fancy, pass_invocation
-from areal.cli.logtext import Follower, Line, merged, process_label, stamped
+from areal.cli.logtext import Line, last_lines, merged, not_yet_shown, of
 from areal.cli.options import Seconds
 from areal.cli.output.emit import compact, emit_rows, write
-from areal.cli.output.table import Column, field
+from areal.cli.output.table import Column, Row, field
 from areal.cli.output.units import clock, iso
 from areal.cli.remote import not_remote
 from areal.cli.targets import complete_targets, one_ref, stored
@@ -23,13 +23,14 @@ from areal.errors import NotFound
 if TYPE_CHECKING:
     from areal.resources.kinds import Ref
     from areal.runtime.backends.base import Backend, RunState
+    from areal.runtime.follow import TimedLine
 
 DEFAULT_LINES = 200
 _POLL_S = 0.2
 _DISCOVER_S = 1.0
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
 _COMPONENTS = ("gateway", "router", "engine", "data-proxy")
-_COLUMNS = (Column("TIME", lambda row: clock(row["at"])), field("PROCESS", "process"), field("LINE", "line"))
+_COLUMNS = (Column("TIME", lambda row: clock(row["at"])), field("LINE", "line"))
 
 
 class Wanted(NamedTuple):
@@ -95,11 +96,15 @@ def show_logs(
     if not states and not follow:
         raise _no_process(cli, backend, ref, wanted)
     printer = _Printer(cli, states)
-    followers = {state.spec.uid: _follower(backend, state, from_end=True) for state in states} if follow else {}
-    found = list(merged([_lines(backend, state, wanted, printer.label(state)) for state in states]))
-    printer.print([line for line in found if _recent(line, wanted.since_s)])
+    tails = {state.spec.uid: _Tail(cli, state, printer) for state in states} if follow else {}
+    found = {state.spec.uid: _lines(backend, state, wanted) for state in states}
+    printer.print(list(merged([of(state, found[state.spec.uid]) for state in states])))
     if follow:
-        _follow(cli, backend, ref, wanted, printer, followers, until)
+        for uid, tail in tails.items():
+            tail.shown = [line.text for line in found[uid]]
+        _follow(
+            lambda: _select(cli, backend, ref, wanted), lambda state: _Tail(cli, state, printer, new=True), tails, until
+        )
     return 0
 
 
@@ -124,46 +129,52 @@ def _no_process(cli: Invocation, backend: Backend, ref: Ref, wanted: Wanted) -> 
     return NotFound(f"{ref} has no such process{guess}", hint=f"it has: {', '.join(dict.fromkeys(every))}")
 
 
-def _lines(backend: Backend, state: RunState, wanted: Wanted, label: str) -> list[Line]:
-    from areal.runtime import logs as runtime_logs
+def _lines(backend: Backend, state: RunState, wanted: Wanted) -> list[TimedLine]:
+    from areal.runtime.follow import TimedLine
+    from areal.runtime.logs import previous_start
 
     paths = backend.log_paths(state.spec.uid)
+    if not wanted.lines:
+        return []
     if wanted.previous:
-        found = runtime_logs.previous_start(paths)
-        return list(stamped(label, found[-wanted.lines :] if wanted.lines else []))
-    return list(stamped(label, runtime_logs.tail(paths, wanted.lines)))
+        return [TimedLine(0.0, text) for text in previous_start(paths)[-wanted.lines :]]
+    since = 0.0 if wanted.since_s is None else time.time() - wanted.since_s
+    return last_lines(paths, wanted.lines, since)
 
 
-def _recent(line: Line, since_s: float | None) -> bool:
-    return since_s is None or time.time() - line.at <= since_s
+class _Tail:
+    """What one process goes on to write; ``shown`` is what was printed of it before."""
 
+    def __init__(self, cli: Invocation, state: RunState, printer: _Printer, *, new: bool = False) -> None:
+        from areal.runtime.follow import Follower
 
-def _follower(backend: Backend, state: RunState, *, from_end: bool) -> Follower | None:
-    paths = backend.log_paths(state.spec.uid)
-    return Follower(paths[-1], from_end=from_end) if paths else None
+        self._follower = Follower(str(cli.home.runs / state.spec.uid), from_start=new)
+        self._state = state
+        self._printer = printer
+        self.shown: list[str] = []
+
+    def print(self) -> None:
+        lines = self._follower.poll()
+        if self.shown and lines:
+            lines, self.shown = not_yet_shown(self.shown, lines), []
+        self._printer.print([Line(time.time(), self._state, text) for text in lines])
 
 
 def _follow(
-    cli: Invocation,
-    backend: Backend,
-    ref: Ref,
-    wanted: Wanted,
-    printer: _Printer,
-    followers: dict[str, Follower | None],
+    look: Callable[[], list[RunState]],
+    tail_of: Callable[[RunState], _Tail],
+    tails: dict[str, _Tail],
     until: Callable[[], bool],
 ) -> None:
-    labels = dict(printer.labels)
     look_at = 0.0
     while not until():
         if time.monotonic() >= look_at:
-            for state in _select(cli, backend, ref, wanted):
-                if followers.get(state.spec.uid) is None:
-                    followers[state.spec.uid] = _follower(backend, state, from_end=False)
-                    labels[state.spec.uid] = printer.label(state)
+            for state in look():
+                if state.spec.uid not in tails:
+                    tails[state.spec.uid] = tail_of(state)
             look_at = time.monotonic() + _DISCOVER_S
-        for uid, follower in followers.items():
-            if follower is not None:
-                printer.print(list(stamped(labels[uid], follower.lines(), time.time())))
+        for tail in tails.values():
+            tail.print()
         time.sleep(_POLL_S)
 
 
@@ -174,13 +185,9 @@ class _Printer:
         self._cli = cli
         self._several_owners = len({state.spec.owner for state in states}) > 1
         self._prefixed = len(states) != 1
-        self._colours: dict[str, str] = {}
-        self.labels = {state.spec.uid: self.label(state) for state in states}
-
-    def label(self, state: RunState) -> str:
-        label = process_label(state, several_owners=self._several_owners)
-        self._colours.setdefault(label, _COLOURS[len(self._colours) % len(_COLOURS)])
-        return label
+        self._labels: dict[str, str] = {}
+        for state in states:
+            self._label(state)
 
     def print(self, lines: Sequence[Line]) -> None:
         chosen = self._cli.format
@@ -189,18 +196,38 @@ class _Printer:
         elif chosen.kind == "jsonl":
             write("\n".join(compact(_row(line)) for line in lines))
         else:
-            emit_rows(self._cli, [_row(line) for line in lines], _COLUMNS, name=lambda row: str(row["process"]))
+            emit_rows(self._cli, [_row(line) for line in lines], _COLUMNS, name=_name, empty="no lines")
         sys.stdout.flush()
+
+    def _label(self, state: RunState) -> str:
+        short = f"{state.spec.component}/{state.spec.replica}"
+        return self._labels.setdefault(
+            state.spec.uid, f"{state.spec.owner.partition('/')[2]} {short}" if self._several_owners else short
+        )
 
     def _readable(self, line: Line) -> str:
         if not self._prefixed:
             return line.text
-        width = max(len(label) for label in self._colours)
-        prefix = f"{line.process:<{width}} | "
+        label = self._label(line.process)
+        width = max(len(known) for known in self._labels.values())
+        prefix = f"{label:<{width}} | "
         if fancy(sys.stdout):
-            prefix = click.style(prefix, fg=self._colours[line.process])
+            number = list(self._labels).index(line.process.spec.uid)
+            prefix = click.style(prefix, fg=_COLOURS[number % len(_COLOURS)])
         return prefix + line.text
 
 
 def _row(line: Line) -> dict[str, Any]:
-    return {"at": line.at or None, "time": iso(line.at or None), "process": line.process, "line": line.text}
+    spec = line.process.spec
+    return {
+        "time": iso(line.at or None),
+        "at": line.at or None,
+        "owner": spec.owner,
+        "component": spec.component,
+        "replica": spec.replica,
+        "line": line.text,
+    }
+
+
+def _name(row: Row) -> str:
+    return f"{row['owner']} {row['component']}/{row['replica']}"

@@ -110,7 +110,14 @@ def _origins(item: Resource) -> list[dict[str, Any]]:
 
 @click.command()
 @source_options
-@click.option("--format", "style", type=click.Choice(["text", "dot", "mermaid"]), default="text", show_default=True)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "dot", "mermaid"]),
+    default="text",
+    show_default=True,
+    help="dot: Graphviz.",
+)
 @options.output()
 @options.common
 @pass_invocation

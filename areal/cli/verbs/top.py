@@ -40,7 +40,7 @@ _COLUMNS = (
     field("TOKENS/S", "tokensPerSecond", right=True),
     field("STATE", "state", state=True),
     Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True),
-    field("THREADS", "processes", wide=True, right=True),
+    field("PROCESSES", "processes", wide=True, right=True),
 )
 
 
@@ -56,7 +56,13 @@ class Usage(NamedTuple):
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
-@click.option("--sort-by", type=click.Choice(["cpu", "memory", "name"]), default="name", show_default=True)
+@click.option(
+    "--sort-by",
+    type=click.Choice(["cpu", "memory", "name"]),
+    default="name",
+    show_default=True,
+    help="What comes first: the largest, or by name.",
+)
 @options.remote
 @options.output()
 @options.common
@@ -86,9 +92,9 @@ def _show(cli: Invocation, rows: Sequence[Mapping[str, Any]], watch: bool) -> No
 
 def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[dict[str, Any]]:
     states = _states(cli, targets)
-    before, counted_before, at = _usage(), _tokens(states), time.monotonic()
+    before, counted_before, at = _usage(), _tokens(cli, states), time.monotonic()
     time.sleep(seconds)
-    after, counted_after, took = _usage(), _tokens(states), time.monotonic() - at
+    after, counted_after, took = _usage(), _tokens(cli, states), time.monotonic() - at
     gpus = _gpus(states)
     return [
         _row(
@@ -171,12 +177,12 @@ def _gpus(states: Sequence[RunState]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _tokens(states: Sequence[RunState]) -> dict[str, float]:
+def _tokens(cli: Invocation, states: Sequence[RunState]) -> dict[str, float]:
     """Tokens generated so far, from the engines' own counters; an engine that does not tell is left out."""
     from areal.cli.counters import generated_tokens
 
-    urls = {state.spec.uid: state.spec.url for state in states if state.spec.component == "engine" and state.spec.url}
-    return generated_tokens(urls)
+    engines = {state.spec.uid: state for state in states if state.spec.component == "engine" and state.spec.url}
+    return generated_tokens(cli.home, engines)
 
 
 def _rate(before: float | None, after: float | None, took: float) -> float | None:

@@ -1,0 +1,119 @@
+"""Running ``areal``: in this process for what it prints, in one of its own for what only a process can show."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.cli.main import run
+from areal.state.home import Home
+from areal.state.layers import Layer
+from areal.state.objects import ObjectStore, StoredObject
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+AREAL = "import sys; sys.argv[0] = 'areal'; from areal.cli.main import main; sys.exit(main())"
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The lines of a table, split at its columns' gaps."""
+        return [line.split() for line in self.out.splitlines()]
+
+
+Areal = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith(("AREAL_", "_AREAL", "NO_COLOR"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AREAL_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def areal(capsys: pytest.CaptureFixture[str]) -> Areal:
+    """``areal("get", "models")``: exit status, stdout, stderr. Neither is a terminal."""
+
+    def call(*words: str) -> Result:
+        capsys.readouterr()
+        code = run(list(words))
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+@dataclass
+class Process:
+    """``areal`` as a process of its own, with real streams and signals."""
+
+    popen: subprocess.Popen[str]
+
+    def finish(self, timeout_s: float = 60) -> Result:
+        out, err = self.popen.communicate(timeout=timeout_s)
+        return Result(self.popen.returncode, out, err)
+
+
+@dataclass
+class Spawner:
+    started: list[Process] = field(default_factory=list)
+
+    def __call__(self, *words: str, code: str = AREAL, stdin: int | None = subprocess.DEVNULL, **env: str) -> Process:
+        popen = subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
+        )
+        self.started.append(Process(popen))
+        return self.started[-1]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawner]:
+    spawner = Spawner()
+    yield spawner
+    for process in spawner.started:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.popen.communicate()
+
+
+@pytest.fixture
+def record(home: Home) -> Callable[..., StoredObject]:
+    """Record an object as an apply does, without its processes."""
+    store = ObjectStore(home)
+
+    def put(kind: str, name: str, spec: dict[str, Any] | None = None, **fields: Any) -> StoredObject:
+        layer = Layer("apply", spec or {}, {"file": "service.yaml", "line": 3, "sha256": "0"}, "ann@desk", time.time())
+        obj = StoredObject(kind, name, f"uid-{kind}-{name}", layers=(layer,), **fields)
+        return store.commit(obj, actor="ann@desk", source=layer.source)
+
+    return put
