@@ -28,7 +28,12 @@ def test_greedy_text_of_mixed_batch_equals_generate(tmp_path: Path, start: Start
     for sequence in sequences:
         ids = torch.tensor([sequence.prompt])
         expected = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=15, do_sample=False, eos_token_id=None, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=15,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
         assert sequence.output == expected[0, ids.shape[1] :].tolist()
 
@@ -62,7 +67,9 @@ def test_sequence_alone_and_in_company_draws_the_same(llama: tuple[Path, Any], s
 
 def test_seeds_and_choices_that_differ_draw_differently(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
-    sequences = [harness.submit([5, 6, 7], seed=seed, index=index, max_new_tokens=20) for seed in (1, 2) for index in (0, 1)]
+    sequences = [
+        harness.submit([5, 6, 7], seed=seed, index=index, max_new_tokens=20) for seed in (1, 2) for index in (0, 1)
+    ]
     harness.wait(*sequences)
     assert len({tuple(sequence.output) for sequence in sequences}) == 4
 
@@ -89,7 +96,7 @@ def test_prompt_computed_in_chunks_matches_plain_forward(
 
 def test_sequences_that_lost_their_rows_end_as_if_they_had_not(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
-    penalised = {"max_new_tokens": 80, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    penalised: dict[str, Any] = {"max_new_tokens": 80, "frequency_penalty": 0.5, "repetition_penalty": 1.2}
     roomy, tight = start(folder), start(folder, limits=Limits(max_rows=8, max_length=128, kv_tokens=260))
     expected = [roomy.submit(prompt, seed=index, **penalised) for index, prompt in enumerate(prompts(4, 20))]
     sequences = [tight.submit(prompt, seed=index, **penalised) for index, prompt in enumerate(prompts(4, 20))]

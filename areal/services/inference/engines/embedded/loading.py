@@ -79,15 +79,15 @@ def load(
     _warm_up(runner)
     engine = Engine(runner, limits, on_progress, on_failure)
     engine.start()
-    logger.info("%s; %d sequences of up to %d tokens", runner.description, limits.max_rows, limits.max_length)
-    return Loaded(engine, end_tokens(folder.path, folder.raw), runner.description)
+    description = f"{runner.description}; {limits.max_rows} sequences of up to {limits.max_length} tokens"
+    return Loaded(engine, end_tokens(folder.path, folder.raw), description)
 
 
 def _open_runner(
     folder: ModelFolder, settings: Settings, device: torch.device, report: Report
 ) -> tuple[ModelRunner, Limits]:
     if folder.config is None:
-        raise ArealError(f"{folder.path} cannot be served: {folder.reason} is not supported")
+        return _open_fallback(folder, settings, device, report)
     from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner, position_bytes
 
     dtype = _dtype(settings.dtype, folder.config.dtype, device)
@@ -95,6 +95,24 @@ def _open_runner(
     runner = DecoderRunner(folder.config, limits, dtype, device)
     runner.load(folder.path, lambda done, total: report("loading weights", done, total))
     return runner, limits
+
+
+def _open_fallback(
+    folder: ModelFolder, settings: Settings, device: torch.device, report: Report
+) -> tuple[ModelRunner, Limits]:
+    report("importing transformers", None, None)
+    try:
+        from areal.services.inference.engines.embedded.transformers_runner import TransformersRunner
+    except ImportError as error:
+        raise ArealError(
+            f"{folder.path} cannot be served: the own decoder has no {folder.reason}, and transformers is not there",
+            hint="pip install transformers",
+        ) from error
+    logger.info("the own decoder has no %s: transformers computes this model", folder.reason)
+    report("loading weights", None, None)
+    of_model = str(folder.raw.get("dtype") or folder.raw.get("torch_dtype") or "float32")
+    runner = TransformersRunner(folder.path, _dtype(settings.dtype, of_model, device), device)
+    return runner, _limits(settings, runner.max_positions, runner.position_bytes(), device)
 
 
 def _device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ exit status 1, for the supervisor to start it again: an engine that lives but ca
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from areal.services.web.serve import serve
 from areal.services.web.service import Service
 from areal.services.web.stage import report_stage
 
+logger = logging.getLogger(__name__)
 SERVING = "serving"
 
 
@@ -67,6 +69,7 @@ async def run(folder: ModelFolder, settings: Settings, serving: ServeOptions) ->
         loaded = await asyncio.wrap_future(loading)
         routes.serve_with(loaded)
         stage.report(SERVING)
+        logger.info("serving: %s", loaded.description)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_let_go(loaded, service.lifetime), name="let-go")
             await asyncio.wrap_future(failed)
