@@ -100,7 +100,9 @@ class RunStore:
         folder = self.folder(spec.uid)
         temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
         try:
-            os.makedirs(f"{temporary}/{records.LOG_FOLDER}", mode=0o700)
+            os.makedirs(self.root, mode=0o700, exist_ok=True)
+            os.mkdir(temporary, 0o700)
+            os.mkdir(f"{temporary}/{records.LOG_FOLDER}", 0o700)
             life = os.open(f"{temporary}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if spec.secret_env:

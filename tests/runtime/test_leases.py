@@ -1,0 +1,196 @@
+"""Leases between real processes: held by whom has the descriptor, freed when the last of them dies."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.errors import ArealError, NoCapacity
+from areal.runtime.leases import LEASE_DIR_VARIABLE, LeaseDir
+
+
+@pytest.fixture
+def leases(lease_dir: Path) -> LeaseDir:
+    return LeaseDir(lease_dir, scope="/home/a")
+
+
+@pytest.fixture
+def neighbours(lease_dir: Path) -> LeaseDir:
+    """The leases of the same machine, seen from another home."""
+    return LeaseDir(lease_dir, scope="/home/b")
+
+
+def test_acquire_of_a_held_lease_names_the_holder(leases: LeaseDir, neighbours: LeaseDir) -> None:
+    leases.acquire("port-1", owner="Model/a", uid="r1")
+
+    with pytest.raises(NoCapacity, match=r"port 1 is held by Model/a \(home /home/a, run r1, user id \d+\)"):
+        neighbours.acquire("port-1", owner="Model/b")
+
+
+def test_acquire_after_close_succeeds(leases: LeaseDir, neighbours: LeaseDir) -> None:
+    leases.acquire("gpu-GPU-1", owner="Model/a").close()
+
+    neighbours.acquire("gpu-GPU-1", owner="Model/b").close()
+
+    assert neighbours.holder("gpu-GPU-1") is not None
+    assert not neighbours.is_held("gpu-GPU-1")
+
+
+def test_lease_stays_with_the_process_that_inherited_it_and_dies_with_it(
+    leases: LeaseDir, neighbours: LeaseDir
+) -> None:
+    lease = leases.acquire("port-1", owner="Model/a")
+    heir = subprocess.Popen(["sleep", "1000"], pass_fds=[lease.fd])
+    lease.close()
+    assert neighbours.is_held("port-1")
+    assert leases.holding_pids("port-1") == [heir.pid]
+
+    heir.kill()
+    heir.wait()
+
+    assert not neighbours.is_held("port-1")
+
+
+def test_lease_of_a_killed_claimant_is_free(leases: LeaseDir, lease_dir: Path) -> None:
+    source = (
+        "import sys, time; from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
+        "lease = LeaseDir(Path(sys.argv[1]), scope='x').acquire('port-1', owner='Model/a')\n"
+        "print('held', flush=True); time.sleep(1000)"
+    )
+    claimant = subprocess.Popen([sys.executable, "-c", source, str(lease_dir)], stdout=subprocess.PIPE)
+    assert claimant.stdout is not None and claimant.stdout.readline() == b"held\n"
+    assert leases.is_held("port-1")
+
+    claimant.kill()
+    claimant.communicate()
+
+    leases.acquire("port-1", owner="Model/b").close()
+
+
+def test_shared_lease_is_held_together_by_one_owner(leases: LeaseDir) -> None:
+    first, was_first = leases.acquire_shared("port-1", owner="InferenceService/a")
+    second, was_second = leases.acquire_shared("port-1", owner="InferenceService/a")
+    first.close()
+
+    assert (was_first, was_second) == (True, False)
+    assert leases.is_held("port-1")
+    second.close()
+    assert not leases.is_held("port-1")
+
+
+def test_shared_lease_refuses_other_owners_other_homes_and_exclusive_claims(
+    leases: LeaseDir, neighbours: LeaseDir
+) -> None:
+    leases.acquire_shared("port-1", owner="InferenceService/a")
+
+    with pytest.raises(NoCapacity, match="InferenceService/a"):
+        leases.acquire_shared("port-1", owner="InferenceService/b")
+    with pytest.raises(NoCapacity, match="/home/a"):
+        neighbours.acquire_shared("port-1", owner="InferenceService/a")
+    with pytest.raises(NoCapacity):
+        leases.acquire("port-1", owner="InferenceService/a")
+
+
+def test_shared_claim_on_an_exclusive_lease_of_the_same_owner_is_refused(leases: LeaseDir) -> None:
+    leases.acquire("port-1", owner="InferenceService/a")
+
+    with pytest.raises(NoCapacity):
+        leases.acquire_shared("port-1", owner="InferenceService/a")
+
+
+def test_share_opens_an_exclusive_lease_to_its_owner(leases: LeaseDir) -> None:
+    lease = leases.acquire("port-1", owner="InferenceService/a")
+
+    leases.share(lease)
+
+    _, first = leases.acquire_shared("port-1", owner="InferenceService/a")
+    assert not first
+
+
+def test_is_held_of_a_lease_nobody_ever_took_is_false_and_makes_no_file(leases: LeaseDir, lease_dir: Path) -> None:
+    assert not leases.is_held("port-1")
+    assert leases.names() == []
+    assert not lease_dir.exists()
+
+
+def test_looking_at_a_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path) -> None:
+    source = (
+        "import sys; from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
+        "leases = LeaseDir(Path(sys.argv[1]), scope='x'); print('go', flush=True)\n"
+        "while True: leases.is_held('port-1')"
+    )
+    watcher = subprocess.Popen([sys.executable, "-c", source, str(lease_dir)], stdout=subprocess.PIPE)
+    assert watcher.stdout is not None and watcher.stdout.readline() == b"go\n"
+
+    for _ in range(300):
+        leases.acquire("port-1", owner="Model/a").close()
+
+    watcher.kill()
+    watcher.communicate()
+
+
+def test_lease_folder_and_files_serve_every_user(leases: LeaseDir, lease_dir: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        leases.acquire("port-1", owner="Model/a")
+    finally:
+        os.umask(old)
+
+    assert stat.S_IMODE((lease_dir / "port-1").stat().st_mode) == 0o666
+    assert stat.S_IMODE(lease_dir.stat().st_mode) == 0o1777
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs to become another user")
+def test_lease_is_respected_between_users(leases: LeaseDir, lease_dir: Path, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    leases.acquire("port-1", owner="Model/a")
+    leases.acquire("port-2", owner="Model/a").close()
+    (lease_dir / "port-2").chmod(0o644)  # written by somebody with another version or umask
+    source = (
+        "import os, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
+        "os.setuid(65534)\n"
+        "leases = LeaseDir(Path(sys.argv[1]), scope='nobody')\n"
+        "assert leases.try_acquire('port-1', owner='Model/b') is None\n"
+        "assert leases.try_acquire('port-2', owner='Model/b') is not None\n"
+        "assert leases.try_acquire('port-3', owner='Model/b') is not None\n"
+    )
+    import areal
+
+    root = str(Path(areal.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", source, str(lease_dir), root], check=True)
+
+
+def test_lease_file_that_is_a_link_is_not_followed(leases: LeaseDir, lease_dir: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    lease_dir.mkdir()
+    (lease_dir / "port-1").symlink_to(victim)
+
+    with pytest.raises(ArealError, match="port-1"):
+        leases.acquire("port-1", owner="Model/a")
+
+    assert victim.read_text() == "precious"
+
+
+def test_lease_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ArealError, match="lease folder") as caught:
+        LeaseDir(tmp_path / "file" / "leases", scope="x").acquire("port-1", owner="Model/a")
+
+    assert LEASE_DIR_VARIABLE in (caught.value.hint or "")
+
+
+def test_lease_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEASE_DIR_VARIABLE, str(tmp_path / "elsewhere"))
+
+    LeaseDir(None, scope="x").acquire("port-1", owner="Model/a").close()
+
+    assert (tmp_path / "elsewhere" / "port-1").exists()

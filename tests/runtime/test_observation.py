@@ -1,0 +1,188 @@
+"""Observing is cheap, has no effects, and says unknown rather than guess."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from areal.errors import Conflict
+from areal.runtime import records
+from areal.runtime.backends.base import Phase
+from areal.runtime.backends.local import LocalBackend
+from areal.runtime.shim.supervisor import Supervisor  # noqa: F401 (its records are what is read here)
+
+from .support import alive, run_spec
+
+
+def edit(local: LocalBackend, name: str, **changes: object) -> None:
+    path = Path(local.store.folder("r1")) / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def snapshot(root: str) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in Path(root).rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_observe_writes_nothing(local: LocalBackend) -> None:
+    local.start(run_spec())
+    before = snapshot(local.store.root)
+
+    local.observe()
+
+    assert snapshot(local.store.root) == before
+
+
+@pytest.mark.parametrize("name", [records.INTENT, records.ID, records.CHILD])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\x00", '{"pid": "x"}'])
+def test_observe_of_a_damaged_record_is_unknown_and_says_why(local: LocalBackend, name: str, text: str) -> None:
+    local.start(run_spec())
+    path = Path(local.store.folder("r1")) / name
+    whole = path.read_text()
+    path.write_text(text)
+
+    state = local.observe()["r1"]
+
+    assert state.phase is Phase.UNKNOWN
+    assert state.reason
+    path.write_text(whole)
+
+
+def test_observe_of_a_folder_without_intent_is_unknown(local: LocalBackend) -> None:
+    Path(local.store.folder("r1")).mkdir(parents=True)
+
+    state = local.observe()["r1"]
+
+    assert (state.phase, state.reason) == (Phase.UNKNOWN, "intent.json is missing")
+
+
+def test_observe_of_an_unreadable_run_spoils_no_other(local: LocalBackend) -> None:
+    local.start(run_spec("good"))
+    Path(local.store.folder("bad")).mkdir()
+
+    assert {uid: state.phase for uid, state in local.observe().items()} == {
+        "good": Phase.RUNNING,
+        "bad": Phase.UNKNOWN,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "reason"),
+    [
+        ({"machine_id": "other"}, Phase.UNKNOWN, "another machine"),
+        ({"boot_id": "other"}, Phase.DEAD, "the machine was restarted"),
+        ({"pid_namespace": "pid:[1]"}, Phase.UNKNOWN, "another pid namespace"),
+        ({"start_ticks": 1}, Phase.DEAD, "died without a word"),
+    ],
+)
+def test_observe_with_a_foreign_identity_is_dead_only_on_proof(
+    local: LocalBackend, changes: dict[str, object], phase: Phase, reason: str
+) -> None:
+    started = local.start(run_spec())
+    path = Path(local.store.folder("r1")) / records.ID
+    own = path.read_text()
+
+    edit(local, records.ID, **changes)
+    state = local.observe()["r1"]
+
+    assert state.phase is phase
+    assert reason in state.reason
+    path.write_text(own)
+    assert local.observe()["r1"] == started
+
+
+def test_observe_of_a_container_that_is_gone_is_dead_by_its_life_lock(local: LocalBackend) -> None:
+    local.start(run_spec())
+    local.stop("r1")
+    (Path(local.store.folder("r1")) / records.EXIT).unlink()
+    edit(local, records.ID, pid_namespace="pid:[1]")
+
+    assert local.observe()["r1"].phase is Phase.DEAD
+
+
+def test_stop_of_a_recycled_pid_signals_nobody(local: LocalBackend) -> None:
+    """The record of a dead run whose pid was given to a stranger."""
+    local.start(run_spec())
+    local.stop("r1")
+    (Path(local.store.folder("r1")) / records.EXIT).unlink()
+    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    edit(local, records.ID, pid=stranger.pid, session_id=stranger.pid)
+
+    report = local.stop("r1")
+
+    assert not report.was_alive and report.swept_pids == ()
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+
+
+def test_stop_and_forget_of_a_run_of_another_machine_are_refused(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+    path = Path(local.store.folder("r1")) / records.ID
+    own = path.read_text()
+    edit(local, records.ID, machine_id="other")
+
+    with pytest.raises(Conflict, match="another machine"):
+        local.stop("r1")
+    with pytest.raises(Conflict, match="may be alive"):
+        local.forget("r1")
+
+    assert alive(state.pid or 0)
+    path.write_text(own)
+
+
+def test_forget_of_a_run_nothing_can_be_learnt_about_needs_a_person(local: LocalBackend) -> None:
+    local.start(run_spec())
+    local.stop("r1")
+    (Path(local.store.folder("r1")) / records.EXIT).unlink()
+    edit(local, records.ID, machine_id="other")
+
+    local.forget("r1", unprovable=True)
+
+    assert local.observe() == {}
+
+
+def test_stop_with_a_damaged_identity_finds_the_shim_without_it(local: LocalBackend) -> None:
+    state = local.start(run_spec())
+    (Path(local.store.folder("r1")) / records.ID).write_text("{")
+
+    report = local.stop("r1")
+
+    assert report.was_alive
+    assert not alive(state.pid or 0) and not alive(state.shim_pid or 0)
+
+
+def test_observe_of_a_thousand_runs_is_cheap(local: LocalBackend) -> None:
+    """A promise in processor time, of which a loaded machine gives no more and no less."""
+    local.start(run_spec("r0", spec={"engineArgs": {str(n): n for n in range(50)}}))
+    for number in range(1, 1000):
+        shutil.copytree(local.store.folder("r0"), local.store.folder(f"r{number}"))
+
+    began = time.process_time()
+    states = local.observe()
+    spent_s = time.process_time() - began
+
+    assert len(states) == 1000
+    assert spent_s < 0.3
+    for number in range(1, 1000):
+        shutil.rmtree(local.store.folder(f"r{number}"))
+
+
+def test_reading_commands_import_only_light_modules() -> None:
+    source = (
+        "import sys; from pathlib import Path; from areal.runtime.backends import open_backend\n"
+        "backend = open_backend('local', Path(sys.argv[1])); backend.observe(); backend.log_paths('r1')\n"
+        "print(*sys.modules)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", source, os.devnull + "-home"], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+    assert {"pydantic", "psutil", "yaml", "httpx", "http.client", "asyncio", "torch", "click"}.isdisjoint(output)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.errors import ArealError, UsageFault
+from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec
+from areal.runtime.runs import RunStore, check_uid, spec_from_record, spec_to_record
+
+from .support import run_spec
+
+texts = st.text(max_size=8)
+plain = st.dictionaries(texts, st.integers() | st.lists(texts) | st.none(), max_size=3)
+specs = st.builds(
+    RunSpec,
+    uid=st.just("r1"),
+    owner=texts,
+    component=texts,
+    replica=st.integers(0, 9),
+    argv=st.lists(texts).map(tuple),
+    env=st.dictionaries(texts, texts, max_size=3),
+    cwd=st.none() | texts,
+    ports=st.lists(st.integers(1, 65535)).map(tuple),
+    shared_ports=st.lists(st.integers(1, 65535)).map(tuple),
+    gpus=st.lists(texts).map(tuple),
+    url=st.none() | texts,
+    generation=st.integers(0),
+    spec=plain,
+    inputs=plain,
+    restart=st.builds(RestartPolicy, budget_count=st.integers(0), success_exit_codes=st.just((0, 2))),
+    liveness=st.none() | st.builds(HttpProbe, url=texts),
+)
+
+
+@given(specs)
+def test_spec_survives_its_record(spec: RunSpec) -> None:
+    assert spec_from_record(json.loads(json.dumps(spec_to_record(spec)))) == spec
+
+
+def test_record_never_holds_secrets() -> None:
+    assert "hush" not in json.dumps(spec_to_record(run_spec(secret_env={"KEY": "hush"})))
+
+
+def test_record_of_another_version_is_read() -> None:
+    record = spec_to_record(run_spec())
+    del record["log_files"], record["liveness"]
+    record["invented_later"] = 1
+
+    assert spec_from_record(record) == run_spec()
+
+
+@pytest.mark.parametrize("uid", ["", ".", "..", "../x", "a/b", ".hidden", "-x", "a\0b", "a b", "é", "x" * 200])
+def test_uid_that_could_leave_its_folder_is_refused(uid: str) -> None:
+    with pytest.raises(UsageFault):
+        check_uid(uid)
+
+
+def test_create_leaves_a_private_folder_and_no_half_made_one(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+
+    os.close(store.create(run_spec()))
+
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["r1"]
+    assert stat.S_IMODE((tmp_path / "runs" / "r1").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "runs" / "r1" / "intent.json").stat().st_mode) == 0o600
+
+
+def test_create_that_fails_leaves_nothing_and_names_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+
+    with pytest.raises(ArealError, match="runs"):
+        RunStore(tmp_path / "runs").create(run_spec())
+
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_life_lock_is_held_until_the_descriptor_is_closed(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+    life = store.create(run_spec())
+    assert store.is_held("r1")
+
+    os.close(life)
+
+    assert not store.is_held("r1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", "{}", '{"stage": 3}', '{"stage"', "\x00", '{"stage": "x", "done": "many"}']
+)
+def test_stage_of_any_content_never_fails(tmp_path: Path, text: str) -> None:
+    store = RunStore(tmp_path / "runs")
+    os.close(store.create(run_spec()))
+    (tmp_path / "runs" / "r1" / "stage.json").write_text(text)
+
+    stage = store.stage("r1")
+
+    assert stage is None or stage.done is None
+
+
+def test_leftovers_are_old_hidden_folders_only(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+    os.close(store.create(run_spec()))
+    old, fresh = tmp_path / "runs" / ".new-r2-1", tmp_path / "runs" / ".forgotten-r3-1"
+    old.mkdir()
+    fresh.mkdir()
+    os.utime(old, (0, 0))
+
+    assert store.leftovers() == [str(old)]
+    assert store.uids() == ["r1"]
