@@ -5,6 +5,7 @@ import stat
 import pytest
 
 from areal.errors import ArealError, UsageFault
+from areal.state import credentials
 from areal.state.credentials import admin_key_path, ensure_admin_key, forget_admin_key, read_key
 from areal.state.home import Home
 
@@ -43,6 +44,14 @@ def test_ensure_admin_key_by_many_at_once_all_get_the_same(home: Home) -> None:
             assert process.stdout is not None
             keys.add(process.stdout.readline())
     assert keys == {read_key(admin_key_path(home, "default")) + "\n"}
+    assert [path.name for path in home.credentials.iterdir()] == ["default"]
+
+
+def test_key_that_another_command_made_meanwhile_is_kept(home: Home) -> None:
+    path = ensure_admin_key(home, "default")
+    key = read_key(path)
+    credentials._create(path, b"late\n")
+    assert read_key(path) == key
     assert [path.name for path in home.credentials.iterdir()] == ["default"]
 
 

@@ -138,6 +138,11 @@ def test_locks_taken_in_any_order_by_two_processes_never_deadlock(home: Home) ->
         assert (one.wait(60), two.wait(60)) == (0, 0)
 
 
+def test_locks_are_taken_in_one_order_whatever_is_asked(home: Home) -> None:
+    with lock_objects(home, [QWEN, LLAMA, Ref("InferenceService", "z"), QWEN]) as held:
+        assert [str(ref) for ref in held.refs] == ["InferenceService/z", "Model/llama", "Model/qwen"]
+
+
 def test_lock_again_on_an_existing_object_writes_nothing_until_announced(home: Home) -> None:
     ObjectStore(home).put(an_object())
     with lock_objects(home, [QWEN]):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from subprocess import TimeoutExpired
 from typing import Any
 
 import pytest
@@ -261,6 +263,8 @@ def test_snapshot_beside_a_writer_never_sees_half_a_change(store: ObjectStore) -
         while writer.poll() is None:
             snapshot = store.snapshot()
             assert snapshot.serial == int(snapshot.objects[0].annotations["count"] if snapshot.objects else 0)
+            with contextlib.suppress(TimeoutExpired):
+                writer.wait(0.002)
     assert store.serial() == 100
 
 
