@@ -7,6 +7,7 @@ by the same function that ``diff`` calls.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -54,6 +55,8 @@ class Desk:
 
     @classmethod
     def open(cls, ctx: Context) -> Desk:
+        if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
+            ctx.home.ensure()  # says what is in the way
         return cls(ctx, ObjectStore(ctx.home), LocalBackend(ctx.home.root, crash=crash_point))
 
 

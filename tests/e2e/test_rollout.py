@@ -33,11 +33,12 @@ def test_restart_under_traffic_breaks_no_request(served: Box) -> None:
 
 
 def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box) -> None:
+    manifest = served.manifest()
+    served.ok("apply", "-f", manifest)
     before = served.pids()
     broken = served.folder / "broken-model"
     shutil.copytree(MODEL, broken)
     (broken / "model.safetensors").write_bytes(b"not weights")
-    manifest = served.manifest()
     text = open(manifest).read()
     bad = served.write(text.replace(str(MODEL), str(broken)), "bad.yaml")
     with Traffic(served) as traffic:

@@ -1,0 +1,167 @@
+"""Whatever is wrong is said clearly, with its place, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import MODEL, Box, make_box
+
+HEAD = "apiVersion: areal.dev/v1alpha1\n"
+SERVICE = HEAD + "kind: InferenceService\nmetadata: {name: default}\nspec: {gateway: {port: 18099}}\n"
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Box:
+    """A box on which nothing is ever started."""
+    return make_box(tmp_path)
+
+
+def model(extra: str = "", path: object = MODEL) -> str:
+    return f"{HEAD}kind: Model\nmetadata: {{name: m}}\nspec:\n  backend: embedded:d1\n  path: {path}\n{extra}"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "says"),
+    [
+        (SERVICE.replace("gateway:", "gatway:"), ":4:8:", 'did you mean "gateway"'),
+        (SERVICE.replace("18099", "high"), ":4:24:", "spec.gateway.port"),
+        (SERVICE + "metadata: {name: other}\n", ":5:1:", "metadata"),
+        (SERVICE + "---\n" + SERVICE, ":8:18:", "declared twice"),
+        (SERVICE.replace("default", "../x"), ":3:18:", "../x"),
+        (
+            HEAD + "kind: InferenceService\nmetadata: {name: default}\nspec: {}\na: &a [x,x,x,x,x,x,x,x,x]\n"
+            + "".join(f"{c}: &{c} [*{p},*{p},*{p},*{p},*{p},*{p},*{p},*{p}]\n" for p, c in zip("abcdefgh", "bcdefghi")),
+            ":",
+            "alias",
+        ),
+        (
+            f"{HEAD}kind: InferenceService\nmetadata: {{name: a, dependsOn: [inferenceservice/b]}}\nspec: {{}}\n---\n"
+            f"{HEAD}kind: InferenceService\nmetadata: {{name: b, dependsOn: [inferenceservice/a]}}\nspec: {{}}\n",
+            ":3:",
+            "cycle",
+        ),
+        (model("  service: nowhere\n"), ":7:12:", "InferenceService/nowhere does not exist"),
+        (SERVICE + "---\n" + model(path="./no/such/folder"), ":11:9:", "does not exist"),
+    ],
+    ids=[
+        "unknown-field", "wrong-type", "duplicate-key", "duplicate-object", "name-with-dots", "alias-bomb", "cycle",
+        "unknown-reference", "missing-model-folder",
+    ],
+)  # fmt: skip
+def test_apply_of_a_bad_manifest_exits_3_with_its_place_and_changes_nothing(
+    bare: Box, text: str, place: str, says: str
+) -> None:
+    path = bare.write(text)
+    result = bare.areal("apply", "-f", path)
+    assert result.code == 3, result.text
+    assert f"{path}{place}" in result.err
+    assert says in result.err
+    assert not bare.home.exists()
+    assert "Traceback" not in result.text
+
+
+def test_apply_on_a_port_in_use_names_the_stranger_and_changes_nothing(bare: Box) -> None:
+    with socket.create_server(("127.0.0.1", bare.port)):
+        result = bare.areal("apply", "-f", bare.manifest())
+    assert result.code == 10, result.text
+    assert f"port {bare.port} is in use by pid {os.getpid()}" in result.err
+    assert bare.ok("get", "-o", "name").out == ""
+    assert bare.living() == []
+
+
+def test_apply_with_a_home_that_cannot_be_written_says_which(bare: Box) -> None:
+    bare.home.write_text("a file, not a folder")
+    result = bare.areal("apply", "-f", bare.manifest())
+    assert result.code == 1, result.text
+    assert str(bare.home) in result.err
+    assert "--home" in result.err
+    assert "Traceback" not in result.text
+
+
+def test_torn_object_file_is_reported_never_taken_as_absent_and_doctor_restores_it(box: Box) -> None:
+    box.ok("apply", "-f", box.manifest(service="suspend: true"))
+    path = box.home / "objects" / "model" / "reverse" / "object.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    looked = box.areal("get")
+    assert looked.code == 1
+    assert str(path) in looked.err
+    applied = box.areal("apply", "-f", box.manifest(service="suspend: true"))
+    assert applied.code == 1
+    assert str(path) in applied.err
+    assert "areal doctor --fix" in applied.err
+    assert box.areal("doctor", "--fix", "--yes").code == 0
+    assert box.ok("apply", "-f", box.manifest(service="suspend: true")).out.count("unchanged") == 2
+    kept = [p for p in box.home.rglob("*quarantine*")]
+    assert kept, "the damaged file is kept beside"
+
+
+def test_component_that_exits_at_start_fails_at_once_with_its_last_lines(box: Box) -> None:
+    broken = box.folder / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{ this is not json")
+    text = Path(box.manifest()).read_text().replace(str(MODEL), str(broken))
+    result = box.areal("apply", "-f", box.write(text, "broken.yaml"))
+    assert result.code == 8, result.text
+    assert "config.json" in result.err
+    assert "areal logs" in result.err
+    assert "Traceback (most recent call last)" not in result.err.split("  |")[0]
+
+
+def test_full_disk_changes_nothing_and_leaves_a_usable_home(box: Box) -> None:
+    """RLIMIT_FSIZE stands for the full disk: every write past it fails, as ENOSPC would."""
+    manifest = box.manifest(service="suspend: true")
+    script = (
+        "import resource, signal, sys, runpy;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        f"sys.argv = ['areal', 'apply', '-f', {manifest!r}];"
+        "runpy.run_module('areal.cli', run_name='__main__')"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "AREAL_HOME": str(box.home), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert process.returncode == 1, process.stderr
+    assert str(box.home) in process.stderr
+    assert "Traceback" not in process.stderr
+    assert box.ok("get", "-o", "name").out == ""
+    box.ok("apply", "-f", manifest)
+
+
+def test_destructive_command_off_a_terminal_needs_yes(served: Box) -> None:
+    result = served.areal("delete", "model/reverse")
+    assert result.code == 2
+    assert "--yes" in result.err
+    assert "engine/0" in served.pids()
+
+
+def test_unknown_object_kind_and_command_are_answered_with_a_suggestion(served: Box) -> None:
+    assert 'did you mean "reverse"' in served.areal("get", "model/revers").err
+    assert served.areal("get", "model/revers").code == 4
+    assert 'did you mean "models"' in served.areal("get", "modls").err
+    assert "apply" in served.areal("aply").err
+    assert served.areal("aply").code == 2
+
+
+def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) -> None:
+    manifest = box.manifest()
+    first = box.start("apply", "-f", manifest)
+    lock = box.home / "locks" / "model.reverse.holder.json"
+    while not lock.exists():
+        assert first.poll() is None, first.communicate()
+    second = box.areal("apply", "-f", manifest)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    assert second.code == 6, second.text
+    assert f"pid {first.pid}" in second.err
+    assert "apply" in second.err

@@ -1,0 +1,140 @@
+"""``kill -9`` of the command at any instant: nothing without a record, nothing that doctor cannot explain, and one
+more apply converges.
+
+The object is an InferenceService without models: two real processes, started in well under a second. The default
+suite passes each named point once; `-m crash` walks every point of every command, and kills 150 times at random.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.state.crash import CRASH_POINTS
+from tests.e2e.conftest import Box, make_box, tear_down
+
+COMMANDS = ("create", "update", "delete")
+
+
+@pytest.fixture(scope="module")
+def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    made = make_box(tmp_path_factory.mktemp("crash"))
+    yield made
+    tear_down(made)
+
+
+def service(box: Box, level: str = "info") -> str:
+    return box.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
+        f"spec: {{gateway: {{port: {box.port}}}, logLevel: {level}}}\n",
+        f"service-{level}.yaml",
+    )
+
+
+def before(box: Box, command: str) -> tuple[str, ...]:
+    """Bring the box to where ``command`` begins; its arguments."""
+    if command == "create":
+        box.areal("delete", "inferenceservice/default", "--yes", "--ignore-not-found", "--grace", "1")
+        return ("apply", "-f", service(box))
+    box.ok("apply", "-f", service(box))
+    if command == "update":
+        return ("apply", "-f", service(box, "warning"))
+    return ("delete", "inferenceservice/default", "--yes", "--grace", "1")
+
+
+def recorded(box: Box) -> set[int]:
+    """Every pid that a record knows: shims and components."""
+    pids = set()
+    for path in (box.home / "runs").glob("*/*.json"):
+        if path.name in ("id.json", "child.json"):
+            data = json.loads(path.read_text())
+            pids |= {value for value in (data.get("pid"), (data.get("identity") or {}).get("pid")) if value}
+    return pids
+
+
+def settled(box: Box) -> list[int]:
+    """Living processes of the box, once a shim that lost its caller has had time to leave."""
+    deadline = time.monotonic() + 10
+    while True:
+        strays = [pid for pid in box.living() if pid not in recorded(box) and not descends(pid, recorded(box))]
+        if not strays or time.monotonic() > deadline:
+            return strays
+        time.sleep(0.05)
+
+
+def descends(pid: int, ancestors: set[int]) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return int(fields[1]) in ancestors or int(fields[3]) in ancestors
+
+
+def assert_recovers(box: Box, what: str) -> None:
+    assert settled(box) == [], f"{what}: a process without a record"
+    explained = box.areal("doctor", "-o", "json")
+    assert explained.code in (0, 1), f"{what}: {explained.text}"
+    result = box.areal("apply", "-f", service(box))
+    assert result.code == 0, f"{what}: {result.text}"
+    assert box.areal("diff", "-f", service(box)).code == 0, what
+    assert set(box.processes()) == {"router/0", "gateway/0"}, what
+    assert settled(box) == [], f"{what}: after recovery"
+    left = box.areal("doctor")
+    assert left.code == 0, f"{what}: doctor still finds {left.text}"
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+def test_kill_at_each_named_point_leaks_nothing(crashing: Box, point: str) -> None:
+    command = "delete" if point.startswith(("delete", "stop", "forget")) else "create"
+    arguments = before(crashing, command)
+    result = crashing.areal(*arguments, env={"AREAL_CRASH_AT": point})
+    assert result.code == 137, f"{point} is not passed by {command}: {result.text}"
+    assert_recovers(crashing, point)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_kill_at_every_point_of_a_command_leaks_nothing(crashing: Box, command: str) -> None:
+    for number in range(1, 500):
+        arguments = before(crashing, command)
+        result = crashing.areal(*arguments, env={"AREAL_CRASH_AT": f"any:{number}"})
+        if result.code == 0:
+            assert number > 20, "the walk ended too early to mean anything"
+            return
+        assert result.code == 137, result.text
+        assert_recovers(crashing, f"{command} any:{number}")
+    raise AssertionError("the command never ended")
+
+
+def kill_at_random(box: Box, times: int, seed: int) -> None:
+    chance = random.Random(seed)
+    began = time.monotonic()
+    box.ok("apply", "-f", service(box))
+    usual = time.monotonic() - began
+    for number in range(times):
+        command = chance.choice(COMMANDS)
+        process = box.start(*before(box, command))
+        time.sleep(chance.uniform(0, usual * 1.2))  # the moment is what is random here
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert settled(box) == [], f"kill {number} of {command}: a process without a record"
+        if number % 10 == 9:
+            assert_recovers(box, f"kill {number} of {command}")
+    assert_recovers(box, "the last kill")
+
+
+def test_twelve_kills_at_random_moments_leak_nothing(crashing: Box) -> None:
+    kill_at_random(crashing, 12, seed=1)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(3600)
+def test_150_kills_at_random_moments_leak_nothing(crashing: Box) -> None:
+    kill_at_random(crashing, 150, seed=2)
