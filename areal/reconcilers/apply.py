@@ -278,16 +278,12 @@ def _run(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Report:
     plan = prepared.plan
     targets = {target.ref: target for target in prepared.scope.all}
     services = {
-        ref: spec
-        for ref, target in targets.items()
-        if isinstance(spec := _spec_of(target), InferenceServiceSpec)
+        ref: spec for ref, target in targets.items() if isinstance(spec := _spec_of(target), InferenceServiceSpec)
     }
     slots = claim_slots(plan, prepared.observed, services, desk.backend)
     transaction = Journal.open(desk.ctx.home, desk.ctx.command, sorted(targets))
     try:
-        effects = Effects(
-            desk.ctx, desk.backend, desk.store, targets, prepared.observed, slots, transaction, deadline
-        )
+        effects = Effects(desk.ctx, desk.backend, desk.store, targets, prepared.observed, slots, transaction, deadline)
         report = execute(_begun_only(plan) if not wait else plan, effects.perform, desk.ctx.interrupted)
         _clean_up(desk, plan, report, effects)
         transaction.commit()

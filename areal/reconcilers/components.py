@@ -83,7 +83,9 @@ def outdated(component: Component, run: ObservedRun) -> FieldChange | None:
     before = _relevant(component, had)
     after = _relevant(component, wants)
     found = [
-        FieldChange(spec_path(("spec", *change.path)), change.old, change.new, update_class(component.kind, change.path))
+        FieldChange(
+            spec_path(("spec", *change.path)), change.old, change.new, update_class(component.kind, change.path)
+        )
         for change in changes(before, after)
     ]
     return max((c for c in found if c.update >= Update.ROLL), key=lambda change: change.update, default=None)
@@ -92,7 +94,7 @@ def outdated(component: Component, run: ObservedRun) -> FieldChange | None:
 def _relevant(component: Component, sparse: Mapping[str, Any]) -> dict[str, Any]:
     full = effective(component.kind, dict(sparse)).model_dump(by_alias=True, mode="json")
     kept = {name: full[name] for name in component.fields if name in full}
-    if "backend" in kept and kept["backend"]:
+    if kept.get("backend"):
         kept["backend"] = engine_of(kept["backend"])
     return kept
 
@@ -153,7 +155,7 @@ def time_alive(run: ObservedRun) -> float:
 
 
 def how_it_died(run: ObservedRun) -> str:
-    """"killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
+    """ "killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
     last = run.state.last_exit
     if last is not None and last.reason:
         return last.reason

@@ -95,8 +95,12 @@ def _runs(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
     known = {str(item.ref) for item in ObjectStore(ctx.home).list()}
     for problem in inspect(backend):
         yield _Trouble(
-            Finding("error" if problem.pids else "warning", f"{problem.trouble}: {problem.subject}", problem.message,
-                    "areal doctor --fix" if problem.repairable else ""),
+            Finding(
+                "error" if problem.pids else "warning",
+                f"{problem.trouble}: {problem.subject}",
+                problem.message,
+                "areal doctor --fix" if problem.repairable else "",
+            ),
             (lambda problem=problem: repair(backend, problem)) if problem.repairable else None,  # type: ignore[misc]
         )
     for uid, state in sorted(backend.observe().items()):
@@ -105,9 +109,7 @@ def _runs(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
         yield _Trouble(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
 
 
-def _run(
-    ctx: Context, backend: LocalBackend, uid: str, state: RunState, known: set[str]
-) -> Iterator[_Trouble]:
+def _run(ctx: Context, backend: LocalBackend, uid: str, state: RunState, known: set[str]) -> Iterator[_Trouble]:
     """Runs whose owner is gone, and runs that gave up. What only concerns processes is ``runtime.doctor``'s."""
     owner = state.spec.owner
     if owner in known or holder(ctx.home, parse_ref(owner)) is not None:
@@ -118,8 +120,12 @@ def _run(
         return
     if state.phase in (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF):
         yield _Trouble(
-            Finding("error", f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid}",
-                    "areal doctor --fix"),
+            Finding(
+                "error",
+                f"run {uid} lives and its owner {owner} is not recorded",
+                f"pid {state.pid}",
+                "areal doctor --fix",
+            ),
             lambda: _end(backend, uid),
         )
     elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
@@ -169,8 +175,12 @@ def _security(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & ~wanted:
             yield _Trouble(
-                Finding("error", f"{path} has mode {mode:o}", f"others may read it; {wanted:o} is enough",
-                        f"chmod {wanted:o} {path}"),
+                Finding(
+                    "error",
+                    f"{path} has mode {mode:o}",
+                    f"others may read it; {wanted:o} is enough",
+                    f"chmod {wanted:o} {path}",
+                ),
                 lambda path=path, wanted=wanted: path.chmod(wanted),  # type: ignore[misc]
             )
     for uid, state in sorted(backend.observe().items()):
@@ -178,9 +188,12 @@ def _security(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
         bound = _bound_host(state)
         if state.phase is Phase.RUNNING and (host not in LOOPBACKS or bound not in LOOPBACKS):
             yield _Trouble(
-                Finding("warning", f"run {uid} of {state.spec.owner} listens on {bound}", "reachable from outside; "
-                        "every route but the key-guarded ones refuses, traffic is not encrypted",
-                        "spec.gateway.host: 127.0.0.1, or a TLS proxy in front")
+                Finding(
+                    "warning",
+                    f"run {uid} of {state.spec.owner} listens on {bound}",
+                    "reachable from outside; every route but the key-guarded ones refuses, traffic is not encrypted",
+                    "spec.gateway.host: 127.0.0.1, or a TLS proxy in front",
+                )
             )
 
 

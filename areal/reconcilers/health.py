@@ -136,8 +136,13 @@ def conditions_of(
     found = (
         Condition("Ready", ready, health.reason or health.phase, health.message, generation),
         Condition("Progressing", _bool(health.phase == "Progressing"), health.phase, "", generation),
-        Condition("Degraded", _bool(failed or health.phase in ("Degraded", "Failed")),
-                  "RolloutFailed" if failed else health.reason or health.phase, error or "", generation),
+        Condition(
+            "Degraded",
+            _bool(failed or health.phase in ("Degraded", "Failed")),
+            "RolloutFailed" if failed else health.reason or health.phase,
+            error or "",
+            generation,
+        ),
         Condition("Stalled", _bool(health.reason == "CrashLoop"), health.reason or health.phase, "", generation),
     )
     since = {(item.get("type"), item.get("status")): _seconds(item.get("lastTransitionTime"), now) for item in previous}

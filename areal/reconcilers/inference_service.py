@@ -78,9 +78,7 @@ def plan_service(
     if spec.suspend:
         _stop_everything(build, ref, observed, "suspended", recorded)
         return ServiceView(ref, spec)
-    router_run, router_ready, fresh = _plan_router(
-        build, routers(ref, sparse, restarted), observed, findings, recorded
-    )
+    router_run, router_ready, fresh = _plan_router(build, routers(ref, sparse, restarted), observed, findings, recorded)
     gateway_ready = _plan_gateway(
         build, gateways(ref, sparse, restarted), router_run, observed, findings, recorded, spec
     )
@@ -124,9 +122,7 @@ def _plan_router(
     if decision.action is Action.REPLACE:
         findings.destructive.append(f"{component.ref}: the router is restarted (gateways serve on meanwhile)")
         needs = (
-            build.add(
-                Verb.STOP, component.ref, component.target, decision.cause, needs=recorded, run=_uid(decision)
-            ),
+            build.add(Verb.STOP, component.ref, component.target, decision.cause, needs=recorded, run=_uid(decision)),
         )
     run, ready = start_component(build, component, decision, runs, needs)
     return run, ready, True
@@ -182,9 +178,7 @@ def start_component(
     """
     if decision.action is Action.KICK:
         assert decision.run is not None
-        begun = build.add(
-            Verb.KICK, component.ref, component.target, decision.cause, needs=needs, run=decision.run.uid
-        )
+        begun = build.add(Verb.KICK, component.ref, component.target, decision.cause, needs=needs, run=decision.run.uid)
         run = decision.run.uid
     else:
         if decision.run is not None and decision.run.leaves_session:
@@ -240,7 +234,9 @@ def plan_service_end_of_traffic(
     """First half of a deletion: the gateway drains and goes; its models go next."""
     args = {} if grace_s is None else {"graceSeconds": grace_s}
     return tuple(
-        build.add(Verb.STOP, target.ref, f"gateway/{run.state.spec.replica}", _end_cause(target), run=run.uid, args=args)
+        build.add(
+            Verb.STOP, target.ref, f"gateway/{run.state.spec.replica}", _end_cause(target), run=run.uid, args=args
+        )
         for run in observed.of(target.ref, "gateway")
         if run.is_live or run.leaves_session
     )
@@ -253,7 +249,12 @@ def plan_service_end(
     args = {} if grace_s is None else {"graceSeconds": grace_s}
     stops = tuple(
         build.add(
-            Verb.STOP, target.ref, f"router/{run.state.spec.replica}", _end_cause(target), needs=needs, run=run.uid,
+            Verb.STOP,
+            target.ref,
+            f"router/{run.state.spec.replica}",
+            _end_cause(target),
+            needs=needs,
+            run=run.uid,
             args=args,
         )
         for run in observed.of(target.ref, "router")

@@ -74,7 +74,12 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         if spec.external.api_key_from is not None:
             secret_env["AREAL_PROVIDER_API_KEY"] = _secret(spec.external.api_key_from, launch.object)
     else:
-        argv += ["--engine", inference_part(spec.backend or "embedded").engine, "--engine-url", str(launch.inputs["engineUrl"])]
+        argv += [
+            "--engine",
+            inference_part(spec.backend or "embedded").engine,
+            "--engine-url",
+            str(launch.inputs["engineUrl"]),
+        ]
         argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch.object)]
         if spec.chat_template:
             argv += ["--chat-template", _folder(spec.chat_template, launch.object)]

@@ -290,7 +290,11 @@ def _route(work: _Building, cause: str, needs: Sequence[int]) -> int:
         cause,
         needs=needs,
         runs=tuple(work.routed),
-        args={"service": work.service.ref, "router": work.service.router, "expected": min(work.count, len(work.routed))},
+        args={
+            "service": work.service.ref,
+            "router": work.service.router,
+            "expected": min(work.count, len(work.routed)),
+        },
     )
 
 
@@ -389,7 +393,12 @@ def _surge(work: _Building, batch: Sequence[Replica], last: tuple[int, ...]) -> 
     strategy = work.spec.strategy or work.service.spec.strategy
     if strategy.min_ready_seconds:
         routed = work.build.add(
-            Verb.SOAK, work.ref, "routes", "minReadySeconds", needs=(routed,), runs=tuple(new),
+            Verb.SOAK,
+            work.ref,
+            "routes",
+            "minReadySeconds",
+            needs=(routed,),
+            runs=tuple(new),
             args={"seconds": strategy.min_ready_seconds},
         )
     drained = _drain(work, retired, (routed,), f"replaced: {cause}")
@@ -437,9 +446,7 @@ def _retire(work: _Building, batch: Sequence[Replica], needs: tuple[int, ...], c
                 continue
             name = "data-proxy" if part == "proxy" else "engine"
             stops.append(
-                work.build.add(
-                    Verb.STOP, work.ref, f"{name}/{replica.index}", cause, needs=last, run=decision.run.uid
-                )
+                work.build.add(Verb.STOP, work.ref, f"{name}/{replica.index}", cause, needs=last, run=decision.run.uid)
             )
         last = tuple(stops) or last
     return last
@@ -462,13 +469,14 @@ def _remove_extras(work: _Building, extras: Sequence[ObservedRun], last: tuple[i
             args = {"service": work.service.ref, "router": work.service.router}
             needs = (work.build.add(Verb.UNROUTE, work.ref, "routes", cause, needs=drained, args=args),)
     for name in ("data-proxy", "engine"):
-        needs = tuple(
-            work.build.add(
-                Verb.STOP, work.ref, f"{name}/{run.state.spec.replica}", cause, needs=needs, run=run.uid
+        needs = (
+            tuple(
+                work.build.add(Verb.STOP, work.ref, f"{name}/{run.state.spec.replica}", cause, needs=needs, run=run.uid)
+                for run in extras
+                if run.state.spec.component == name
             )
-            for run in extras
-            if run.state.spec.component == name
-        ) or needs
+            or needs
+        )
     return needs
 
 
@@ -505,18 +513,29 @@ def plan_model_end(
         args = {"service": service.ref, "router": service.router}
         seconds = service.spec.strategy.drain_timeout_seconds if policy.grace_s is None else policy.grace_s
         drains = tuple(
-            build.add(Verb.DRAIN, target.ref, "data-proxy", cause, needs=last, run=run.uid,
-                      args={**args, "seconds": seconds})
+            build.add(
+                Verb.DRAIN, target.ref, "data-proxy", cause, needs=last, run=run.uid, args={**args, "seconds": seconds}
+            )
             for run in runs
             if run.state.spec.component == "data-proxy" and run.is_live
         )
         last = (build.add(Verb.UNROUTE, target.ref, "routes", cause, needs=drains or last, args=args),)
     grace = {} if policy.grace_s is None else {"graceSeconds": policy.grace_s}
     for name in ("data-proxy", "engine"):
-        last = tuple(
-            build.add(Verb.STOP, target.ref, f"{name}/{run.state.spec.replica}", cause, needs=last, run=run.uid,
-                      args=grace)
-            for run in runs
-            if run.state.spec.component == name
-        ) or last
+        last = (
+            tuple(
+                build.add(
+                    Verb.STOP,
+                    target.ref,
+                    f"{name}/{run.state.spec.replica}",
+                    cause,
+                    needs=last,
+                    run=run.uid,
+                    args=grace,
+                )
+                for run in runs
+                if run.state.spec.component == name
+            )
+            or last
+        )
     return (erase(build, target, observed, last),)

@@ -20,8 +20,7 @@ from areal.runtime.listening import ports_of
 from areal.state import layers as layering
 from areal.state.credentials import forget_admin_key
 from areal.state.objects import ObjectStore
-from areal.state.records import StoredObject
-from areal.state.records import Revision
+from areal.state.records import Revision, StoredObject
 
 SCALE = "scale"
 SUSPEND = "suspend"
@@ -88,7 +87,7 @@ def _deletions(stored: list[StoredObject], refs: set[str], cascade: bool) -> tup
             f"{', '.join(protected)}: protected by the annotation areal.dev/protect",
             hint="remove the annotation first",
         )
-    causes = {ref: "deleted" for ref in gone}
+    causes = dict.fromkeys(gone, "deleted")
     dependents = []
     for item in stored:
         service = f"InferenceService/{item.spec.get('service', 'default')}" if item.kind == "Model" else ""

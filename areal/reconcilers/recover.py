@@ -13,7 +13,7 @@ from pathlib import Path
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.runtime.backends.base import Backend, Phase
-from areal.state.journal import Journal, Operation, OpenTransaction, orphans
+from areal.state.journal import Journal, OpenTransaction, Operation, orphans
 
 IDENTITY_GRACE_S = 2.0  # a shim that was told "go" writes its identity within milliseconds
 

@@ -24,9 +24,7 @@ def claim_slots(
 ) -> dict[str, Slot]:
     """Symbol -> slot for every SPAWN of the plan. Raises NoCapacity naming who holds a declared port."""
     stopping = {op.run for op in plan.ops if op.verb is Verb.STOP}
-    return {
-        op.run: _claim(op, observed, services, backend, stopping) for op in plan.ops if op.verb is Verb.SPAWN
-    }
+    return {op.run: _claim(op, observed, services, backend, stopping) for op in plan.ops if op.verb is Verb.SPAWN}
 
 
 def _claim(

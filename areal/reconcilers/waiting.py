@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome, Progress
-from areal.reconcilers.status import ObjectStatus, object_status
 from areal.reconcilers.document import object_document
+from areal.reconcilers.status import ObjectStatus, object_status
 from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import RunState
@@ -54,9 +54,7 @@ def _refuse_unknown(store: ObjectStore, refs: Sequence[Ref], conditions: Conditi
             raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
 
 
-def _met(
-    ctx: Context, store: ObjectStore, runs: dict[str, RunState], ref: Ref, conditions: Conditions
-) -> bool:
+def _met(ctx: Context, store: ObjectStore, runs: dict[str, RunState], ref: Ref, conditions: Conditions) -> bool:
     stored = store.get(ref)
     status = object_status(ctx.home, stored, runs, probe=True) if stored is not None else None
     if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
@@ -80,9 +78,7 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
     if text.startswith("condition="):
         name, _, value = text.removeprefix("condition=").partition("=")
         wanted = value or "True"
-        return any(
-            c.type.lower() == name.lower() and c.status.lower() == wanted.lower() for c in status.conditions
-        )
+        return any(c.type.lower() == name.lower() and c.status.lower() == wanted.lower() for c in status.conditions)
     from areal.resources.jsonpath import evaluate
 
     expression, _, value = text.removeprefix("jsonpath=").rpartition("=")
@@ -91,9 +87,7 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
 
 def _refuse_hopeless(ref: Ref, stored: StoredObject, status: ObjectStatus, conditions: Conditions) -> None:
     """A terminal failure ends the wait, unless it is what is waited for."""
-    ends_well = all(
-        any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions
-    )
+    ends_well = all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions)
     if not ends_well:
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)

@@ -30,9 +30,7 @@ class Traffic:
         self.wait_for(5)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout=30)

@@ -286,9 +286,7 @@ def test_plan_of_a_neighbour_model_only_touches_its_routes() -> None:
     crashed = [replace(one, seen=Seen.READY) for one in replica(other)]
     seen = replace(observed, runs={**observed.runs, "Model/other": tuple(crashed)})
     broken = without(seen, "other-engine-0")
-    plan = make_plan(
-        Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), broken, Policy()
-    )
+    plan = make_plan(Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), broken, Policy())
     assert verbs(plan, "Model/other") == ["route routes", "visible routes"]
 
 

@@ -77,9 +77,7 @@ def run(
 
 def replica(item: StoredObject, index: int = 0, *, suffix: str = "") -> list[ObservedRun]:
     engine = run(item, "engine", index, uid=f"{item.name}-engine-{index}{suffix}")
-    proxy = run(
-        item, "data-proxy", index, uid=f"{item.name}-data-proxy-{index}{suffix}", engineUrl=engine.url
-    )
+    proxy = run(item, "data-proxy", index, uid=f"{item.name}-data-proxy-{index}{suffix}", engineUrl=engine.url)
     return [engine, proxy]
 
 
@@ -93,9 +91,7 @@ def table(routes: Mapping[str, Sequence[ObservedRun]], **fields: Any) -> RouteTa
     return RouteTable(models, "auto", LIMITS, synced=True, **fields)
 
 
-def world(
-    runs: Sequence[ObservedRun], routes: RouteTable | str | None = None, gpus: int = 0
-) -> Observed:
+def world(runs: Sequence[ObservedRun], routes: RouteTable | str | None = None, gpus: int = 0) -> Observed:
     grouped: dict[str, tuple[ObservedRun, ...]] = {}
     for item in runs:
         owner = item.state.spec.owner
