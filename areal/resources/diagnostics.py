@@ -59,10 +59,11 @@ class ManifestError(InvalidManifest):
 @dataclass
 class Problems:
     """Diagnostics as they are found. A fault that is met twice (an alias, a template) is kept once, with the origins
-    (``each[2]``) that met it; ``met`` counts every time."""
+    (``each[2]``) that met it; ``met`` counts every time. ``files`` is the order in which files were read."""
 
     found: dict[Diagnostic, dict[str, None]] = field(default_factory=dict)
     met: int = 0
+    files: dict[str, None] = field(default_factory=dict)
 
     def add(self, pos: Pos, path: str, message: str, *, hint: str | None = None, origin: str = "") -> None:
         self.met += 1
@@ -72,8 +73,8 @@ class Problems:
         return bool(self.found)
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Files in the order they were met, then by position."""
-        files = {diagnostic.pos.file: None for diagnostic in self.found}
+        """Files in the order they were read, then by position."""
+        files = {**self.files, **{diagnostic.pos.file: None for diagnostic in self.found}}
         order = {file: index for index, file in enumerate(files)}
         ordered = sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:]))
         return [replace(each, message=each.message + _origins([*self.found[each]])) for each in ordered]

@@ -88,7 +88,7 @@ def name_problem(name: str) -> str | None:
     if len(name) > MAX_NAME_LENGTH:
         return f"the name is {len(name)} characters long, at most {MAX_NAME_LENGTH} are allowed"
     if not _NAME.fullmatch(name):
-        return f'"{name}" is not a name: lower case letters, digits and "-" only, a letter or digit first and last'
+        return f'"{name}" is not a name: lower case letters, digits and "-", which is neither first nor last'
     return None
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from areal.resources.diagnostics import Pos, Problems
 from areal.resources.nodes import Mapping, Node, Scalar, Sequence, unreadable
-from areal.resources.scalars import BadScalar, resolve_plain, resolve_tagged
+from areal.resources.scalars import BadScalar, resolve_plain, resolve_tagged, short_tag
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_DEPTH = 64
@@ -147,7 +147,7 @@ class _Builder:
         if len(self._stack) >= MAX_DEPTH:
             raise _TooLarge(f"nested more than {MAX_DEPTH} deep", pos)
         if event.tag not in _CONTAINER_TAGS:
-            self._problems.add(pos, "", f"the tag {event.tag} is not allowed: plain YAML only")
+            self._problems.add(pos, "", f"the tag {short_tag(event.tag)} is not allowed: plain YAML only")
         if self._stack and self._stack[-1].expects_key:
             self._bad_key(self._stack[-1], pos, "a list or map")
             anchor = _DROPPED

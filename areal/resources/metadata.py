@@ -22,8 +22,7 @@ def _check_labels(labels: dict[str, str]) -> dict[str, str]:
         if not _VALUE.fullmatch(value):
             raise PydanticCustomError(
                 "areal_label",
-                '"{value}" is no label value: letters, digits, "-", "_", "." only, at most 63, '
-                "a letter or digit first and last",
+                '"{value}" is no label value: at most 63 letters, digits and "-_.", no sign first or last',
                 {"key": key, "value": value},
             )
     return labels

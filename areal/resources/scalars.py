@@ -22,6 +22,12 @@ _WORDS: dict[str, Value] = {
 # What can begin a number, so that most text is told by its first character.
 _NUMBER_START = frozenset("0123456789+-.")
 _MAX_DIGITS = 19
+_TAGS: dict[str, tuple[type, ...]] = {
+    "!!int": (int,),
+    "!!float": (int, float),
+    "!!bool": (bool,),
+    "!!null": (type(None),),
+}
 
 
 class BadScalar(ValueError):
@@ -45,16 +51,21 @@ def resolve_plain(text: str) -> Value:
 
 def resolve_tagged(text: str, tag: str) -> Value:
     """The value of a scalar with an explicit standard tag such as ``!!str`` or ``!!int``."""
-    kind = tag.removeprefix("tag:yaml.org,2002:")
-    if kind == "str" or tag == "!":
+    name = short_tag(tag)
+    if name in ("!!str", "!"):
         return text
+    if name not in _TAGS:
+        raise BadScalar(f"the tag {name} is not allowed: plain YAML only")
     value = resolve_plain(text)
-    types: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
-    if kind not in types or tag == kind:
-        raise BadScalar(f"the tag {'!!' + kind if tag != kind else tag} is not allowed: plain YAML only")
-    if type(value) not in types[kind]:
-        raise BadScalar(f'"{text}" is not of type !!{kind}')
-    return float(value) if kind == "float" and isinstance(value, int) else value
+    if type(value) not in _TAGS[name]:
+        raise BadScalar(f'"{text}" is not of type {name}')
+    return float(value) if name == "!!float" and isinstance(value, int) else value
+
+
+def short_tag(tag: str) -> str:
+    """``tag:yaml.org,2002:int`` as it is written: ``!!int``."""
+    prefix = "tag:yaml.org,2002:"
+    return f"!!{tag.removeprefix(prefix)}" if tag.startswith(prefix) else tag
 
 
 def _integer(text: str) -> int:

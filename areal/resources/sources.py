@@ -48,6 +48,7 @@ def read_sources(
 def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceText | None:
     """The text of one file, None after reporting why it cannot be read."""
     start = Pos(str(path), 1, 1)
+    problems.files[str(path)] = None
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -116,7 +116,7 @@ def test_validate_returns_paths_and_messages() -> None:
         (
             {"service": "A"},
             ("service",),
-            '"A" is not a name: lower case letters, digits and "-" only, a letter or digit first and last',
+            '"A" is not a name: lower case letters, digits and "-", which is neither first nor last',
         ),
     ],
 )

@@ -1,0 +1,225 @@
+"""Manifests to resources: what comes out, where each value came from, and that nothing else decides it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.resources import registry
+from areal.resources.dump import dump_documents
+from areal.resources.kinds import API_VERSION, Ref
+from areal.resources.render import RenderRequest, render
+from areal.resources.resource import Rendered
+from areal.resources.tree import leaves
+
+from .helpers import HEAD, faults, model, rendered
+
+SERVICE = """\
+apiVersion: areal.dev/v1alpha1
+kind: InferenceService
+metadata:
+  name: default
+  labels: {team: rl}
+spec:
+  gateway: {port: 9000}
+  models:
+  - name: qwen
+    backend: sglang:d2t2
+    path: Qwen/Qwen3-8B
+  - name: gpt
+    external: {url: https://api.example.com/v1, apiKeyFrom: {env: GPT_KEY}}
+"""
+
+
+def test_resource_is_sparse_and_as_written() -> None:
+    (found,) = rendered(
+        """\
+        apiVersion: areal.dev/v1alpha1
+        kind: Model
+        metadata:
+          name: qwen
+          labels: {team: rl}
+          annotations: {areal.dev/protect: "true"}
+          dependsOn: [trainjob/warm-up, TrainJob/warm-up]
+        spec:
+          backend: embedded
+          path: ./m
+          engineArgs: {max-batch-size: 8, ratio: 1e-3}
+        """
+    ).resources
+    assert (found.kind, found.name, found.ref) == ("Model", "qwen", Ref("Model", "qwen"))
+    assert found.labels == {"team": "rl"} and found.annotations == {"areal.dev/protect": "true"}
+    assert found.depends_on == ("TrainJob/warm-up",)
+    assert found.spec == {"backend": "embedded", "path": "./m", "engineArgs": {"max-batch-size": 8, "ratio": 0.001}}
+    assert (found.source.file, found.source.line, len(found.source.sha256)) == ("<stdin>", 1, 64)
+    assert str(found.pos_of(("engineArgs", "ratio"))) == "<stdin>:11:42"
+    assert str(found.pos_of(("no", "such"))) == "<stdin>:9:3"
+
+
+def test_inline_models_become_owned_models_after_their_service() -> None:
+    service, qwen, gpt = rendered(SERVICE).resources
+    assert service.spec == {"gateway": {"port": 9000}}
+    assert [item.ref for item in (qwen, gpt)] == [Ref("Model", "qwen"), Ref("Model", "gpt")]
+    assert qwen.spec == {"backend": "sglang:d2t2", "path": "Qwen/Qwen3-8B", "service": "default"}
+    assert qwen.owned_by == Ref("InferenceService", "default") == gpt.owned_by
+    assert qwen.labels == {"team": "rl"}
+    assert str(qwen.pos_of(("path",))) == "<stdin>:11:11"
+    assert qwen.text_of(("path",)) == "spec.models[qwen].path"
+    assert registry.validate("Model", qwen.spec) == []
+
+
+def test_several_documents_and_a_list_keep_file_order() -> None:
+    text = f"{model(name='a')}---\n{HEAD}kind: List\nitems:\n- " + model(name="b").replace("\n", "\n  ")
+    assert [item.name for item in rendered(text).resources] == ["a", "b"]
+
+
+def test_spec_may_be_absent_where_nothing_is_required() -> None:
+    (found,) = rendered(f"{HEAD}kind: InferenceService\nmetadata: {{name: default}}\n").resources
+    assert found.spec == {}
+
+
+def test_json_manifest_is_read() -> None:
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": "Model",
+        "metadata": {"name": "a"},
+        "spec": {"backend": "embedded", "path": "m"},
+    }
+    (found,) = rendered(json.dumps(manifest, indent=1)).resources
+    assert found.spec == manifest["spec"]
+
+
+def test_references_are_listed_with_positions_and_whether_the_files_declare_them() -> None:
+    found = rendered(
+        f"""\
+{SERVICE}---
+apiVersion: areal.dev/v1alpha1
+kind: AgentService
+metadata: {{name: tau2, dependsOn: [job/warm-up]}}
+spec:
+  agent: a.b:C
+  inference: {{service: default, model: missing}}
+"""
+    )
+    listed = [(str(item.source), str(item.target), item.path, str(item.pos)) for item in found.unresolved]
+    assert listed == [
+        ("AgentService/tau2", "TrainJob/warm-up", "metadata.dependsOn[0]", "<stdin>:17:36"),
+        ("AgentService/tau2", "Model/missing", "spec.inference.model", "<stdin>:20:40"),
+    ]
+    declared = [str(item.target) for item in found.references if item.declared]
+    assert declared == ["InferenceService/default"] * 3
+
+
+def test_model_that_names_no_service_refers_to_default() -> None:
+    (reference,) = rendered(model()).references
+    assert (str(reference.target), reference.path, reference.declared) == (
+        "InferenceService/default",
+        "spec.service",
+        False,
+    )
+
+
+def test_files_folders_and_stdin_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "dir" / "sub").mkdir(parents=True)
+    for path, name in (("one.yaml", "one"), ("dir/b.yml", "b"), ("dir/a.yaml", "a"), ("dir/sub/c.yaml", "c")):
+        (tmp_path / path).write_text(model(name=name))
+    (tmp_path / "dir" / "notes.txt").write_text("not yaml: [")
+    (tmp_path / "dir" / ".hidden.yaml").write_text("not yaml: [")
+    (tmp_path / "dir" / "empty.yaml").write_text("# nothing yet\n")
+    files = (str(tmp_path / "one.yaml"), str(tmp_path / "dir"), "-", str(tmp_path / "one.yaml"))
+    flat = render(RenderRequest(files, stdin=model(name="piped")))
+    assert [item.name for item in flat.resources] == ["one", "a", "b", "piped"]
+    deep = render(RenderRequest(files, recursive=True, stdin=model(name="piped")))
+    assert [item.name for item in deep.resources] == ["one", "a", "b", "c", "piped"]
+
+
+def test_profiles_choose_documents() -> None:
+    text = (
+        model(name="always")
+        + "---\n"
+        + model(name="prod")
+        + "profiles: [prod]\n---\n"
+        + model(name="dev")
+        + "profiles: [dev]\n"
+    )
+    assert [item.name for item in rendered(text).resources] == ["always"]
+    assert [item.name for item in rendered(text, profile="prod").resources] == ["always", "prod"]
+    assert faults(text, profile="prd") == [
+        '--profile:1:1: unknown profile "prd" (did you mean "prod"?): there are dev, prod'
+    ]
+
+
+def test_environment_is_recorded_and_nothing_else_is_read() -> None:
+    text = model('{backend: embedded, path: "${{ env.ROOT }}/m", env: {A: "${{ default(env.ABSENT, \'x\') }}"}}')
+    found = rendered(text, env={"ROOT": "/models", "OTHER": "y"})
+    assert found.env == {"ROOT": "/models"}
+    assert found.resources[0].spec["path"] == "/models/m"
+
+
+def test_rendering_twice_gives_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(SERVICE)
+    first, second = (render(RenderRequest((str(path),))) for _ in range(2))
+    assert first == second
+    assert _text(first) == _text(second)
+
+
+def test_long_chain_of_dependencies_is_no_cycle() -> None:
+    count = 3_000
+    parts = [
+        f"{HEAD}kind: TrainJob\nmetadata: {{name: j{i}, dependsOn: [job/j{i + 1}]}}\nspec: {{driver: 'a:b'}}\n"
+        for i in range(count)
+    ]
+    found = rendered("---\n".join(parts))
+    assert len(found.resources) == count and len(found.unresolved) == 1
+
+
+def _text(found: Rendered) -> str:
+    return json.dumps(
+        [[str(item.ref), item.spec, dict(item.labels), item.source.to_json()] for item in found.resources]
+    )
+
+
+_NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True)
+_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=12)
+_ARGS = st.dictionaries(
+    _TEXT.filter(lambda key: "${{" not in key), _TEXT | st.integers(-9, 9) | st.booleans() | st.floats(0, 1), max_size=3
+)
+
+
+@given(st.lists(st.tuples(_NAMES, st.integers(0, 9), _ARGS), unique_by=lambda item: item[0], max_size=4))
+def test_what_is_written_out_renders_back(items: list[tuple[str, int, dict[str, Any]]]) -> None:
+    manifests = [
+        {
+            "apiVersion": API_VERSION,
+            "kind": "Model",
+            "metadata": {"name": name},
+            "spec": {"backend": "embedded", "path": "m", "replicas": replicas, "engineArgs": args},
+        }
+        for name, replicas, args in items
+    ]
+    if not manifests:
+        return
+    found = rendered(dump_documents(manifests))
+    assert [item.spec for item in found.resources] == [manifest["spec"] for manifest in manifests]
+    for item in found.resources:
+        assert all(item.pos_of(path).line > 1 for path in leaves(item.spec))
+
+
+def test_generated_resources_share_one_source_and_know_their_item() -> None:
+    found = rendered(
+        """\
+        apiVersion: areal.dev/v1alpha1
+        generate: {each: [a, b, c]}
+        template:
+          kind: Model
+          metadata: {name: "${{ item }}"}
+          spec: {backend: embedded, path: m}
+        """
+    ).resources
+    assert len({item.source for item in found}) == 1
+    assert [(item.name, item.origin) for item in found] == [("a", "each[0]"), ("b", "each[1]"), ("c", "each[2]")]
