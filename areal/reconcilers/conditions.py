@@ -12,6 +12,7 @@ from areal.reconcilers.executor import Report
 from areal.reconcilers.health import Health, assess, conditions_of
 from areal.reconcilers.observe import observe
 from areal.reconcilers.plan import Plan
+from areal.reconcilers.status import service_is_suspended
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Backend
 from areal.state.events import EventLog
@@ -41,7 +42,8 @@ def write_statuses(
             continue
         runs = seen.of(target.ref)
         gateway = (run.url for run in runs if run.state.spec.component == "gateway" and run.is_live)
-        health = assess(stored.kind, stored.spec, runs)
+        idle = stored.kind == "Model" and not runs and service_is_suspended(ctx.home, stored)
+        health = assess(stored.kind, stored.spec, runs, service_suspended=idle)
         ending = Ending(health.phase, health.message, next(gateway, ""))
         endings[target.ref] = ending
         if target.ref in touched:

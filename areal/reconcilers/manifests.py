@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from areal.reconcilers.desired import Wanted
@@ -39,7 +39,9 @@ def _as_text(manifests: Sequence[Mapping[str, Any]]) -> str:
 
 def wanted_of(resource: Resource) -> Wanted:
     source = resource.source.to_json()
-    source["file"] = os.path.abspath(resource.source.file) if os.path.exists(resource.source.file) else source["file"]
+    file = Path(resource.source.file)
+    if file.exists():
+        source["file"] = str(file.absolute())
     return Wanted(
         ref=str(resource.ref),
         kind=resource.kind,

@@ -31,6 +31,10 @@ class ObservedRun:
         return self.state.spec.uid
 
     @property
+    def replica(self) -> int:
+        return self.state.spec.replica
+
+    @property
     def url(self) -> str:
         return self.state.spec.url or ""
 

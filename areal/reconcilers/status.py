@@ -46,6 +46,8 @@ def object_status(
         seen = [ObservedRun(state) for state in mine]
     now = time.time()
     health = assess(obj.kind, obj.spec, seen)
+    if health.phase == "Missing" and obj.kind == "Model" and service_is_suspended(home, obj):
+        health = assess(obj.kind, obj.spec, seen, service_suspended=True)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = _stored_failure(obj, previous)
     conditions = conditions_of(health, obj.generation, failure, previous, now)
@@ -62,6 +64,14 @@ def object_status(
         message,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
     )
+
+
+def service_is_suspended(home: Home, obj: StoredObject) -> bool:
+    from areal.resources.kinds import Ref
+    from areal.state.objects import ObjectStore
+
+    service = ObjectStore(home).get(Ref("InferenceService", str(obj.spec.get("service", "default"))))
+    return service is not None and bool(service.spec.get("suspend"))
 
 
 def _stored_failure(obj: StoredObject, previous: Sequence[Mapping[str, Any]]) -> str | None:

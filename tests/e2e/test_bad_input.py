@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def model(extra: str = "", path: object = MODEL) -> str:
         (SERVICE.replace("default", "../x"), ":3:18:", "../x"),
         (
             HEAD + "kind: InferenceService\nmetadata: {name: default}\nspec: {}\na: &a [x,x,x,x,x,x,x,x,x]\n"
-            + "".join(f"{c}: &{c} [*{p},*{p},*{p},*{p},*{p},*{p},*{p},*{p}]\n" for p, c in zip("abcdefgh", "bcdefghi")),
+            + "".join(f"{c}: &{c} [*{p},*{p},*{p},*{p},*{p},*{p},*{p},*{p}]\n" for p, c in pairwise("abcdefghi")),
             ":",
             "alias",
         ),
@@ -98,7 +99,7 @@ def test_torn_object_file_is_reported_never_taken_as_absent_and_doctor_restores_
     assert "areal doctor --fix" in applied.err
     assert box.areal("doctor", "--fix", "--yes").code == 0
     assert box.ok("apply", "-f", box.manifest(service="suspend: true")).out.count("unchanged") == 2
-    kept = [p for p in box.home.rglob("*quarantine*")]
+    kept = list(box.home.rglob("*quarantine*"))
     assert kept, "the damaged file is kept beside"
 
 
@@ -160,7 +161,7 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
     while not lock.exists():
         assert first.poll() is None, first.communicate()
     second = box.areal("apply", "-f", manifest)
-    out, err = first.communicate(timeout=120)
+    _, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
     assert second.code == 6, second.text
     assert f"pid {first.pid}" in second.err

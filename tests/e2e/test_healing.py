@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -28,12 +29,12 @@ def test_apply_heals_only_what_was_killed(served: Box, component: str) -> None:
 def test_reconcile_heals_a_killed_shim_with_its_whole_session(served: Box) -> None:
     before = served.processes()
     engine = before["engine/0"]["pid"]
-    shim = int(open(f"/proc/{engine}/stat").read().rpartition(")")[2].split()[1])
+    shim = int(Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(shim, signal.SIGKILL)
     served.ok("reconcile")
     after = served.processes()
     assert after["engine/0"]["pid"] != engine
     assert after["engine/0"]["ports"] == before["engine/0"]["ports"]
     assert after["data-proxy/0"]["pid"] == before["data-proxy/0"]["pid"]
-    assert not os.path.exists(f"/proc/{engine}")
+    assert not Path(f"/proc/{engine}").exists()
     assert served.chat("1234").isdigit()

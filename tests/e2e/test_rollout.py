@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 from tests.e2e.conftest import MODEL, Box
 from tests.e2e.traffic import Traffic
@@ -39,7 +40,7 @@ def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box)
     broken = served.folder / "broken-model"
     shutil.copytree(MODEL, broken)
     (broken / "model.safetensors").write_bytes(b"not weights")
-    text = open(manifest).read()
+    text = Path(manifest).read_text()
     bad = served.write(text.replace(str(MODEL), str(broken)), "bad.yaml")
     with Traffic(served) as traffic:
         result = served.areal("apply", "-f", bad)

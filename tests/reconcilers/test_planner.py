@@ -107,7 +107,7 @@ def test_plan_for_a_router_that_came_back_empty_names_route_missing() -> None:
 def test_plan_for_a_table_with_strangers_names_route_extra() -> None:
     home, item, observed = steady()
     stranger = run(item, "data-proxy", 5, uid="stranger")
-    known = [one for one in observed.of(MODEL, "data-proxy")]
+    known = list(observed.of(MODEL, "data-proxy"))
     plan = plan_of(
         unchanged(home),
         unchanged(item),
@@ -276,7 +276,7 @@ def test_plan_of_another_gateway_port_starts_the_new_gateway_before_the_old_one_
 
 def test_plan_of_an_immutable_change_is_a_conflict_naming_the_leaf() -> None:
     _, item, _ = steady()
-    with pytest.raises(Conflict, match="spec.service"):
+    with pytest.raises(Conflict, match=r"spec\.service"):
         changed(item, {**item.spec, "service": "other"})
 
 
