@@ -9,12 +9,13 @@ import http.client
 import json
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+
+from areal.client.connection import open_connection
 
 
 @dataclass
 class AdminClient:
-    """``timeout_s`` bounds each call. Raises OSError (ConnectionRefusedError, TimeoutError, ...) when nobody answers."""
+    """``timeout_s`` bounds each call. Raises OSError (ConnectionRefusedError, TimeoutError, ...) without an answer."""
 
     base_url: str
     admin_key: str | None = field(default=None, repr=False)
@@ -31,11 +32,10 @@ class AdminClient:
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """(status, decoded JSON, or the text where the answer is not JSON)."""
-        parts = urlsplit(self.base_url)
-        connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=self.timeout_s)
+        connection, prefix = open_connection(self.base_url, self.timeout_s)
         try:
             data = None if body is None else json.dumps(body).encode()
-            connection.request(method, parts.path.rstrip("/") + path, data, self._headers(data))
+            connection.request(method, prefix + path, data, self._headers(data))
             answer = connection.getresponse()
             raw = answer.read()
         except http.client.HTTPException as error:

@@ -58,7 +58,13 @@ class Process:
         return self.popen.wait(timeout_s)
 
     def call(
-        self, method: str, path: str, body: Any = None, *, key: str | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Answer:
         return call(self.port, method, path, body, key=key, headers=headers)
 

@@ -176,11 +176,11 @@ async def serve(args: argparse.Namespace) -> None:
         return web.json_response({"calls": engine.calls, "aborts": engine.aborts})
 
     async def on_ready(request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok"}, status=200 if engine.script.ready else 503)
+        body = {"status": "ready", "max_model_len": engine.script.max_model_len}
+        return web.json_response(body, status=200 if engine.script.ready else 503)
 
-    async def on_health(request: web.Request) -> web.Response:
-        script = engine.script
-        return web.json_response({"status": "ok", "version": script.version, "max_model_len": script.max_model_len})
+    async def on_version(request: web.Request) -> web.Response:
+        return web.json_response({"version": engine.script.version})
 
     app = web.Application(client_max_size=2**28)
     app.router.add_post("/generate", on_generate)
@@ -189,7 +189,7 @@ async def serve(args: argparse.Namespace) -> None:
     app.router.add_post("/release", on_release)
     app.router.add_get("/calls", on_calls)
     app.router.add_get("/ready", on_ready)
-    app.router.add_get("/health", on_health)
+    app.router.add_get("/get_version", on_version)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", args.port).start()

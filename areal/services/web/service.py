@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +19,7 @@ from aiohttp import web
 from areal.services.web import headers
 from areal.services.web.access import Access, Gatekeeper
 from areal.services.web.errors import ApiError, from_http_exception
+from areal.services.web.ids import unique_id
 from areal.services.web.keys import AdminKey
 from areal.services.web.lifetime import Lifetime
 from areal.services.web.metrics import CONTENT_TYPE, Metrics
@@ -100,7 +100,7 @@ class Service:
     @web.middleware
     async def _boundary(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get(headers.REQUEST_ID, "")
-        request_id = given if _GIVEN_ID.fullmatch(given) else "req_" + secrets.token_hex(12)
+        request_id = given if _GIVEN_ID.fullmatch(given) else unique_id("req_")
         request[REQUEST_ID] = request_id
         try:
             return await handler(request)
@@ -134,5 +134,6 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
 
 
 async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.pop("Server", None)  # versions are nobody's business
     if headers.REQUEST_ID not in response.headers and (request_id := request.get(REQUEST_ID)) is not None:
         response.headers[headers.REQUEST_ID] = request_id

@@ -7,7 +7,6 @@ passes ``finished`` before the answer's last byte.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from areal.services.inference.engines.base import (
 from areal.services.web import headers as names
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.ids import unique_id
 from areal.services.web.service import REQUEST_ID
 from areal.services.web.streaming import last_word
 from areal.services.web.watchdog import Watchdog
@@ -116,7 +116,7 @@ class ModelCalls:
         ask = read(fields, self._codec, self._capabilities)
         prompts = await self._pool.run(lambda: [prompt() for prompt in ask.prompts])
         ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=self._room(ask, max(map(len, prompts)))))
-        frame = self._frame(ask, prompts, id_prefix + secrets.token_hex(12))
+        frame = self._frame(ask, prompts, unique_id(id_prefix))
         drives = self._drives(frame, ask)
         prepared = Prepared(
             request, ask, frame, shape(frame), drives, idle_s(request, self._limits.request_timeout_s), clock
@@ -253,7 +253,7 @@ def _engine_errors(prepared: Prepared) -> Iterator[None]:
     except EngineUnavailable as error:
         raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
     except EngineRefused as error:
-        raise ApiError(400, str(error), code="engine_refused") from error
+        raise ApiError(400, str(error), code=error.code or "engine_refused") from error
     except EngineError as error:
         raise ApiError(502, str(error), code="engine_failed") from error
     except TimeoutError as error:

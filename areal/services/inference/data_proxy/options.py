@@ -13,7 +13,7 @@ from areal.services.inference.engines.clients import TOKEN_ENGINES
 from areal.services.web.body import DEFAULT_MAX_BODY_BYTES
 from areal.services.web.options import add_serve_arguments
 
-ENGINE_KEY_VARIABLE = "AREAL_ENGINE_API_KEY"
+PROVIDER_KEY_VARIABLE = "AREAL_PROVIDER_API_KEY"
 
 
 def data_proxy_parser() -> argparse.ArgumentParser:
@@ -22,8 +22,8 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="the name under which callers know the model")
     parser.add_argument("--engine", required=True, choices=[*TOKEN_ENGINES, "external"])
     parser.add_argument("--engine-url", required=True, help="for external: the API's base URL, with its /v1")
-    parser.add_argument("--engine-model", help="the engine's own name of the model (default: --model)")
-    parser.add_argument("--engine-key-file", help=f"key for an external API (else ${ENGINE_KEY_VARIABLE})")
+    parser.add_argument("--provider-model", help="external: the provider's name of the model (default: --model)")
+    parser.add_argument("--provider-key-file", help=f"external: file with its key (else ${PROVIDER_KEY_VARIABLE})")
     parser.add_argument("--tokenizer-path", help="folder with tokenizer.json")
     parser.add_argument("--chat-template", help="file with a chat template, instead of the tokenizer folder's")
     parser.add_argument("--max-model-len", type=int, help="context in tokens, where the engine does not say")
@@ -33,14 +33,14 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def engine_key(key_file: str | None) -> str | None:
+def provider_key(key_file: str | None) -> str | None:
     """The key for an external API. Raises UsageFault when the file cannot be read."""
     if key_file is None:
-        return os.environ.get(ENGINE_KEY_VARIABLE) or None
+        return os.environ.get(PROVIDER_KEY_VARIABLE) or None
     try:
         return Path(key_file).read_text(encoding="ascii").strip() or None
     except (OSError, ValueError) as error:
-        raise UsageFault(f"cannot read the engine key file {key_file}: {error}") from error
+        raise UsageFault(f"cannot read the provider's key file {key_file}: {error}") from error
 
 
 def external_base_url(text: str) -> str:
@@ -50,7 +50,7 @@ def external_base_url(text: str) -> str:
         raise UsageFault(f"--engine-url {text!r} must be an http or https URL")
     if parts.username or parts.query or parts.fragment:
         raise UsageFault(
-            "--engine-url must hold no credentials, query or fragment", hint="keys go in --engine-key-file"
+            "--engine-url must hold no credentials, query or fragment", hint="keys go in --provider-key-file"
         )
     if _is_link_local(parts.hostname):
         raise UsageFault(f"--engine-url {text!r} is a link-local address: cloud metadata lives there, no model")

@@ -16,7 +16,7 @@ from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
-from areal.services.inference.data_proxy.options import engine_key, external_base_url
+from areal.services.inference.data_proxy.options import external_base_url, provider_key
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.engines.clients.external import ExternalApi
@@ -55,7 +55,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
 
     def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
         headers = options.key.bearer() if options.key else {}
-        engine = open_engine(args.engine, http, args.engine_url, args.engine_model or args.model, headers)
+        engine = open_engine(args.engine, http, args.engine_url, headers)
         watch = EngineWatch(engine.state)
 
         def context() -> int | None:
@@ -75,10 +75,10 @@ def _token_engine(args: argparse.Namespace) -> Build:
 
 
 def _external(args: argparse.Namespace) -> Build:
-    base_url, key = external_base_url(args.engine_url), engine_key(args.engine_key_file)
+    base_url, key = external_base_url(args.engine_url), provider_key(args.provider_key_file)
 
     def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
-        api = ExternalApi(http, base_url, args.engine_model or args.model, key)
+        api = ExternalApi(http, base_url, args.provider_model or args.model, key)
         service = _service(args, options, EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S), dict)
         calls = ExternalCalls(args.model, api, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
         _add_model_routes(service, args.model, calls.relay_to("/chat/completions"), calls.relay_to("/completions"))

@@ -44,11 +44,10 @@ class Sampling:
 
     def changed(self) -> dict[str, Any]:
         """Only what differs from the defaults: what goes on the wire."""
-        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != _default(item.name)}
+        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
 
-def _default(name: str) -> Any:
-    return {} if name == "logit_bias" else getattr(Sampling, name)
+_DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), item.name)) for item in fields(Sampling))
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,11 @@ class EngineUnavailable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The engine says that the request is wrong."""
+    """The engine says that the request is wrong; ``code`` is its own word for it, if it has one."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class EngineFailed(EngineError):

@@ -13,7 +13,6 @@ def gateway_parser() -> argparse.ArgumentParser:
     add_serve_arguments(parser, port=8080)
     parser.add_argument("--router-url", required=True)
     parser.add_argument("--relays", type=int, default=1, help="relay processes on the one port")
-    parser.add_argument("--reuse-port", action="store_true", help="share the port with another gateway, for a handover")
     limits = Limits()
     parser.add_argument("--max-body-bytes", type=int, default=limits.max_body_bytes)
     parser.add_argument(

@@ -23,10 +23,10 @@ from areal.services.web.tasks import background
 
 
 def run_relay(args: argparse.Namespace) -> None:
-    child = args.relay_index is not None
-    if child:
+    if args.relay_index is not None:
         die_with_parent()
-    options = serve_options(args, reuse_port=child or args.reuse_port)
+    # Always shared: other relays listen on it too, and so does a successor to which this gateway hands over.
+    options = serve_options(args, reuse_port=True)
     limits = Limits(args.max_body_bytes, args.request_timeout, args.max_queued_requests)
 
     async def run() -> None:

@@ -146,9 +146,11 @@ class RouterRoutes:
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
     def _set_drained(self, data: dict[str, Any], drained: bool) -> web.Response:
-        worker = self._named(data)
-        self._registry.set_drained(worker, drained)
-        return self._accepted(worker_id=worker.id, state=worker.state)
+        """One worker, or ``all`` of them."""
+        workers = self._registry.workers() if data.get("worker_id") == "all" else [self._named(data)]
+        for worker in workers:
+            self._registry.set_drained(worker, drained)
+        return self._accepted(workers=[worker.to_json() for worker in workers])
 
     def _named(self, data: dict[str, Any]) -> Worker:
         worker_id = _optional(data, "worker_id", _WORKER_ID)

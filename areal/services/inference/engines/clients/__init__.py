@@ -9,8 +9,8 @@ from areal.services.inference.engines.base import TokenEngine
 TOKEN_ENGINES = ("embedded", "vllm", "sglang")
 
 
-def open_engine(kind: str, http: aiohttp.ClientSession, url: str, model: str, headers: dict[str, str]) -> TokenEngine:
-    """The client of one engine process. ``model`` is the name under which the engine itself knows its model."""
+def open_engine(kind: str, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> TokenEngine:
+    """The client of one engine process. Raises ValueError for a kind that is none."""
     if kind == "embedded":
         from areal.services.inference.engines.clients.embedded import EmbeddedClient
 
@@ -18,7 +18,7 @@ def open_engine(kind: str, http: aiohttp.ClientSession, url: str, model: str, he
     if kind == "vllm":
         from areal.services.inference.engines.clients.vllm import VllmClient
 
-        return VllmClient(http, url, model, headers)
+        return VllmClient(http, url, headers)
     if kind == "sglang":
         from areal.services.inference.engines.clients.sglang import SglangClient
 

@@ -53,8 +53,8 @@ class EmbeddedClient:
         if status != 200:
             stage = data.get("stage") or data.get("reason") or "no answer"
             return EngineState(not_ready=f"the engine is not ready: {stage}")
-        _, about = await self._engine.get("/health")
-        return EngineState(None, _whole(about, "version"), _whole(about, "max_model_len"))
+        _, running = await self._engine.get("/get_version")
+        return EngineState(None, _whole(running, "version"), _whole(data, "max_model_len"))
 
 
 def _wire(call: EngineCall) -> dict[str, Any]:

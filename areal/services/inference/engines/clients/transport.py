@@ -60,23 +60,23 @@ class EngineHttp:
 
 
 async def _raise_for(response: aiohttp.ClientResponse) -> None:
-    text = error_message(await response.content.read(65536)) or response.reason or ""
+    text, code = read_error(await response.content.read(65536))
+    text = text or response.reason or ""
     if response.status in _NEVER_BEGAN:
         raise EngineUnavailable(f"the engine takes no requests now: {text}")
     if 400 <= response.status < 500 and response.status not in (401, 403, 404, 405):
-        raise EngineRefused(text)
+        raise EngineRefused(text, code)
     raise EngineFailed(f"the engine answered {response.status}: {text}")
 
 
-def error_message(body: bytes) -> str:
-    """The message in an error body, whichever of the usual shapes it has."""
+def read_error(body: bytes) -> tuple[str, str | None]:
+    """Message and code of an error body, whichever of the usual shapes it has."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body.decode("utf-8", "replace")[:500]
-    if isinstance(data, dict):
-        inner = data.get("error", data)
-        if isinstance(inner, dict):
-            inner = inner.get("message", inner.get("detail", ""))
-        return str(inner)[:500]
-    return ""
+        return body.decode("utf-8", "replace")[:500], None
+    inner = data.get("error", data) if isinstance(data, dict) else data
+    if not isinstance(inner, dict):
+        return str(inner)[:500], None
+    code = inner.get("code")
+    return str(inner.get("message", inner.get("detail", "")))[:500], code if isinstance(code, str) else None

@@ -18,6 +18,7 @@ from areal.services.inference.engines.base import (
     EngineCall,
     EngineDelta,
     EngineState,
+    EngineUnavailable,
     FinishReason,
     TopLogprobs,
 )
@@ -32,11 +33,13 @@ UNKNOWN_VERSION = -1
 class VllmClient:
     capabilities = Capabilities(response_format=True)
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, model: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
-        self._model = model
+        self._model: str | None = None  # its own name of the model, told by /v1/models
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        if self._model is None:
+            raise EngineUnavailable("vLLM has not said yet which model it serves")
         body = wire_body(call, self._model)
         async with self._engine.post("/v1/completions", body) as response:
             async with contextlib.aclosing(read_events(response.content)) as events:
@@ -52,7 +55,10 @@ class VllmClient:
         if status != 200:
             return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
         _, listed = await self._engine.get("/v1/models")
-        models = listed.get("data") or [{}]
+        models = listed.get("data") or []
+        if not models:
+            return EngineState(not_ready="vLLM lists no model")
+        self._model = models[0]["id"]
         length = models[0].get("max_model_len")
         return EngineState(not_ready=None, max_model_len=length if isinstance(length, int) else None)
 

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.inference.router.picking import CallKey, Picker, rendezvous
+from areal.services.inference.router.table import WorkerEntry
+
+WORKERS = [WorkerEntry(name, f"http://127.0.0.1:{port}") for port, name in enumerate("abcde", start=20000)]
+IDLE = dict.fromkeys((worker.addr for worker in WORKERS), 0.0)
+
+
+def picks(strategy: str, count: int, key: CallKey, loads: dict[str, float] = IDLE) -> Counter[str]:
+    picker = Picker(random.Random(7))
+    return Counter(picker.pick(strategy, WORKERS, key, lambda w: loads[w.addr]).id for _ in range(count))
+
+
+def test_round_robin_gives_each_the_same() -> None:
+    assert set(picks("round_robin", 25, CallKey()).values()) == {5}
+
+
+def test_least_loaded_takes_the_one_with_the_fewest_tokens() -> None:
+    loads = {**dict.fromkeys(IDLE, 10.0), WORKERS[3].addr: 9.0}
+    assert picks("least_loaded", 20, CallKey(), loads) == {"d": 20}
+
+
+def test_least_loaded_spreads_ties() -> None:
+    assert len(picks("least_loaded", 200, CallKey())) == len(WORKERS)
+
+
+def test_auto_never_takes_the_most_loaded_of_two() -> None:
+    loads = {**IDLE, WORKERS[0].addr: 1e6}
+    assert "a" not in picks("auto", 300, CallKey(), loads)
+
+
+def test_auto_balances_when_every_pick_counts() -> None:
+    picker, held = Picker(random.Random(1)), dict(IDLE)
+    for _ in range(500):
+        held[picker.pick("auto", WORKERS, CallKey(), lambda w: held[w.addr]).addr] += 1
+    assert max(held.values()) - min(held.values()) <= 8
+
+
+def test_prefix_sends_equal_beginnings_to_one_worker_and_different_ones_apart() -> None:
+    assert len(picks("prefix", 50, CallKey(prefix=b"system prompt"))) == 1
+    picker = Picker(random.Random(1))
+    spread = {
+        picker.pick("prefix", WORKERS, CallKey(prefix=bytes([number])), lambda w: 0.0).id for number in range(100)
+    }
+    assert spread == {worker.id for worker in WORKERS}
+
+
+def test_prefix_passes_an_overloaded_worker_by() -> None:
+    favourite = rendezvous(b"hot", WORKERS)[0]
+    loads = {**IDLE, favourite.addr: 1e6}
+    assert favourite.id not in picks("prefix", 10, CallKey(prefix=b"hot"), loads)
+
+
+def test_prefix_without_a_prefix_balances() -> None:
+    assert len(picks("prefix", 100, CallKey())) > 1
+
+
+def test_session_sticks_whatever_the_strategy_and_the_load() -> None:
+    loads = {worker.addr: float(index) for index, worker in enumerate(WORKERS)}
+    for strategy in ("auto", "round_robin", "least_loaded", "prefix"):
+        assert len(picks(strategy, 20, CallKey(session="s-1"), loads)) == 1
+
+
+@given(st.binary(min_size=1, max_size=16), st.sampled_from(WORKERS))
+def test_rendezvous_moves_only_the_share_of_the_worker_that_left(key: bytes, left: WorkerEntry) -> None:
+    before = rendezvous(key, WORKERS)
+    after = rendezvous(key, [worker for worker in WORKERS if worker is not left])
+    assert after == [worker for worker in before if worker is not left]

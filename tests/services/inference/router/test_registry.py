@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import Registry, Report, worker_base_url
+from areal.services.inference.router.table import DEAD, DRAINING, READY
+
+
+def registry_with(*workers: tuple[str, str]) -> Registry:
+    registry = Registry()
+    registry.register_model("m", workers, expected=None, external=False)
+    for worker in registry.workers():
+        registry.observe(worker, Answer.READY, Report())
+    return registry
+
+
+def states(registry: Registry) -> dict[str, str]:
+    return {worker.id: worker.state for worker in registry.snapshot().models["m"].workers}
+
+
+def test_register_model_is_declarative() -> None:
+    registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
+    registry.register_model("m", [("b", "http://h:2"), ("c", "http://h:3")], expected=None, external=False)
+    assert states(registry) == {"b": READY, "c": DEAD}  # who stays keeps its health; who came was not probed yet
+
+
+def test_register_model_said_again_changes_nothing() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    serial = registry.serial
+    registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
+    assert registry.serial == serial
+
+
+def test_register_model_keeps_a_drain_and_drops_it_with_a_new_address() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    worker = registry.find(worker_id="a")
+    assert worker is not None
+    registry.set_drained(worker, True)
+    registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
+    assert states(registry) == {"a": DRAINING}
+    registry.register_model("m", [("a", "http://h:9")], expected=None, external=False)
+    assert states(registry) == {"a": DEAD}
+
+
+def test_expected_more_than_known_is_not_published() -> None:
+    registry = Registry()
+    registry.register_model("m", [("a", "http://h:1")], expected=2, external=False)
+    assert not registry.snapshot().models["m"].published
+
+
+def test_register_of_one_worker_adds_to_its_model_and_is_found_again_by_address() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    first = registry.register(None, "http://h:2", "m")
+    again = registry.register(None, "http://h:2", "m")
+    assert first.id == again.id
+    assert set(states(registry)) == {"a", first.id}
+
+
+def test_load_alone_makes_no_new_table_and_a_state_does() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    worker, serial = registry.workers()[0], registry.serial
+    registry.observe(worker, Answer.READY, Report(3, 100, 7))
+    assert registry.serial == serial
+    assert worker.to_json() | {"in_flight": 3, "in_flight_tokens": 100, "version": 7} == worker.to_json()
+    registry.observe(worker, Answer.NOT_READY, None)
+    assert registry.serial == serial + 1
+
+
+def test_probe_of_a_worker_that_left_meanwhile_changes_nothing() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    worker = registry.workers()[0]
+    registry.unregister(worker)
+    serial = registry.serial
+    registry.observe(worker, Answer.NOT_READY, None)
+    assert registry.serial == serial
+
+
+def test_every_change_wakes_the_followers() -> None:
+    registry, woken = Registry(), []
+    registry.on_change = lambda: woken.append(registry.serial)
+    registry.register_model("m", [("a", "http://h:1")], expected=1, external=False)
+    registry.configure("prefix", {"max_body_bytes": 10})
+    registry.configure("prefix", {"max_body_bytes": 10})
+    registry.mark_synced()
+    registry.mark_synced()
+    registry.remove_model("m")
+    assert woken == [1, 2, 3, 4]
+    assert not registry.workers()
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [("127.0.0.1:80", "http://127.0.0.1:80"), ("http://h:1/", "http://h:1"), ("[::1]:8080", "http://[::1]:8080")],
+)
+def test_worker_address_is_a_base_url(text: str, url: str) -> None:
+    assert worker_base_url(text) == url
+
+
+@pytest.mark.parametrize("text", ["", "h", "ftp://h:1", "http://h:1/path", "http://u:p@h:1", "h:x", "http://h:1?q"])
+def test_worker_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        worker_base_url(text)

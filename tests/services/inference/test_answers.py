@@ -1,0 +1,318 @@
+"""What the model routes answer, through the whole path, field by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.services.inference.conftest import COMPLETIONS, House
+from tests.services.processes import Stream, chat_text, engine_calls, release, script
+
+ANSWER = "Hello there, friend!"
+
+
+@pytest.fixture(scope="module")
+def ids(tokenizer: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+
+
+def test_chat_answers_the_engines_text_and_counts_its_tokens(house: House, ids: Tokenizer) -> None:
+    answer = house.chat()
+    assert answer.status == 200, answer.body
+    data = answer.json()
+    assert data["object"] == "chat.completion" and data["model"] == "tiny" and data["id"].startswith("chatcmpl-")
+    choice = data["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert choice["finish_reason"] == "stop" and choice["logprobs"] is None
+    prompt = ids.encode("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n").ids
+    assert house.engine_saw()["input_ids"] == prompt
+    generated = len(ids.encode(ANSWER).ids) + 1  # the end token is sampled too
+    assert data["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": generated,
+        "total_tokens": len(prompt) + generated,
+    }
+
+
+def test_chat_streamed_arrives_token_by_token(house: House) -> None:
+    script(house.engine, gate=2)
+    stream = house.stream_chat()
+    seen, events = [], stream.events()
+    while not chat_text(seen):
+        seen.append(next(events))
+    # Text is here while the engine still holds the rest of its answer: nothing on the way waited for the end.
+    assert engine_calls(house.engine)[0]["ended"] == "running"
+    assert not chat_text(seen).endswith("!")
+    release(house.engine)
+    seen += events
+    assert seen[-1] == "[DONE]" and chat_text(seen) == ANSWER
+
+
+def test_chat_streamed_has_openais_chunks(house: House) -> None:
+    events = list(house.stream_chat(stream_options={"include_usage": True}).events())
+    assert events.pop() == "[DONE]"
+    usage = events.pop()
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] > 0
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert len({(event["id"], event["created"], event["model"]) for event in events}) == 1
+    assert all(event["usage"] is None for event in events)
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None] * (len(events) - 1) + ["stop"]
+
+
+def test_chat_streamed_without_usage_does_not_mention_it(house: House) -> None:
+    events = list(house.stream_chat().events())
+    assert not any("usage" in event for event in events[:-1])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
+def test_model_omitted_is_the_only_one(house: House, path: str) -> None:
+    answer = house.gateway.call("POST", path, {"messages": [{"role": "user", "content": "x"}]}, key=house.key)
+    assert answer.status == 200 and answer.json()["model"] == "tiny"
+
+
+def test_models_are_listed_in_openais_shape_and_as_names(house: House) -> None:
+    for path in ("/v1/models", "/models"):
+        data = house.gateway.call("GET", path, key=house.key).json()
+        assert data["object"] == "list" and data["models"] == ["tiny"]
+        assert data["data"][0]["id"] == "tiny" and data["data"][0]["object"] == "model"
+    assert house.gateway.call("GET", "/v1/models/tiny", key=house.key).json()["id"] == "tiny"
+    assert house.gateway.call("GET", "/v1/models/nope", key=house.key).status == 404
+
+
+def test_every_sampling_field_reaches_the_engine(house: House, ids: Tokenizer) -> None:
+    given = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "presence_penalty": 0.1,
+        "frequency_penalty": -0.2, "repetition_penalty": 1.1, "n": 2, "logprobs": True, "top_logprobs": 3,
+        "logit_bias": {"5": -100, "6": 1.5}, "max_tokens": 9, "min_tokens": 1, "stop_token_ids": [11],
+    }  # fmt: skip
+    assert house.chat(**given).status == 200
+    end = ids.token_to_id("<|im_end|>")
+    assert house.engine_saw()["sampling"] == {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "presence_penalty": 0.1,
+        "frequency_penalty": -0.2, "repetition_penalty": 1.1, "n": 2, "top_logprobs": 3,
+        "logit_bias": {"5": -100.0, "6": 1.5}, "max_new_tokens": 9, "min_new_tokens": 1,
+        "stop_token_ids": sorted([end, 11]),
+    }  # fmt: skip
+
+
+def test_max_completion_tokens_wins_over_the_old_name(house: House) -> None:
+    assert house.chat(max_tokens=50, max_completion_tokens=3).json()["choices"][0]["finish_reason"] == "length"
+    assert house.engine_saw()["sampling"]["max_new_tokens"] == 3
+
+
+def test_chat_without_max_tokens_may_use_the_rest_of_the_context(house: House) -> None:
+    house.chat()
+    saw = house.engine_saw()
+    assert saw["sampling"]["max_new_tokens"] == 4096 - len(saw["input_ids"])
+
+
+def test_ignore_eos_does_not_stop_at_the_end_token(house: House) -> None:
+    house.chat(ignore_eos=True)
+    assert house.engine_saw()["sampling"]["ignore_eos"] is True
+    assert "stop_token_ids" not in house.engine_saw()["sampling"]
+
+
+def test_seed_zero_and_temperature_zero_are_values(house: House) -> None:
+    house.chat(seed=0, temperature=0)
+    assert house.engine_saw()["sampling"] | {"seed": 0, "temperature": 0.0} == house.engine_saw()["sampling"]
+
+
+def test_null_is_as_good_as_absent(house: House) -> None:
+    names = ("temperature", "stop", "seed", "logprobs", "tools", "stream_options", "response_format", "user", "n")
+    answer = house.chat(**dict.fromkeys(names))
+    assert answer.status == 200 and "x-areal-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_stop_string_cuts_the_text_and_ends_the_engines_work(house: House, streamed: bool) -> None:
+    script(house.engine, text="one two ### three four five six seven", delay_s=0.01)
+    if streamed:
+        events = list(house.stream_chat(stop=["###", "unused"]).events())
+        text = chat_text(events)
+        assert not any("#" in chat_text([event]) for event in events)
+        finish = events[-2]["choices"][0]["finish_reason"]
+    else:
+        choice = house.chat(stop="###").json()["choices"][0]
+        text, finish = choice["message"]["content"], choice["finish_reason"]
+    assert (text, finish) == ("one two ", "stop")
+    assert engine_calls(house.engine, until="cancelled")[0]["ended"] == "cancelled"
+
+
+def test_stop_string_that_is_a_special_token_stops_in_the_engine(house: House, ids: Tokenizer) -> None:
+    house.chat(stop=["<|im_start|>"])
+    assert ids.token_to_id("<|im_start|>") in house.engine_saw()["sampling"]["stop_token_ids"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_n_gives_that_many_choices(house: House, streamed: bool) -> None:
+    if streamed:
+        events = list(house.stream_chat(n=3).events())
+        assert [chat_text(events, index) for index in range(3)] == [ANSWER] * 3
+    else:
+        choices = house.chat(n=3).json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2]
+        assert {choice["message"]["content"] for choice in choices} == {ANSWER}
+
+
+def test_logprobs_are_one_entry_a_token_with_bytes_and_alternatives(house: House, ids: Tokenizer) -> None:
+    script(house.engine, text="é!")
+    content = house.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    spelled = b"".join(bytes(entry["bytes"]) for entry in content[:-1])
+    assert spelled.decode() == "é!"
+    assert content[-1]["token"] == "<|im_end|>"
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] < 0 for entry in content)
+    assert set(content[0]["top_logprobs"][0]) == {"token", "logprob", "bytes"}
+
+
+def test_logprobs_streamed_are_those_of_the_whole_answer(house: House) -> None:
+    whole = house.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    events = list(house.stream_chat(logprobs=True).events())[:-1]
+    streamed = [
+        entry
+        for event in events
+        for choice in event["choices"]
+        if choice["logprobs"]
+        for entry in choice["logprobs"]["content"]
+    ]
+    assert streamed == whole
+    assert whole[0]["top_logprobs"] == []
+
+
+def test_characters_are_never_broken_over_chunks(house: House) -> None:
+    script(house.engine, text="naïve 世界 👩‍👧!")
+    events = list(house.stream_chat().events())
+    assert chat_text(events) == "naïve 世界 👩‍👧!"
+    assert not any("\ufffd" in chat_text([event]) for event in events)
+
+
+def test_tools_reach_the_template(house: House, ids: Tokenizer) -> None:
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+    assert house.chat(tools=tools, tool_choice="auto").status == 200
+    assert "get_weather" in ids.decode(house.engine_saw()["input_ids"])
+
+
+def test_tools_not_to_be_chosen_stay_out_of_the_template(house: House, ids: Tokenizer) -> None:
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    house.chat(tools=tools, tool_choice="none")
+    assert "get_weather" not in ids.decode(house.engine_saw()["input_ids"])
+
+
+def test_chat_template_kwargs_reach_the_template(house: House, ids: Tokenizer) -> None:
+    house.chat(chat_template_kwargs={"enable_thinking": False})
+    assert ids.decode(house.engine_saw()["input_ids"], skip_special_tokens=False).endswith("<think></think>")
+
+
+def test_unknown_fields_are_named_and_known_harmless_ones_are_not(house: House) -> None:
+    answer = house.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, service_tier="auto")
+    assert answer.status == 200
+    assert answer.headers["x-areal-ignored"] == "flavour, zeal"
+    stream = house.stream_chat(flavour="mint")
+    assert stream.response.getheader("x-areal-ignored") == "flavour"
+    stream.close()
+
+
+def test_reply_carries_request_id_and_overhead(house: House) -> None:
+    answer = house.gateway.call(
+        "POST",
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}]},
+        key=house.key,
+        headers={"x-request-id": "mine-1"},
+    )
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert int(answer.headers["x-areal-overhead-us"]) > 0
+    stream = house.stream_chat()
+    assert int(stream.response.getheader("x-areal-overhead-us") or 0) > 0
+    assert (stream.response.getheader("x-request-id") or "").startswith("req_")
+    stream.close()
+
+
+def test_request_id_that_could_break_a_log_is_replaced(house: House) -> None:
+    answer = house.gateway.call("GET", "/health", headers={"x-request-id": "a b\tc"})
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+def test_overhead_leaves_the_engines_time_out(house: House) -> None:
+    script(house.engine, delay_s=0.1)
+    answer = house.chat()
+    tokens = answer.json()["usage"]["completion_tokens"]
+    assert int(answer.headers["x-areal-overhead-us"]) < tokens * 0.1 * 1e6
+
+
+def test_completion_of_a_string(house: House, ids: Tokenizer) -> None:
+    data = house.complete(max_tokens=50).json()
+    assert data["object"] == "text_completion" and data["id"].startswith("cmpl-")
+    assert data["choices"] == [{"index": 0, "text": ANSWER, "logprobs": None, "finish_reason": "stop"}]
+    assert house.engine_saw()["input_ids"] == ids.encode("Hello").ids
+
+
+def test_completion_without_max_tokens_has_sixteen(house: House) -> None:
+    house.complete()
+    assert house.engine_saw()["sampling"]["max_new_tokens"] == 16
+
+
+@pytest.mark.parametrize(("prompt", "count"), [(["a", "b", "c"], 3), ([5, 6, 7], 1), ([[5, 6], [7]], 2), (["only"], 1)])
+def test_completion_of_lists(house: House, prompt: list[object], count: int) -> None:
+    choices = house.complete(prompt=prompt, n=2, max_tokens=50).json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(2 * count))
+    assert {choice["text"] for choice in choices} == {ANSWER}
+    calls = engine_calls(house.engine)
+    assert len(calls) == count
+    if isinstance(prompt[0], int):
+        assert calls[0]["body"]["input_ids"] == prompt
+
+
+def test_completion_of_several_prompts_streamed_keeps_them_apart(house: House) -> None:
+    stream = Stream(house.gateway.port, COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 50}, house.key)
+    texts = {0: "", 1: ""}
+    for event in stream.events():
+        for choice in event["choices"] if isinstance(event, dict) else ():
+            texts[choice["index"]] += choice["text"]
+    assert texts == {0: ANSWER, 1: ANSWER}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_completion_echo_puts_the_prompt_first(house: House, streamed: bool) -> None:
+    if not streamed:
+        assert house.complete(echo=True, max_tokens=50).json()["choices"][0]["text"] == "Hello" + ANSWER
+        return
+    body = {"prompt": "Hello", "echo": True, "max_tokens": 50}
+    events = list(Stream(house.gateway.port, COMPLETIONS, body, house.key).events())
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello" + ANSWER
+
+
+def test_completion_logprobs_have_the_old_shape(house: House) -> None:
+    logprobs = house.complete(logprobs=2, max_tokens=50).json()["choices"][0]["logprobs"]
+    tokens = logprobs["tokens"]
+    assert "".join(tokens[:-1]) == ANSWER
+    assert (
+        len(logprobs["token_logprobs"]) == len(tokens) == len(logprobs["text_offset"]) == len(logprobs["top_logprobs"])
+    )
+    assert logprobs["text_offset"] == [len("".join(tokens[:index])) for index in range(len(tokens))]
+
+
+def test_token_ids_are_returned_when_asked_for(house: House, ids: Tokenizer) -> None:
+    data = house.chat(return_token_ids=True).json()
+    assert data["prompt_token_ids"] == house.engine_saw()["input_ids"]
+    assert ids.decode(data["choices"][0]["token_ids"]) == ANSWER
+
+
+def test_model_calls_are_counted(house: House) -> None:
+    house.chat()
+    text = house.gateway.call("GET", "/metrics").body.decode()
+    assert 'areal_http_requests_total{route="/v1/chat/completions",status="200"}' in text
+    text = house.proxy.call("GET", "/metrics").body.decode()
+    assert "areal_generated_tokens_total" in text and 'areal_choices_total{finish_reason="stop"}' in text
+
+
+def test_health_of_the_data_proxy_tells_its_load(house: House) -> None:
+    script(house.engine, gate=1)
+    stream = house.stream_chat(max_tokens=100)
+    next(stream.events())
+    health = house.proxy.call("GET", "/health").json()
+    assert health["in_flight"] == 1 and health["in_flight_tokens"] > 100 and health["version"] == 0
+    release(house.engine)
+    assert list(stream.events())[-1] == "[DONE]"

@@ -1,0 +1,76 @@
+"""The official client, unchanged, against the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.services.inference.conftest import House
+from tests.services.processes import script
+
+
+@pytest.fixture
+def client(house: House) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key=house.key, max_retries=0) as client:
+        yield client
+
+
+def test_sdk_chat_completion(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Hi"}], logprobs=True, top_logprobs=1, seed=1
+    )
+    choice = answer.choices[0]
+    assert choice.message.content == "Hello there, friend!" and choice.finish_reason == "stop"
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert answer.usage is not None and len(choice.logprobs.content) == answer.usage.completion_tokens
+
+
+def test_sdk_chat_completion_streamed(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Hi"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "Hello there, friend!"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 0
+
+
+def test_sdk_extra_body_is_honoured(client: openai.OpenAI, house: House) -> None:
+    client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Hi"}],
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5},
+    )
+    assert house.engine_saw()["sampling"]["top_k"] == 5
+
+
+def test_sdk_completion_and_models(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=50, logprobs=1)
+    assert answer.choices[0].text == "Hello there, friend!"
+    assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, house: House) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "Hi"}])
+    assert missing.value.code == "model_not_found" and missing.value.request_id
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="tiny", messages=[])
+    assert bad.value.param == "messages"
+    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
+
+
+def test_sdk_sees_an_error_event_in_a_stream(client: openai.OpenAI, house: House) -> None:
+    script(house.engine, error_after=3)
+    stream = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], stream=True)
+    seen = []
+    with pytest.raises(openai.APIError, match="scripted error line"):
+        seen.extend(chunk for chunk in stream)
+    assert stream.response.status_code == 200

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal.errors import UsageFault
+from areal.services.web.access import Access, Gatekeeper
+from areal.services.web.errors import ApiError
+from areal.services.web.keys import AdminKey, is_loopback, load_admin_key, refuse_open_bind
+
+KEYED = Gatekeeper(AdminKey(b"secret"), loopback=True)
+EXPOSED = Gatekeeper(AdminKey(b"secret"), loopback=False)
+KEYLESS = Gatekeeper(None, loopback=True)
+
+
+def refused(gate: Gatekeeper, headers: dict[str, str], access: Access) -> int:
+    with pytest.raises(ApiError) as caught:
+        gate.check(headers, access)
+    return caught.value.status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "secret"},
+        {"Authorization": "Basic secret"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer sécret"},
+        {"Authorization": "Bearer \udcff\udcfe"},
+        {"Authorization": "Bearer two words"},
+        {"x-api-key": "ключ"},
+        {"x-api-key": ""},
+    ],
+)
+@pytest.mark.parametrize("access", [Access.CALLER, Access.ADMIN])
+def test_key_missing_or_malformed_is_401(headers: dict[str, str], access: Access) -> None:
+    assert refused(KEYED, headers, access) == 401
+
+
+def test_key_wrong_is_403_for_admins_and_401_for_callers() -> None:
+    headers = {"Authorization": "Bearer wrong"}
+    assert refused(KEYED, headers, Access.ADMIN) == 403
+    assert refused(KEYED, headers, Access.CALLER) == 401
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Authorization": "Bearer secret"}, {"Authorization": "bearer secret"}, {"x-api-key": "secret"}]
+)
+def test_key_right_passes_everywhere(headers: dict[str, str]) -> None:
+    for access in Access:
+        EXPOSED.check(headers, access)
+
+
+def test_probes_are_open_on_loopback_only() -> None:
+    KEYED.check({}, Access.PROBE)
+    assert refused(EXPOSED, {}, Access.PROBE) == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
+def test_host_name_without_a_key_is_refused(host: str) -> None:
+    assert refused(KEYLESS, {"Host": host}, Access.CALLER) == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:8080", "[::1]:8080", "app.localhost"])
+def test_host_that_cannot_be_rebound_passes_without_a_key(host: str) -> None:
+    KEYLESS.check({"Host": host}, Access.ADMIN)
+
+
+def test_host_name_with_a_key_passes() -> None:
+    KEYED.check({"Host": "gpu-box.example", "Authorization": "Bearer secret"}, Access.ADMIN)
+
+
+def test_key_file_is_read_without_its_newline_and_never_printed(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    key = load_admin_key(str(file))
+    assert key is not None and key.matches(b"secret")
+    assert "secret" not in repr(key)
+    assert key.bearer() == {"Authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", "schlüssel".encode(), b"two words", b"two\nlines"])
+def test_key_file_with_no_usable_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    with pytest.raises(UsageFault):
+        load_admin_key(str(file))
+
+
+def test_key_file_missing_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageFault, match="nowhere"):
+        load_admin_key(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gpu-box", ""])
+def test_bind_that_others_reach_needs_a_key(host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(UsageFault):
+        refuse_open_bind(host, None)
+    refuse_open_bind(host, AdminKey(b"secret"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_bind_on_loopback_needs_none(host: str) -> None:
+    refuse_open_bind(host, None)
