@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from areal.runtime import records
-from areal.runtime.shim.log import TIMES
+from areal.runtime.logs import run_log_paths
+from areal.runtime.shim.log import TIMES, TIMES_STEP_S
 
 _BLOCK = 1 << 16
 
@@ -27,12 +28,12 @@ def timed_lines(paths: Sequence[str], since: float = 0.0) -> Iterator[TimedLine]
     """Every line of the files (oldest file first) that was written at ``since`` or later, within a second."""
     for path in paths:
         times, offsets = _times(path)
-        offset = _offset_at(times, offsets, since)
         try:
-            file = open(path, "rb")  # noqa: SIM115 (closed below; a generator cannot hold it open in a with of its caller)
+            file = open(path, "rb")  # noqa: SIM115 (the with below closes it; only the opening may fail)
         except FileNotFoundError:
             continue  # rotated away
         with file:
+            offset = _offset_at(times, offsets, since, os.fstat(file.fileno()).st_size)
             file.seek(offset)
             for raw in file:
                 index = bisect.bisect_right(offsets, offset) - 1
@@ -50,10 +51,12 @@ def _times(path: str) -> tuple[list[float], list[int]]:
         return [], []
 
 
-def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float) -> int:
-    """Where the output of ``since`` begins: at the last entry before it."""
-    index = bisect.bisect_left(times, since) - 1
-    return offsets[index] if index >= 0 and since > 0 else 0
+def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float, size: int) -> int:
+    """Where the output of ``since`` begins: what follows an entry was written within a step after it."""
+    if not times:
+        return 0
+    index = bisect.bisect_right(times, since - TIMES_STEP_S)
+    return offsets[index] if index < len(offsets) else size
 
 
 class Follower:
@@ -64,18 +67,19 @@ class Follower:
     """
 
     def __init__(self, run_dir: str, *, from_start: bool = False) -> None:
+        self._run_dir = run_dir
         self._path = os.path.join(run_dir, records.LOG_FOLDER, records.CURRENT_LOG)
         self._fd = -1
         self._rest = b""
-        self._open()
+        self._open(self._path)
         if self._fd >= 0 and not from_start:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def poll(self) -> list[str]:
         data = self._read()
-        if self._rotated():
-            data += self._read()  # what was written between the read and the rotation
-            self._open()
+        for newer in self._newer_files():
+            data += self._read()  # what was written between the last read and the rotation
+            self._open(newer)
             data += self._read()
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line.decode("utf-8", "replace") for line in lines]
@@ -85,10 +89,10 @@ class Follower:
             os.close(self._fd)
             self._fd = -1
 
-    def _open(self) -> None:
+    def _open(self, path: str) -> None:
         self.close()
         try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             self._fd = -1
 
@@ -98,9 +102,19 @@ class Follower:
             parts.append(part)
         return b"".join(parts)
 
-    def _rotated(self) -> bool:
-        try:
-            present = os.stat(self._path).st_ino
-        except FileNotFoundError:
-            return False  # between two renames, or not written yet
-        return self._fd < 0 or os.fstat(self._fd).st_ino != present
+    def _newer_files(self) -> list[str]:
+        """Files begun after the one being read, oldest first: several when it was rotated more than once."""
+        paths = run_log_paths(self._run_dir)
+        if self._fd < 0:
+            return list(paths[-1:])
+        own = os.fstat(self._fd).st_ino
+        inodes = [_inode(path) for path in paths]
+        position = inodes.index(own) if own in inodes else -1  # not there: it was deleted, all others are newer
+        return list(paths[position + 1 :])
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return 0

@@ -23,8 +23,8 @@ from areal.runtime import procfs
 LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
 _DEFAULT = "/dev/shm/areal-leases"
 _GUARD_TIMEOUT_S = 10.0
-_PROBE_TRIES = 4
-_PROBE_PAUSE_S = 0.002
+_PROBE_TRIES = 40  # a reader that looks at a lease holds it for an instant, or for as long as it is not scheduled
+_PROBE_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)

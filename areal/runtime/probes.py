@@ -46,6 +46,8 @@ def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = Non
             if not block:
                 break
             body += block
+        if response.length and len(body) < _MAX_BODY:
+            raise Unreachable(f"{url}: the answer was cut off")
     except TimeoutError:
         raise Unreachable(f"{url}: no answer within {timeout_s:g} s")
     except (OSError, http.client.HTTPException) as error:

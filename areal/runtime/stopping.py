@@ -22,6 +22,7 @@ from areal.runtime.signals import ensure_dead, find_shim, request_end, sweep_run
 
 _BETWEEN_GO_AND_ID_S = 20.0
 _SWEEP_MARGIN_S = 15.0
+MEMORY_TIMEOUT_S = 10.0  # for a driver to give a dead process's memory back
 _MEMORY_SHARE = 0.9  # of what was free before the start; drivers keep a little
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
@@ -118,7 +119,7 @@ def _await_memory(folder: str, list_gpus: Callable[[], gpus.GpuListing]) -> str:
     if not baseline:
         return ""
     wanted = {uuid: int(free * _MEMORY_SHARE) for uuid, free in baseline.items()}
-    missing = gpus.wait_for_memory(wanted, list_gpus)
+    missing = gpus.wait_for_memory(wanted, list_gpus, MEMORY_TIMEOUT_S)
     return "; ".join(f"{uuid} has not got {size / 2**30:.1f} GiB back" for uuid, size in sorted(missing.items()))
 
 

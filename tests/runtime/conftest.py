@@ -11,17 +11,7 @@ from areal.runtime.backends.local import LocalBackend
 
 from .support import processes_under
 
-HERE = Path(__file__).parent
 MakeBackend = Callable[..., LocalBackend]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long crash tests run when they are asked for: ``pytest -m crash``."""
-    if "crash" in config.option.markexpr:
-        return
-    for item in items:
-        if item.get_closest_marker("crash") and HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason="long; run with pytest -m crash"))
 
 
 @pytest.fixture

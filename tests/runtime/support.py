@@ -24,6 +24,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         while len(sys.argv) > 2 and os.path.exists(sys.argv[2]):
             time.sleep(0.05)
+        print("asked", self.path, flush=True)
         body = json.dumps({"status": "ok", "pid": os.getpid()}).encode()
         self.send_response(200 if self.path != "/missing" else 404)
         self.send_header("Content-Length", str(len(body)))

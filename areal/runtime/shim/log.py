@@ -16,7 +16,7 @@ from areal.runtime.records import CURRENT_LOG, LOG_FOLDER
 
 MARK = "[areal] "
 TIMES = ".times"
-_TIMES_STEP_S = 1.0
+TIMES_STEP_S = 1.0
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -83,7 +83,7 @@ class RotatingLog:
 
     def _note_time(self) -> None:
         now = time.time()
-        if abs(now - self._timed_at) >= _TIMES_STEP_S:  # the clock may be set back
+        if abs(now - self._timed_at) >= TIMES_STEP_S:  # the clock may be set back
             self._timed_at = now
             with suppress(OSError):
                 os.write(self._times_fd, f"{int(now * 1000)} {self._size}\n".encode())

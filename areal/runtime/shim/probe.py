@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+_SEARCH_PERIOD_S = 1.0  # until the first answer: a component that hangs soon after it was ready is judged too
+
 
 def split_url(url: str) -> tuple[str, int, str]:
     """``http://host:port/path`` as host, port, path. Only plain HTTP: the component is on this machine."""
@@ -46,7 +48,7 @@ class LivenessProbe:
         self._close()
         self._answered_once = False
         self._failures = 0
-        self._due = now + self._period_s
+        self._due = now + min(self._period_s, _SEARCH_PERIOD_S)
 
     @property
     def failed(self) -> bool:
@@ -108,7 +110,7 @@ class LivenessProbe:
         self._close()
         self._failures = 0 if healthy else self._failures + 1
         self._answered_once = self._answered_once or healthy
-        self._due = now + self._period_s
+        self._due = now + (self._period_s if self._answered_once else min(self._period_s, _SEARCH_PERIOD_S))
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.runtime.follow import Follower, timed_lines
+from areal.runtime.logs import run_log_paths
+from areal.runtime.shim import log as shim_log
+from areal.runtime.shim.log import RotatingLog
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "log").mkdir()
+    return tmp_path
+
+
+class Clock:
+    """The wall clock of the shim, as far as a log asks it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(shim_log.time, "time", lambda: self.now)
+
+
+def test_follower_sees_new_whole_lines_only(run_dir: Path) -> None:
+    log = RotatingLog(str(run_dir), 1000, 3)
+    log.write(b"old\n")
+    follower = Follower(str(run_dir))
+
+    log.write(b"one\ntw")
+    first = follower.poll()
+    log.write(b"o\n")
+
+    assert (first, follower.poll(), follower.poll()) == (["one"], ["two"], [])
+    follower.close()
+
+
+def test_follower_that_started_before_the_log_sees_it_from_its_beginning(run_dir: Path) -> None:
+    follower = Follower(str(run_dir))
+    assert follower.poll() == []
+
+    RotatingLog(str(run_dir), 1000, 3).write(b"one\n")
+
+    assert follower.poll() == ["one"]
+    follower.close()
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30))
+def test_follower_loses_and_repeats_nothing_when_the_log_rotates(steps: list[tuple[int, bool]]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "log").mkdir()
+        log = RotatingLog(folder, 30, 3)
+        follower = Follower(folder, from_start=True)
+        written: list[str] = []
+        seen: list[str] = []
+        for count, _ in steps:
+            lines = [f"line {len(written) + number}" for number in range(count)]
+            written += lines
+            log.write("".join(f"{line}\n" for line in lines).encode())
+            seen += follower.poll()  # at most one rotation since the last look
+        assert seen == written
+        follower.close()
+        log.close()
+
+
+def test_timed_lines_carry_the_time_of_their_second(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    log = RotatingLog(str(run_dir), 12, 3)
+    for number in range(4):
+        clock.now = 1000.0 + 10 * number
+        log.write(f"line {number}\n".encode())
+
+    lines = list(timed_lines(run_log_paths(str(run_dir))))
+
+    assert [(line.at, line.text) for line in lines] == [
+        (1010.0, "line 1"),
+        (1020.0, "line 2"),
+        (1030.0, "line 3"),
+    ]
+
+
+def test_timed_lines_since_a_moment_leave_out_what_was_before(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    log = RotatingLog(str(run_dir), 1000, 3)
+    for number in range(4):
+        clock.now = 1000.0 + 10 * number
+        log.write(f"line {number}\n".encode())
+
+    since = [line.text for line in timed_lines(run_log_paths(str(run_dir)), since=1020.0)]
+
+    assert since == ["line 2", "line 3"]
+
+
+def test_timed_lines_without_times_are_all_there(run_dir: Path) -> None:
+    (run_dir / "log" / "current.log").write_text("one\ntwo\n")
+
+    assert [(line.at, line.text) for line in timed_lines(run_log_paths(str(run_dir)), since=5.0)] == [
+        (0.0, "one"),
+        (0.0, "two"),
+    ]

@@ -1,0 +1,188 @@
+"""GPUs through a stand-in for the NVML binding, found by the real helper process on its import path."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal.errors import NoCapacity
+from areal.runtime.backends.base import Phase
+from areal.runtime.gpus import Gpu, GpuListing, GpuProcess, list_gpus, squatter, visible, wait_for_memory
+
+from .conftest import MakeBackend
+from .support import log_text, run_spec, until_phase
+
+GIB = 1 << 30
+STAND_IN = """
+import json, os, time
+from types import SimpleNamespace as N
+class NVMLError(Exception): pass
+def _state(): return json.load(open(os.environ["NVML_STATE"]))
+def nvmlInit():
+    if _state() == "hang": time.sleep(1000)
+    if _state() == "broken": raise NVMLError("Driver/library version mismatch")
+def nvmlDeviceGetCount(): return len(_state())
+def nvmlDeviceGetHandleByIndex(i): return _state()[i]
+def nvmlDeviceGetMemoryInfo(h): return N(total=h["total"], used=h["used"])
+def nvmlDeviceGetUUID(h): return h["uuid"].encode()
+def nvmlDeviceGetName(h): return "H200"
+def nvmlDeviceGetComputeRunningProcesses(h):
+    if h["processes"] is None: raise NVMLError("Not Supported")
+    return [N(pid=pid, usedGpuMemory=memory) for pid, memory in h["processes"]]
+"""
+
+SetGpus = Callable[[object], None]
+
+
+@pytest.fixture
+def set_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetGpus:
+    binding, state = tmp_path / "binding", tmp_path / "nvml.json"
+    binding.mkdir()
+    (binding / "pynvml.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", f"{binding}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("NVML_STATE", str(state))
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda value: state.write_text(json.dumps(value)) and None
+
+
+def card(uuid: str, used: int = 0, processes: object = ()) -> dict[str, object]:
+    return {"uuid": uuid, "total": 141 * GIB, "used": used, "processes": processes}
+
+
+def gpu(uuid: str = "GPU-a", index: int = 0, used: int = 0, *processes: GpuProcess) -> Gpu:
+    return Gpu(uuid, index, "H200", 141 * GIB, used, processes)
+
+
+def test_listing_tells_memory_and_processes(set_gpus: SetGpus) -> None:
+    set_gpus([card("GPU-a", 3 * GIB, [[17, GIB], [18, None]]), card("GPU-b", 0, None)])
+
+    listing = list_gpus()
+
+    assert listing.reason == ""
+    assert listing.gpus == (
+        gpu("GPU-a", 0, 3 * GIB, GpuProcess(17, GIB), GpuProcess(18, None)),
+        gpu("GPU-b", 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("broken", "NVML: Driver/library version mismatch"), ([], "NVML lists no GPU")]
+)
+def test_listing_without_gpus_says_why(set_gpus: SetGpus, state: object, reason: str) -> None:
+    set_gpus(state)
+
+    assert list_gpus() == GpuListing(reason=reason)
+
+
+def test_listing_of_a_driver_that_hangs_ends_at_the_deadline(set_gpus: SetGpus) -> None:
+    set_gpus("hang")
+
+    assert list_gpus(timeout_s=0.5).reason == "the NVIDIA driver did not answer within 0.5 s"
+
+
+def test_listing_without_binding_names_the_extra_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    assert "areal[gpu]" in list_gpus().reason
+
+
+def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, set_gpus: SetGpus) -> None:
+    squatting = subprocess.Popen(["sleep", "1000"])
+    set_gpus([card("GPU-a"), card("GPU-b", GIB, [[squatting.pid, GIB]]), card("GPU-c"), card("GPU-d", 90 * GIB)])
+    local = make_local()
+    local.start(run_spec(gpus=("GPU-c",)))
+
+    capacity = make_local("other").capacity()
+
+    assert capacity.gpus == ("GPU-a",)
+    assert set(capacity.squatters) == {"GPU-b", "GPU-d"}
+    assert f"pid {squatting.pid} (sleep 1000, user id {os.getuid()})" in capacity.squatters["GPU-b"]
+    assert "90.0 GiB are used by processes that cannot be seen" in capacity.squatters["GPU-d"]
+    squatting.kill()
+    squatting.wait()
+    set_gpus([])
+
+
+def test_run_gets_its_gpus_by_uuid_and_nobody_else_does(make_local: MakeBackend, set_gpus: SetGpus) -> None:
+    set_gpus([card("GPU-a"), card("GPU-b")])
+    local = make_local()
+    local.start(run_spec(argv=("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"), gpus=("GPU-b", "GPU-a")))
+
+    with pytest.raises(NoCapacity, match="GPU GPU-a is held by Model/qwen"):
+        make_local("other").start(run_spec(gpus=("GPU-a",)))
+
+    until_phase(local, "r1", Phase.RUNNING)
+    local.stop("r1")
+    assert "GPU-b,GPU-a\n" in log_text(local, "r1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ["GPU-aa", "GPU-ab", "GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "2,0"}, ["GPU-aa", "GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a"}, ["GPU-aa", "GPU-ab"]),
+        ({"SLURM_JOB_GPUS": "1"}, ["GPU-ab"]),
+        ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "GPU-ab,GPU-b"}, ["GPU-ab"]),
+    ],
+)
+def test_visible_gpus_are_those_left_to_us(environment: dict[str, str], expected: list[str]) -> None:
+    gpus = (gpu("GPU-aa", 0), gpu("GPU-ab", 1), gpu("GPU-b", 2))
+
+    assert [found.uuid for found in visible(gpus, environment)] == expected
+
+
+def test_squatter_of_an_idle_gpu_is_nobody() -> None:
+    assert squatter(gpu(used=GIB // 2)) is None
+
+
+def test_squatter_outside_the_container_is_said_to_be() -> None:
+    assert squatter(gpu("GPU-a", 0, GIB, GpuProcess(2**22 + 1, GIB))) == f"pid {2**22 + 1} (outside this container)"
+
+
+def listings(*used_gib: int) -> Callable[[], GpuListing]:
+    """One listing after the other; the last one stays."""
+    values = list(used_gib)
+    return lambda: GpuListing((gpu(used=(values.pop(0) if len(values) > 1 else values[0]) * GIB),))
+
+
+def test_wait_for_memory_returns_once_it_is_back() -> None:
+    assert wait_for_memory({"GPU-a": 140 * GIB}, listings(100, 50, 1), period_s=0) == {}
+
+
+def test_wait_for_memory_tells_what_is_missing_at_the_deadline() -> None:
+    missing = wait_for_memory({"GPU-a": 140 * GIB}, listings(11), timeout_s=0, period_s=0)
+
+    assert missing == {"GPU-a": 10 * GIB}
+
+
+def test_wait_for_memory_of_a_gpu_that_is_gone_waits_for_nothing() -> None:
+    assert wait_for_memory({"GPU-z": GIB}, listings(0), timeout_s=1000) == {}
+
+
+def test_stop_waits_for_the_memory_of_its_gpus(make_local: MakeBackend) -> None:
+    used = iter([2, 90, 90, 3])
+    local = make_local(list_gpus=lambda: GpuListing((gpu(used=next(used) * GIB),)))
+    local.start(run_spec(gpus=("GPU-a",)))
+
+    report = local.stop("r1")
+
+    assert report.note == ""
+    assert list(used) == []
+
+
+def test_stop_says_when_memory_does_not_come_back(make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal.runtime.stopping.MEMORY_TIMEOUT_S", 0.0)
+    used = iter([1, 101])
+    local = make_local(list_gpus=lambda: GpuListing((gpu(used=next(used) * GIB),)))
+    local.start(run_spec(gpus=("GPU-a",)))
+
+    assert local.stop("r1").note == "GPU-a has not got 86.0 GiB back"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.runtime.logs import first_exception, last_start, previous_start, run_log_paths, tail
+
+START = "[areal] 2026-01-01T00:00:00Z started pid 7\n"
+TRACEBACK = """Traceback (most recent call last):
+  File "engine.py", line 3, in <module>
+    load()
+  File "engine.py", line 1, in load
+    raise ValueError("no such model")
+ValueError: no such model
+"""
+
+
+def write(tmp_path: Path, *texts: str) -> tuple[str, ...]:
+    paths = []
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.log"
+        path.write_text(text)
+        paths.append(str(path))
+    return tuple(paths)
+
+
+def test_tail_takes_the_last_lines_over_files(tmp_path: Path) -> None:
+    paths = write(tmp_path, "a\nb\n", "c\nd\n")
+
+    assert tail(paths, 3) == ["b", "c", "d"]
+    assert tail(paths, 99) == ["a", "b", "c", "d"]
+    assert tail(paths, 0) == []
+
+
+def test_tail_of_a_file_without_a_last_newline_counts_the_part(tmp_path: Path) -> None:
+    assert tail(write(tmp_path, "a\nb\nc"), 2) == ["b", "c"]
+
+
+def test_tail_of_a_file_that_was_rotated_away_is_what_is_left(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, "a\n")
+
+    assert tail((str(tmp_path / "gone"), path), 5) == ["a"]
+
+
+@given(st.lists(st.text("ab\u00e9 ", max_size=300), max_size=60), st.integers(1, 20))
+def test_tail_of_any_text_equals_the_end_of_all_lines(tmp_path_factory: object, lines: list[str], n: int) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        path.write_text("".join(f"{line}\n" for line in lines), newline="")
+        assert tail((str(path),), n) == lines[-n:]
+
+
+def test_first_exception_is_the_first_traceback_of_the_last_start(tmp_path: Path) -> None:
+    other = TRACEBACK.replace("ValueError: no such model", "KeyError: 'later'")
+    old = TRACEBACK.replace("ValueError: no such model", "OSError: of the start before")
+    paths = write(tmp_path, START + old, START + "loading\n" + TRACEBACK + "noise\n" + other)
+
+    found = first_exception(paths)
+
+    assert found == TRACEBACK.rstrip()
+
+
+def test_first_exception_follows_the_chain_to_its_end(tmp_path: Path) -> None:
+    chained = (
+        TRACEBACK
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + TRACEBACK.replace("ValueError: no such model", "RuntimeError: engine failed")
+    )
+
+    found = first_exception(write(tmp_path, START + chained + "after\n"))
+
+    assert found is not None
+    assert found.endswith("RuntimeError: engine failed")
+    assert "ValueError: no such model" in found
+
+
+def test_first_exception_of_a_worker_loses_its_prefix(tmp_path: Path) -> None:
+    prefix = "(EngineCore_0 pid=77) "
+    text = "".join(f"{prefix}{line}\n" for line in TRACEBACK.splitlines())
+
+    assert first_exception(write(tmp_path, START + text + f"{prefix}more\n")) == TRACEBACK.rstrip()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        "2026-01-01 12:00:00 ERROR engine: the port is in use",
+        "OSError: [Errno 98] Address already in use",
+    ],
+)
+def test_first_exception_without_traceback_is_the_first_error_line(tmp_path: Path, line: str) -> None:
+    assert first_exception(write(tmp_path, f"{START}fine\n{line}\nERROR: later\n")) == line
+
+
+@pytest.mark.parametrize("text", ["", START, START + "all went well\n0 errors\n", "[areal] x ERROR: ours\n"])
+def test_first_exception_of_a_quiet_log_is_none(tmp_path: Path, text: str) -> None:
+    assert first_exception(write(tmp_path, text)) is None
+
+
+def test_previous_start_is_the_output_before_the_last_start(tmp_path: Path) -> None:
+    paths = write(tmp_path, START + "one\n" + START + "two\n", "still two\n" + START + "three\n")
+
+    assert previous_start(paths)[1:] == ["two", "still two"]
+    assert last_start(paths)[1:] == ["three"]
+    assert previous_start(write(tmp_path, START + "only\n")) == []
+
+
+def test_run_log_paths_are_in_order_of_age(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    for name in ("current.log", "current.log.2", "current.log.10", "current.log.1", "current.log.1.times", "shim.log"):
+        (tmp_path / "log" / name).write_text("")
+
+    names = [Path(path).name for path in run_log_paths(str(tmp_path))]
+
+    assert names == ["current.log.10", "current.log.2", "current.log.1", "current.log"]

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from areal.runtime.probes import Response, Unreachable, http_get, http_json_pid
+from areal.runtime.shim.probe import LivenessProbe, split_url
+
+Serve = Callable[[Callable[[socket.socket], None]], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A server that treats each connection with the given function, in a thread of its own."""
+    servers: list[socket.socket] = []
+
+    def start(treat: Callable[[socket.socket], None]) -> str:
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+
+        def loop() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    try:
+                        treat(connection)
+                    except OSError:
+                        continue
+
+        threading.Thread(target=loop, name="probe-server", daemon=True).start()
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+def answering(text: str) -> Callable[[socket.socket], None]:
+    def treat(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(text.encode())
+
+    return treat
+
+
+OK = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+SICK = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+
+def test_http_get_returns_status_and_body(serve: Serve) -> None:
+    assert http_get(serve(answering(OK)), 10) == Response(200, b"hi")
+
+
+def test_http_get_sends_path_query_and_headers(serve: Serve) -> None:
+    seen: list[bytes] = []
+
+    def treat(connection: socket.socket) -> None:
+        seen.append(connection.recv(65536))
+        connection.sendall(OK.encode())
+
+    http_get(serve(treat) + "/a?b=c", 10, {"Authorization": "Bearer k"})
+
+    assert seen[0].startswith(b"GET /a?b=c HTTP/1.1\r\n")
+    assert b"Authorization: Bearer k\r\n" in seen[0]
+
+
+def test_http_get_ignores_proxies_in_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    assert http_get(serve(answering(OK)), 10).status == 200
+
+
+@pytest.mark.parametrize("text", ["not http at all\r\n\r\n", "", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi"])
+def test_http_get_of_a_broken_answer_is_unreachable(serve: Serve, text: str) -> None:
+    with pytest.raises(Unreachable):
+        http_get(serve(answering(text)), 10)
+
+
+def test_http_get_of_a_closed_port_is_unreachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    with pytest.raises(Unreachable, match="refused"):
+        http_get(f"http://127.0.0.1:{port}/", 10)
+
+
+def test_http_get_has_one_deadline_for_a_peer_that_drips(serve: Serve) -> None:
+    def drip(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        for _ in range(1000):
+            connection.sendall(b"x")
+            time.sleep(0.02)
+
+    with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
+        http_get(serve(drip), 0.3)
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1/", "file:///etc/passwd", "127.0.0.1:80", "http://"])
+def test_http_get_of_other_than_plain_http_is_refused(url: str) -> None:
+    with pytest.raises(Unreachable, match="not an http"):
+        http_get(url, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "pid"), [(b'{"pid": 7}', 7), (b'{"pid": "7"}', None), (b"[]", None), (b"\xff", None), (b"{}", None)]
+)
+def test_http_json_pid_is_a_number_or_nothing(body: bytes, pid: int | None) -> None:
+    assert http_json_pid(Response(200, body)) == pid
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("http://127.0.0.1:80/health", ("127.0.0.1", 80, "/health")),
+        ("http://[::1]:8080", ("::1", 8080, "/")),
+        ("http://host/a/b?c=d", ("host", 80, "/a/b?c=d")),
+        ("http://[::1]/x", ("::1", 80, "/x")),
+    ],
+)
+def test_split_url_names_host_port_and_path(url: str, parts: tuple[str, int, str]) -> None:
+    assert split_url(url) == parts
+
+
+def liveness(url: str, threshold: int = 2) -> LivenessProbe:
+    return LivenessProbe({"url": url + "/health", "period_s": 1.0, "timeout_s": 5.0, "failure_threshold": threshold})
+
+
+def probe_once(probe: LivenessProbe) -> None:
+    """One whole probe, as the shim's loop drives it, on a clock of its own."""
+    start = probe.due
+    probe.tick(start)
+    while (interest := probe.interest) is not None:
+        poller = select.poll()
+        poller.register(*interest)
+        assert poller.poll(10_000)
+        probe.on_ready(start)
+
+
+def test_liveness_after_one_answer_fails_at_the_threshold(serve: Serve) -> None:
+    answers = [OK, SICK, SICK]
+    probe = liveness(serve(lambda connection: answering(answers.pop(0))(connection)))
+
+    verdicts = []
+    for _ in range(3):
+        probe_once(probe)
+        verdicts.append(probe.failed)
+
+    assert verdicts == [False, False, True]
+
+
+def test_liveness_counts_failures_in_a_row_only(serve: Serve) -> None:
+    answers = [OK, SICK, OK, SICK, OK]
+    probe = liveness(serve(lambda connection: answering(answers.pop(0))(connection)))
+
+    for _ in range(5):
+        probe_once(probe)
+        assert not probe.failed
+
+
+def test_liveness_before_the_first_answer_never_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    probe = liveness(f"http://127.0.0.1:{port}")
+
+    for _ in range(10):
+        probe_once(probe)
+
+    assert not probe.failed
+
+
+def test_liveness_of_a_new_component_starts_over(serve: Serve) -> None:
+    answers = [OK, SICK, SICK]
+    probe = liveness(serve(lambda connection: answering(answers.pop(0))(connection)))
+    for _ in range(3):
+        probe_once(probe)
+
+    probe.restart(100.0)
+
+    assert not probe.failed
+    assert probe.due == 101.0
+
+
+def test_liveness_of_a_silent_component_runs_out_of_patience(serve: Serve) -> None:
+    release = threading.Event()
+    answers = [answering(OK), lambda connection: release.wait(60)]
+    probe = liveness(serve(lambda connection: answers.pop(0)(connection)), threshold=1)  # type: ignore[arg-type, return-value]
+    probe_once(probe)
+
+    probe.tick(probe.due)
+    assert probe.interest is not None
+    probe.tick(probe.due)
+
+    assert probe.failed
+    assert probe.interest is None
+    release.set()
