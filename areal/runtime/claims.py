@@ -1,7 +1,7 @@
 """What a run holds before it starts: ports chosen for it, ports it declares, GPUs. All of it, or nothing.
 
-A port is *chosen* by ``choose`` and held by this process until ``take`` hands its descriptor to a shim; a port that
-was not chosen here is leased by ``take`` itself. Nothing waits for anything, so nothing can deadlock.
+A port or GPU is *chosen* by ``choose_...`` and held by this process until ``take`` hands its descriptor to a shim;
+what was not chosen here is leased by ``take`` itself. Nothing waits for anything, so nothing can deadlock.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def gpu_lease(uuid: str) -> str:
 class Claims:
     def __init__(self, leases: LeaseDir) -> None:
         self._leases = leases
-        self._chosen: dict[int, Lease] = {}
+        self._chosen: dict[str, Lease] = {}
         self._lock = threading.Lock()
 
-    def choose(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
+    def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
         """``count`` ports that nobody holds and nobody listens on, ``prefer`` first; raises NoCapacity."""
         found: list[Lease] = []
         ports: list[int] = []
@@ -49,43 +49,59 @@ class Claims:
         if len(ports) < count:
             _close(found)
             raise NoCapacity(f"{owner} needs {count} ports and only {len(ports)} are free", hint="areal doctor")
-        with self._lock:
-            self._chosen.update(zip(ports, found, strict=True))
+        self._keep(found)
         return tuple(ports)
 
-    def release(self, ports: Iterable[int] | None = None) -> None:
-        """Give back chosen ports that will not be started (all of them when None)."""
+    def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:
+        """The first ``count`` of ``uuids`` that nobody holds; raises NoCapacity and then holds none."""
+        found: list[Lease] = []
+        chosen: list[str] = []
+        for uuid in uuids:
+            if len(chosen) == count:
+                break
+            lease = self._leases.try_acquire(gpu_lease(uuid), owner=owner)
+            if lease is not None:
+                found.append(lease)
+                chosen.append(uuid)
+        if len(chosen) < count:
+            _close(found)
+            raise NoCapacity(f"{owner} needs {count} GPUs and only {len(chosen)} are free", hint="areal doctor")
+        self._keep(found)
+        return tuple(chosen)
+
+    def release(self, names: Iterable[str] | None = None) -> None:
+        """Give back chosen leases that will not be started (all of them when None)."""
         with self._lock:
-            for port in list(self._chosen) if ports is None else list(ports):
-                if lease := self._chosen.pop(port, None):
+            for name in list(self._chosen) if names is None else list(names):
+                if lease := self._chosen.pop(name, None):
                     lease.close()
 
     def take(self, spec: RunSpec) -> list[Lease]:
         """Every lease of the run; the caller closes its copies once the shim has them. Raises NoCapacity."""
         held: list[Lease] = []
         try:
-            held += [self._exclusive(port, spec) for port in sorted(spec.ports)]
-            held += [self._shared(port, spec) for port in sorted(spec.shared_ports)]
+            for port in sorted(spec.ports):
+                held.append(self._exclusive(port, spec))
+            for port in sorted(spec.shared_ports):
+                held.append(self._shared(port, spec))
             for uuid in sorted(spec.gpus):
-                held.append(self._leases.acquire(gpu_lease(uuid), owner=spec.owner, uid=spec.uid))
+                held.append(self._gpu(uuid, spec))
         except BaseException:
             _close(held)
             raise
         return held
 
     def _exclusive(self, port: int, spec: RunSpec) -> Lease:
-        chosen = self._pop(port)
+        chosen = self._pop(port_lease(port), spec)
         if chosen:
-            self._leases.describe(chosen, owner=spec.owner, uid=spec.uid)
             return chosen
         lease = self._leases.acquire(port_lease(port), owner=spec.owner, uid=spec.uid)
         _refuse_stranger(port, lease)
         return lease
 
     def _shared(self, port: int, spec: RunSpec) -> Lease:
-        chosen = self._pop(port)
+        chosen = self._pop(port_lease(port), spec)
         if chosen:
-            self._leases.describe(chosen, owner=spec.owner, uid=spec.uid)
             self._leases.share(chosen)
             return chosen
         lease, first = self._leases.acquire_shared(port_lease(port), owner=spec.owner, uid=spec.uid)
@@ -93,9 +109,20 @@ class Claims:
             _refuse_stranger(port, lease)
         return lease
 
-    def _pop(self, port: int) -> Lease | None:
+    def _gpu(self, uuid: str, spec: RunSpec) -> Lease:
+        name = gpu_lease(uuid)
+        return self._pop(name, spec) or self._leases.acquire(name, owner=spec.owner, uid=spec.uid)
+
+    def _keep(self, leases: Iterable[Lease]) -> None:
         with self._lock:
-            return self._chosen.pop(port, None)
+            self._chosen.update((lease.name, lease) for lease in leases)
+
+    def _pop(self, name: str, spec: RunSpec) -> Lease | None:
+        with self._lock:
+            lease = self._chosen.pop(name, None)
+        if lease:
+            self._leases.describe(lease, owner=spec.owner, uid=spec.uid)
+        return lease
 
 
 def _refuse_stranger(port: int, lease: Lease) -> None:

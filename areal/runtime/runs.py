@@ -93,6 +93,8 @@ class RunStore:
             return sorted(name for name in os.listdir(self.root) if not name.startswith("."))
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise ArealError(f"cannot read {self.root}: {error.strerror}", hint="choose your own folder with --home")
 
     def create(self, spec: RunSpec, **facts: object) -> int:
         """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the

@@ -34,7 +34,7 @@ def make_local(tmp_path: Path, lease_dir: Path) -> Iterator[MakeBackend]:
         quiet = LocalBackend(Path(backend.store.root).parent, lease_dir)
         for uid in quiet.observe():
             quiet.stop(uid, grace_s=0.5)
-        backend.release_ports()
+        backend.release_claims()
     assert processes_under(tmp_path) == []
 
 

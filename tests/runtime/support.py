@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from hypothesis import HealthCheck, settings
+
 from areal.runtime import procfs
 from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunSpec, RunState
 from areal.runtime.sweep import RUN_DIR_VARIABLE
 
 T = TypeVar("T")
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NEVER = RestartPolicy("Never")
 PATIENCE_S = 30.0
 
@@ -25,7 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         while len(sys.argv) > 2 and os.path.exists(sys.argv[2]):
             time.sleep(0.05)
         print("asked", self.path, flush=True)
-        body = json.dumps({"status": "ok", "pid": os.getpid()}).encode()
+        body = b"ok" if self.path == "/plain" else json.dumps({"status": "ok", "pid": os.getpid()}).encode()
         self.send_response(200 if self.path != "/missing" else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -67,7 +67,7 @@ def test_released_claims_are_free_again(make_local: MakeBackend) -> None:
     one, other = make_local("one"), make_local("other")
     ports = one.claim_ports(2, owner="Model/a")
 
-    one.release_ports()
+    one.release_claims()
 
     assert other.claim_ports(2, owner="Model/b", prefer=ports) == ports
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from areal.runtime.logs import first_exception, last_start, previous_start, run_log_paths, tail
 
+from .support import unhurried
+
 START = "[areal] 2026-01-01T00:00:00Z started pid 7\n"
 TRACEBACK = """Traceback (most recent call last):
   File "engine.py", line 3, in <module>
@@ -45,6 +47,7 @@ def test_tail_of_a_file_that_was_rotated_away_is_what_is_left(tmp_path: Path) ->
     assert tail((str(tmp_path / "gone"), path), 5) == ["a"]
 
 
+@unhurried
 @given(st.lists(st.text("ab\u00e9 ", max_size=300), max_size=60), st.integers(1, 20))
 def test_tail_of_any_text_equals_the_end_of_all_lines(tmp_path_factory: object, lines: list[str], n: int) -> None:
     import tempfile

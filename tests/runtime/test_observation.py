@@ -16,7 +16,6 @@ from areal.errors import Conflict
 from areal.runtime import records
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.shim.supervisor import Supervisor  # noqa: F401 (its records are what is read here)
 
 from .support import alive, run_spec
 
@@ -163,7 +162,7 @@ def test_observe_of_a_thousand_runs_is_cheap(local: LocalBackend) -> None:
     """A promise in processor time, of which a loaded machine gives no more and no less."""
     local.start(run_spec("r0", spec={"engineArgs": {str(n): n for n in range(50)}}))
     for number in range(1, 1000):
-        shutil.copytree(local.store.folder("r0"), local.store.folder(f"r{number}"))
+        shutil.copytree(local.store.folder("r0"), local.store.folder(f"r{number}"), copy_function=os.link)
 
     began = time.process_time()
     states = local.observe()

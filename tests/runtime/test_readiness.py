@@ -13,9 +13,10 @@ import pytest
 from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.runtime.backends.base import Phase, RestartPolicy, RunSpec
 from areal.runtime.backends.local import LocalBackend
+from areal.runtime.ports import port_owner
 from areal.runtime.readiness import wait_ready
 
-from .support import HTTP_COMPONENT, NEVER, python, run_spec
+from .support import HTTP_COMPONENT, NEVER, python, run_spec, until
 
 
 def served(local: LocalBackend, uid: str = "r1", **changes: object) -> RunSpec:
@@ -80,21 +81,28 @@ def test_wait_ready_past_the_deadline_says_what_is_missing(local: LocalBackend) 
 def impostor(local: LocalBackend) -> Iterator[str]:
     """Somebody else's server: its URL."""
     (port,) = local.claim_ports(1, owner="Model/other")
-    process = subprocess.Popen([sys.executable, "-c", HTTP_COMPONENT, str(port)])
+    process = subprocess.Popen([sys.executable, "-c", HTTP_COMPONENT, str(port)], stdout=subprocess.DEVNULL)
+    until(lambda: port_owner(port), "the impostor to listen")
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.wait()
 
 
-def test_wait_ready_takes_nobody_elses_answer(local: LocalBackend, impostor: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("/ready", r"another process \(pid \d+\) still answers on its port"), ("/plain", r"port \d+ belongs to pid \d+")],
+)
+def test_wait_ready_takes_nobody_elses_answer(local: LocalBackend, impostor: str, path: str, why: str) -> None:
     local.start(run_spec(url=impostor))
-    reasons: list[str] = []
 
-    with pytest.raises(TimedOut) as caught:
-        wait_ready(local, "r1", timeout_s=2)
+    with pytest.raises(TimedOut, match=why):
+        wait_ready(local, "r1", path=path, timeout_s=0.2)
 
-    reasons.append(caught.value.message)
-    assert "another process" in reasons[0] or "refused" in reasons[0]
+
+def test_wait_ready_accepts_an_answer_that_names_no_pid_on_the_own_port(local: LocalBackend) -> None:
+    local.start(served(local))
+
+    assert wait_ready(local, "r1", path="/plain", timeout_s=30).phase is Phase.RUNNING
 
 
 def test_wait_ready_of_a_stopped_run_fails(local: LocalBackend) -> None:

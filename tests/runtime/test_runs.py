@@ -13,7 +13,7 @@ from areal.errors import ArealError, UsageFault
 from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec
 from areal.runtime.runs import RunStore, check_uid, spec_from_record, spec_to_record
 
-from .support import run_spec
+from .support import run_spec, unhurried
 
 texts = st.text(max_size=8)
 plain = st.dictionaries(texts, st.integers() | st.lists(texts) | st.none(), max_size=3)
@@ -38,6 +38,7 @@ specs = st.builds(
 )
 
 
+@unhurried
 @given(specs)
 def test_spec_survives_its_record(spec: RunSpec) -> None:
     assert spec_from_record(json.loads(json.dumps(spec_to_record(spec)))) == spec

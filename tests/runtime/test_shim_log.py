@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from areal.runtime.logs import run_log_paths
 from areal.runtime.shim.log import RotatingLog
 
+from .support import unhurried
+
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
@@ -85,6 +87,7 @@ def test_full_disk_drops_output_and_says_so_later(run_dir: Path, monkeypatch: py
     full.close()
 
 
+@unhurried
 @given(
     st.lists(st.binary(max_size=40).map(lambda data: data.replace(b"[", b"(")), max_size=30),
     st.integers(1, 64),

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from areal.runtime.backends.base import RestartPolicy
 from areal.runtime.shim.policy import CRASHLOOP, FINISHED, RESTART, Decision, Exit, RestartBudget
 
+from .support import unhurried
+
 
 def budget(**changes: object) -> RestartBudget:
     return RestartBudget(asdict(RestartPolicy(**changes)))  # type: ignore[arg-type]
@@ -89,6 +91,7 @@ def test_on_failure_takes_declared_codes_for_success() -> None:
 lives = st.tuples(st.floats(0, 2000), st.floats(0, 0.999))
 
 
+@unhurried
 @given(st.lists(lives, max_size=60), st.integers(0, 6), st.floats(1, 3000), st.floats(0, 1))
 def test_any_history_keeps_to_the_budget_and_the_bounds(
     histories: list[tuple[float, float]], count: int, window_s: float, jitter: float

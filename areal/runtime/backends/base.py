@@ -128,7 +128,7 @@ class Capacity:
 
 
 class Backend(Protocol):
-    """Where processes live. ``local`` now; Ray and Slurm implement the same seven methods."""
+    """Where processes live. ``local`` now; Ray and Slurm implement the same methods."""
 
     name: str
 
@@ -137,6 +137,10 @@ class Backend(Protocol):
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         """Choose ``count`` free ports (``prefer`` first, so that ports stay sticky). ``start`` leases them;
         between the two the choice is held by this process. Raises NoCapacity."""
+        ...
+
+    def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
+        """As ``claim_ports`` for free GPUs, by UUID: two starts in parallel never choose the same one."""
         ...
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:

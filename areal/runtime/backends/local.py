@@ -17,7 +17,7 @@ from pathlib import Path
 from areal.errors import Conflict, NotFound
 from areal.runtime import gpus
 from areal.runtime.backends.base import Capacity, Phase, RunSpec, RunState, StopReport
-from areal.runtime.claims import Claims, gpu_lease
+from areal.runtime.claims import Claims, gpu_lease, port_lease
 from areal.runtime.identity import Liveness, liveness
 from areal.runtime.launch import fork_shim
 from areal.runtime.leases import LeaseDir
@@ -84,11 +84,16 @@ class LocalBackend:
         return Capacity(tuple(free), squatters)
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
-        return self._claims.choose(count, owner, prefer)
+        return self._claims.choose_ports(count, owner, prefer)
 
-    def release_ports(self, ports: Iterable[int] | None = None) -> None:
-        """Give back claimed ports that were not started (all of them when None)."""
-        self._claims.release(ports)
+    def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
+        free = self.capacity().gpus
+        preferred = [uuid for uuid in prefer if uuid in free]
+        return self._claims.choose_gpus(count, owner, [*preferred, *(uuid for uuid in free if uuid not in preferred)])
+
+    def release_claims(self, ports: Iterable[int] | None = None) -> None:
+        """Give back claimed ports that were not started; all claimed ports and GPUs when None."""
+        self._claims.release(None if ports is None else [port_lease(port) for port in ports])
 
     # -- start
 

@@ -14,6 +14,10 @@ from contextlib import suppress
 
 from areal.runtime.records import CURRENT_LOG, LOG_FOLDER
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MARK = "[areal] "
 TIMES = ".times"
 TIMES_STEP_S = 1.0
@@ -24,8 +28,9 @@ class RotatingLog:
     """At most ``files`` files of at most ``max_bytes`` each; a line is not cut in two unless it is longer than a
     file. When the disk is full output is dropped and counted, and the loss is noted once there is room."""
 
-    def __init__(self, run_dir: str, max_bytes: int, files: int) -> None:
+    def __init__(self, run_dir: str, max_bytes: int, files: int, clock: Callable[[], float] = time.time) -> None:
         self._path = os.path.join(run_dir, LOG_FOLDER, CURRENT_LOG)
+        self._clock = clock
         self._max_bytes = max_bytes
         self._files = files
         self._lost = 0
@@ -82,7 +87,7 @@ class RotatingLog:
             self._lost += len(data)
 
     def _note_time(self) -> None:
-        now = time.time()
+        now = self._clock()
         if abs(now - self._timed_at) >= TIMES_STEP_S:  # the clock may be set back
             self._timed_at = now
             with suppress(OSError):
