@@ -16,9 +16,10 @@ from typing import Any
 
 from areal.resources.diagnostics import Problems
 from areal.resources.documents import Document
-from areal.resources.nodes import Mapping, Node, Scalar, Sequence, plain
+from areal.resources.nodes import Mapping, Node, Sequence, plain
 from areal.resources.suggest import did_you_mean
-from areal.resources.templating import Context, substitute
+from areal.resources.templating import TOO_MUCH, Context, substitute
+from areal.resources.validation import describe
 
 MAX_ITEMS = 20_000
 
@@ -36,6 +37,9 @@ def expand(document: Document, context: Context) -> Iterator[Document]:
     templates = _templates(document, context.problems)
     for index, (item, label) in enumerate(_items(document, context)):
         for template in templates:
+            if not context.budget.spend(template):
+                context.report(template.pos, ("template",), TOO_MUCH)
+                return
             generated = Document(template, document.source, f"{label}[{index}]")
             inner = replace(context.with_item(item, index), document=generated)
             node = substitute(template, inner)
@@ -105,8 +109,7 @@ def _matrix(node: Node, context: Context) -> list[dict[str, Any]]:
 
 def _list(node: Node, context: Context, path: tuple[str, ...]) -> list[Any]:
     if not isinstance(node, Sequence):
-        what = "null" if isinstance(node, Scalar) and node.value is None else "something else"
-        context.report(node.pos, path, f"expected a list, got {what if not isinstance(node, Mapping) else 'a map'}")
+        context.report(node.pos, path, f"expected a list, got {describe(plain(node))}")
         return []
     if len(node.items) > MAX_ITEMS:
         context.report(node.pos, path, f"{len(node.items)} items, at most {MAX_ITEMS} are allowed")

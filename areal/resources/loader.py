@@ -52,7 +52,8 @@ def load_value(text: str, file: str, problems: Problems, *, line: int = 1, col: 
     inner = Problems()
     documents = load_documents(text, file, inner)
     for fault in inner.found:
-        problems.add(Pos(file, line, fault.pos.col + col - 1), fault.path, fault.message, hint=fault.hint)
+        inside = fault.pos.col if fault.pos.line == 1 else len(text) + 1
+        problems.add(Pos(file, line, inside + col - 1), fault.path, fault.message, hint=fault.hint)
     if inner or len(documents) > 1:
         return None
     return _moved(documents[0], line, col - 1) if documents else Scalar("", Pos(file, line, col))

@@ -15,26 +15,31 @@ from areal.resources.nodes import Mapping, Node, Scalar, Sequence, item_name, to
 from areal.resources.tree import Path, Step, path_text
 
 MAX_RENDERED = 4_000_000
+TOO_MUCH = "templates and expressions yield more than any set of manifests needs"
+
+
+_RESULT_COST = 4  # a value made by an expression, against one of a template, which is shared
 
 
 @dataclass
 class Budget:
-    """What all expressions of one rendering may produce together, in values and 64-character pieces of text."""
+    """What the templates and expressions of one rendering may yield together, in values and 64-character pieces of
+    text: the bound on a small file that asks for gigabytes."""
 
     left: int = MAX_RENDERED
 
-    def spend(self, node: Node) -> bool:
+    def spend(self, node: Node, cost: int = 1) -> bool:
         """False when the budget is used up."""
         pending = [node]
         while pending and self.left > 0:
             found = pending.pop()
-            self.left -= 1
+            self.left -= cost
             if isinstance(found, Mapping):
                 pending += found.entries.values()
             elif isinstance(found, Sequence):
                 pending += found.items
             elif isinstance(found.value, str):
-                self.left -= len(found.value) // 64
+                self.left -= len(found.value) // 64 * cost
         return self.left > 0
 
 
@@ -76,6 +81,8 @@ def _step(item: Node, at: int) -> Step:
 
 
 def _scalar(node: Scalar, context: Context, path: Path) -> Node:
+    if context.budget.left <= 0:
+        return unreadable(node.pos)
     try:
         value = parse_template(str(node.value)).evaluate(context.scope)
     except ExpressionError as error:
@@ -83,8 +90,8 @@ def _scalar(node: Scalar, context: Context, path: Path) -> Node:
         context.report(pos, path, message)
         return unreadable(node.pos)
     result = to_node(value, node.pos)
-    if not context.budget.spend(result):
-        context.report(node.pos, path, f"expressions yield more than {MAX_RENDERED} values")
+    if not context.budget.spend(result, _RESULT_COST):
+        context.report(node.pos, path, TOO_MUCH)
         return unreadable(node.pos)
     return result
 
