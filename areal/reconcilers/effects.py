@@ -171,7 +171,7 @@ class Effects:
         spec = effective("Model", stored.spec)
         assert isinstance(spec, ModelSpec)
         need = gpus_per_replica(spec)
-        return self.backend.capacity().gpus[:need] if need else ()
+        return self.backend.claim_gpus(need, owner=slot.ref) if need else ()
 
     def _run_spec(self, launch: Launch, stored: StoredObject, service: str) -> Any:
         component = launch.slot.component
