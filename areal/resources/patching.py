@@ -9,7 +9,7 @@ position, everything else the base's.
 from __future__ import annotations
 
 from areal.resources.diagnostics import Problems
-from areal.resources.nodes import Mapping, Node, Scalar, Sequence, item_name
+from areal.resources.nodes import Mapping, Node, Scalar, Sequence, is_unreadable, item_name
 
 DIRECTIVE = "$patch"
 APPEND = "$append"
@@ -55,6 +55,8 @@ def stripped(patch: Node, problems: Problems) -> Node:
 def _merged(base: Mapping, patch: Mapping, problems: Problems) -> Mapping:
     entries, keys = dict(base.entries), dict(base.keys)
     for key, value in patch.entries.items():
+        if key == DIRECTIVE:
+            continue
         if _removes(value, problems):
             entries.pop(key, None)
             keys.pop(key, None)
@@ -99,7 +101,9 @@ def _is_marker(node: Node) -> bool:
 
 
 def _removes(node: Node, problems: Problems) -> bool:
-    return (isinstance(node, Scalar) and node.value is None) or _directive(node, problems) == "delete"
+    if isinstance(node, Scalar):
+        return node.value is None and not is_unreadable(node)
+    return _directive(node, problems) == "delete"
 
 
 def _directive(node: Node, problems: Problems) -> str | None:
