@@ -69,9 +69,7 @@ def documents(chosen: Gateway) -> list[Document]:
     health = chosen.get("/health")
     models = [model_document(chosen, item) for item in chosen.get("/v1/models").get("data", [])]
     name = str(health.get("service") or "remote") if isinstance(health, dict) else "remote"
-    service = _document(
-        "InferenceService", name, {"ready": f"{len(models)} models", "phase": "Ready", "address": chosen.url}
-    )
+    service = _document("InferenceService", name, {"phase": "Ready", "address": chosen.url, "models": len(models)})
     return [service, *models]
 
 

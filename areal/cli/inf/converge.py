@@ -5,42 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from areal.cli.acting import acting, approver, finish, timeout_s
+from areal.cli.acting import acting, approver, timeout_s
 from areal.cli.dryrun import print_manifests
 from areal.cli.invocation import Invocation
 from areal.cli.output.emit import write
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
+    from areal.reconcilers.context import Context, Outcome
     from areal.reconcilers.requests import ApplyRequest
     from areal.state.records import StoredObject
 
 
+def preview(cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: str, *, force: bool) -> int:
+    """``--dry-run``: the plan as text, or with -o the manifests that the flags stand for."""
+    if dry_run == "client" or not cli.format.is_table:
+        print_manifests(cli, manifests, "(dry run)")
+        return 0
+    from areal.reconcilers.apply import diff
+
+    with acting(cli) as context:
+        plan = diff(context, _request(cli, manifests, force, None))
+    write(plan.to_text() or "no difference")
+    return 0
+
+
 def converge(
     cli: Invocation,
+    context: Context,
     manifests: Sequence[Mapping[str, Any]],
     *,
     what: str,
-    dry_run: str | None = None,
     force: bool = False,
     timeout: float | None = None,
-) -> int:
+) -> Outcome:
     """Apply ``manifests`` as one request. ``force`` replaces what cannot be changed and takes fields in conflict."""
-    if dry_run and (dry_run == "client" or not cli.format.is_table):
-        print_manifests(cli, manifests, "(dry run)")
-        return 0
-    request = _request(cli, manifests, force, timeout)
-    if dry_run:
-        return _plan(cli, request)
     from areal.reconcilers.apply import apply
 
-    if force:
-        cli.yes = True
-    with acting(cli) as context:
-        outcome = apply(context, request, approver(cli, what))
-    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+    cli.yes = cli.yes or force
+    return apply(context, _request(cli, manifests, force, timeout), approver(cli, what))
 
 
 def _request(
@@ -55,15 +58,6 @@ def _request(
         allow_downtime=force,
         timeout_s=timeout if timeout is not None else timeout_s(cli),
     )
-
-
-def _plan(cli: Invocation, request: ApplyRequest) -> int:
-    from areal.reconcilers.apply import diff
-
-    with acting(cli) as context:
-        plan = diff(context, request)
-    write(plan.to_text() or "no difference")
-    return 0
 
 
 def recorded(cli: Invocation, ref: Ref) -> StoredObject | None:
@@ -85,10 +79,3 @@ def laid_over(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
     merged: dict[str, Any] = merge(dict(base), dict(patch))
     return merged
-
-
-def given(ctx: click.Context, *names: str) -> bool:
-    """Whether any of these flags was written on the command line."""
-    from click.core import ParameterSource
-
-    return any(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in names)

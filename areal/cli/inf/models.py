@@ -9,7 +9,7 @@ import click
 from areal.cli import options, view
 from areal.cli.acting import acting, finish, timeout_s
 from areal.cli.dryrun import DryRunCommand, dry_run_option
-from areal.cli.inf.converge import converge, recorded
+from areal.cli.inf.converge import converge, preview, recorded
 from areal.cli.inf.flags import (
     ModelFlags,
     model_manifest,
@@ -73,11 +73,14 @@ def register(
     """
     name = service_name(cli, service)
     spec = _spec(flags, api_url, provider_api_key_env, provider_model)
-    if not dry_run:
-        _service_must_exist(cli, Ref("InferenceService", name))
-    manifest = model_manifest(model, name, spec)
+    manifests = [model_manifest(model, name, spec)]
+    if dry_run:
+        return preview(cli, manifests, dry_run, force=force)
+    _service_must_exist(cli, Ref("InferenceService", name))
     seconds = cli.timeout_s or flags.model_health_timeout or _MODEL_S
-    return converge(cli, [manifest], what="inf register", dry_run=dry_run, force=force, timeout=seconds)
+    with acting(cli) as context:
+        outcome = converge(cli, context, manifests, what="inf register", force=force, timeout=seconds)
+    return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
 def _spec(flags: ModelFlags, url: str | None, key_env: str | None, provider_model: str | None) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli import options
+from areal.cli import options, view
 from areal.cli.acting import acting, finish
 from areal.cli.dryrun import DryRunCommand, dry_run_option
-from areal.cli.inf.converge import as_recorded, converge, laid_over, recorded
+from areal.cli.inf.converge import as_recorded, converge, laid_over, preview, recorded
 from areal.cli.inf.flags import (
     ModelFlags,
     model_manifest,
@@ -23,6 +24,7 @@ from areal.cli.inf.flags import (
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.options import Seconds
 from areal.cli.targets import complete_names
+from areal.cli.verbs.operate import together
 from areal.errors import UsageFault
 from areal.resources.kinds import Ref
 
@@ -83,10 +85,12 @@ def run(
     if model:
         manifests.append(model_manifest(model, ref.name, flags.spec()))
     seconds = cli.timeout_s or _deadline(launch_timeout, flags if model else None)
-    code = converge(cli, manifests, what="inf run", dry_run=dry_run, force=force, timeout=seconds)
-    if code or dry_run:
+    if dry_run:
+        return preview(cli, manifests, dry_run, force=force)
+    code = _start(cli, ref, manifests, force, seconds)
+    if code:
         return code
-    return _awake(cli, ref) if detach else _foreground(cli, ref)
+    return _announce(cli, ref) if detach else _foreground(cli, ref)
 
 
 def _service(cli: Invocation, ref: Ref, force: bool, settings: dict[str, Any]) -> dict[str, Any]:
@@ -106,26 +110,37 @@ def _deadline(launch: float | None, model: ModelFlags | None) -> float:
     return seconds
 
 
-def _awake(cli: Invocation, ref: Ref) -> int:
-    """A service that `inf stop --keep-state` has put to sleep wakes up."""
-    found = recorded(cli, ref)
-    if found is None or not found.spec.get("suspend"):
-        return 0
+def _start(cli: Invocation, ref: Ref, manifests: list[dict[str, Any]], force: bool, seconds: float) -> int:
+    """Apply; and a service that `inf stop --keep-state` has put to sleep wakes up."""
     from areal.reconcilers import operations
 
     with acting(cli) as context:
-        outcome = operations.resume(context, ref)
-    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+        outcomes = [converge(cli, context, manifests, what="inf run", force=force, timeout=seconds)]
+        found = recorded(cli, ref)
+        if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
+            outcomes.append(operations.resume(context, ref, timeout_s=seconds))
+    return finish(cli, together(outcomes), interrupted=context.interrupted.is_set())
+
+
+def _announce(cli: Invocation, ref: Ref) -> int:
+    from areal.reconcilers.status import object_status
+
+    found = recorded(cli, ref)
+    address = object_status(cli.home, found, view.read_runs(cli.home)).address if found else None
+    if address:
+        cli.say(f"gateway: {address}; talk to it: areal inf chat --service {ref.name}")
+    return 0
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `areal inf run` starts it again."""
+    """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `areal inf run` starts it again.
+    SIGTERM does the same: a unit of an init system ends what it has started."""
     from areal.cli.verbs.logs import Wanted, show_logs
 
-    code = _awake(cli, ref)
-    if code:
-        return code
+    _announce(cli, ref)
     cli.say("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         show_logs(cli, ref, Wanted(lines=0), follow=True, until=_stopped(cli, ref))
     except KeyboardInterrupt:
@@ -152,8 +167,8 @@ def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
 def _put_to_sleep(cli: Invocation, ref: Ref) -> int:
     from areal.reconcilers import operations
 
-    cli.say("\nstopping; Ctrl-C again leaves at once")
     with acting(cli) as context:
+        cli.say("\nstopping; Ctrl-C again leaves at once")
         outcome = operations.suspend(context, ref)
     finish(cli, outcome)
     return 130

@@ -67,7 +67,8 @@ def get(
     if chosen is not None:
         from areal.cli.remote_view import get_remote
 
-        look: Callable[[], _Looked] = lambda: _Looked(*get_remote(chosen, targets))  # noqa: E731
+        single = len(targets) == 1 and "/" in targets[0]
+        look: Callable[[], _Looked] = lambda: _Looked(*get_remote(chosen, targets), single=single)  # noqa: E731
     elif targets and targets[0] in _PROCESSES:
         look = lambda: _Looked(_process_rows(cli, targets[1:]), view.PROCESS_COLUMNS, view.process_name)  # noqa: E731
     elif show_origin:

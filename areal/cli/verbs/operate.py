@@ -101,12 +101,14 @@ def _each(cli: Invocation, targets: tuple[str, ...], verb: str) -> int:
 
 
 def together(outcomes: list[Outcome]) -> Outcome:
-    """Several outcomes as one, with the status that the exit table gives them."""
+    """Several outcomes as one, with the status that the exit table gives them; of an object, what was done last."""
     from areal.errors import worst_exit
     from areal.reconcilers.context import Outcome
 
+    objects = {item.ref: item for outcome in outcomes for item in outcome.objects if item.action == "unchanged"}
+    objects.update({item.ref: item for outcome in outcomes for item in outcome.objects if item.action != "unchanged"})
     return Outcome(
-        objects=tuple(item for outcome in outcomes for item in outcome.objects),
+        objects=tuple(objects.values()),
         notes=tuple(note for outcome in outcomes for note in outcome.notes),
         exit_code=worst_exit([outcome.exit_code for outcome in outcomes]),
         addresses={ref: url for outcome in outcomes for ref, url in outcome.addresses.items()},
