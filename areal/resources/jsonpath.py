@@ -215,7 +215,7 @@ def _compare(value: Any, op: str, wanted: Any) -> bool:
         order = (value > wanted) - (value < wanted)
     except TypeError:
         return False
-    return {">": order > 0, "<": order < 0, ">=": order >= 0, "<=": order <= 0}[op]
+    return bool({">": order > 0, "<": order < 0, ">=": order >= 0, "<=": order <= 0}[op])
 
 
 def _show(value: Any) -> str:

@@ -64,6 +64,7 @@ def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceTe
 
 def _from_stdin(stdin: str | None, problems: Problems) -> SourceText:
     text = stdin or ""
+    problems.files[STDIN] = None
     data = text.encode("utf-8", "surrogateescape")
     if len(data) > MAX_FILE_BYTES:
         problems.add(Pos(STDIN, 1, 1), "", f"larger than {MAX_FILE_BYTES // 2**20} MiB, which no manifest is")
