@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,23 @@ from areal.runtime.backends.local import LocalBackend
 
 from .support import processes_under
 
+Spawn = Callable[..., "subprocess.Popen[bytes]"]
 MakeBackend = Callable[..., LocalBackend]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawn]:
+    """``subprocess.Popen`` of a bystander: killed after the test, however it ends."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        processes.append(subprocess.Popen(*args, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

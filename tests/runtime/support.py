@@ -72,7 +72,7 @@ def run_spec(uid: str = "r1", argv: tuple[str, ...] = SLEEPER, **changes: object
     return RunSpec(uid=uid, argv=argv, **fields)  # type: ignore[arg-type]
 
 
-def until(condition: Callable[[], T], what: str) -> T:
+def until(condition: Callable[[], T | None], what: str) -> T:
     """The first true value of ``condition``; fails after a patience far longer than it ever takes."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

@@ -7,7 +7,6 @@ import pwd
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,20 @@ from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.ports import FIRST_PORT, LAST_PORT, bind_error, candidates, listening_pids, port_owner
 
-from .conftest import MakeBackend
+from .conftest import MakeBackend, Spawn
 from .support import run_spec
 
 
 @pytest.fixture
-def stranger() -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def stranger(spawn: Spawn) -> tuple[int, subprocess.Popen[bytes]]:
     """A server that knows nothing of leases: its port and process."""
     source = (
         "import socket, time; s = socket.create_server(('127.0.0.1', 0))\n"
         "print(s.getsockname()[1], flush=True); time.sleep(1000)"
     )
-    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    process = spawn([sys.executable, "-c", source], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    yield int(process.stdout.readline()), process
-    process.kill()
-    process.communicate()
+    return int(process.stdout.readline()), process
 
 
 def test_two_claimants_get_different_ports(make_local: MakeBackend) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.doctor import Trouble, inspect, repair
 
+from .conftest import Spawn
 from .support import FORKING_COMPONENT, alive, log_text, processes_under, python, run_spec, until
 
 
@@ -98,9 +98,9 @@ def test_unreadable_record_is_reported_and_left_to_a_person(local: LocalBackend)
     assert Path(local.store.folder("r1")).exists()
 
 
-def test_lease_that_outlived_its_run_is_found_with_its_holder(local: LocalBackend) -> None:
+def test_lease_that_outlived_its_run_is_found_with_its_holder(local: LocalBackend, spawn: Spawn) -> None:
     lease = local.leases.acquire("port-20001", owner="Model/qwen", uid="r9")
-    heir = subprocess.Popen(["sleep", "1000"], pass_fds=[lease.fd])
+    heir = spawn(["sleep", "1000"], pass_fds=[lease.fd])
     lease.close()
 
     (problem,) = inspect(local)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from areal.errors import NoCapacity
 from areal.runtime.backends.base import Phase
 from areal.runtime.gpus import Gpu, GpuListing, GpuProcess, list_gpus, squatter, visible, wait_for_memory
 
-from .conftest import MakeBackend
+from .conftest import MakeBackend, Spawn
 from .support import log_text, run_spec, until_phase
 
 GIB = 1 << 30
@@ -48,7 +47,11 @@ def set_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetGpus:
     monkeypatch.setenv("NVML_STATE", str(state))
     for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         monkeypatch.delenv(name, raising=False)
-    return lambda value: state.write_text(json.dumps(value)) and None
+
+    def write(value: object) -> None:
+        state.write_text(json.dumps(value))
+
+    return write
 
 
 def card(uuid: str, used: int = 0, processes: object = ()) -> dict[str, object]:
@@ -93,8 +96,8 @@ def test_listing_without_binding_names_the_extra_to_install(tmp_path: Path, monk
     assert "areal[gpu]" in list_gpus().reason
 
 
-def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, set_gpus: SetGpus) -> None:
-    squatting = subprocess.Popen(["sleep", "1000"])
+def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, set_gpus: SetGpus, spawn: Spawn) -> None:
+    squatting = spawn(["sleep", "1000"])
     set_gpus([card("GPU-a"), card("GPU-b", GIB, [[squatting.pid, GIB]]), card("GPU-c"), card("GPU-d", 90 * GIB)])
     local = make_local()
     local.start(run_spec(gpus=("GPU-c",)))
@@ -105,8 +108,6 @@ def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, s
     assert set(capacity.squatters) == {"GPU-b", "GPU-d"}
     assert f"pid {squatting.pid} (sleep 1000, user id {os.getuid()})" in capacity.squatters["GPU-b"]
     assert "90.0 GiB are used by processes that cannot be seen" in capacity.squatters["GPU-d"]
-    squatting.kill()
-    squatting.wait()
     set_gpus([])
 
 

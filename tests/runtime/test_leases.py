@@ -13,6 +13,8 @@ import pytest
 from areal.errors import ArealError, NoCapacity
 from areal.runtime.leases import LEASE_DIR_VARIABLE, LeaseDir
 
+from .conftest import Spawn
+
 
 @pytest.fixture
 def leases(lease_dir: Path) -> LeaseDir:
@@ -42,10 +44,10 @@ def test_acquire_after_close_succeeds(leases: LeaseDir, neighbours: LeaseDir) ->
 
 
 def test_lease_stays_with_the_process_that_inherited_it_and_dies_with_it(
-    leases: LeaseDir, neighbours: LeaseDir
+    leases: LeaseDir, neighbours: LeaseDir, spawn: Spawn
 ) -> None:
     lease = leases.acquire("port-1", owner="Model/a")
-    heir = subprocess.Popen(["sleep", "1000"], pass_fds=[lease.fd])
+    heir = spawn(["sleep", "1000"], pass_fds=[lease.fd])
     lease.close()
     assert neighbours.is_held("port-1")
     assert leases.holding_pids("port-1") == [heir.pid]
@@ -56,18 +58,18 @@ def test_lease_stays_with_the_process_that_inherited_it_and_dies_with_it(
     assert not neighbours.is_held("port-1")
 
 
-def test_lease_of_a_killed_claimant_is_free(leases: LeaseDir, lease_dir: Path) -> None:
+def test_lease_of_a_killed_claimant_is_free(leases: LeaseDir, lease_dir: Path, spawn: Spawn) -> None:
     source = (
         "import sys, time; from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
         "lease = LeaseDir(Path(sys.argv[1]), scope='x').acquire('port-1', owner='Model/a')\n"
         "print('held', flush=True); time.sleep(1000)"
     )
-    claimant = subprocess.Popen([sys.executable, "-c", source, str(lease_dir)], stdout=subprocess.PIPE)
+    claimant = spawn([sys.executable, "-c", source, str(lease_dir)], stdout=subprocess.PIPE)
     assert claimant.stdout is not None and claimant.stdout.readline() == b"held\n"
     assert leases.is_held("port-1")
 
     claimant.kill()
-    claimant.communicate()
+    claimant.wait()
 
     leases.acquire("port-1", owner="Model/b").close()
 
@@ -118,20 +120,17 @@ def test_is_held_of_a_lease_nobody_ever_took_is_false_and_makes_no_file(leases: 
     assert not lease_dir.exists()
 
 
-def test_looking_at_a_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path) -> None:
+def test_looking_at_a_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path, spawn: Spawn) -> None:
     source = (
         "import sys; from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
         "leases = LeaseDir(Path(sys.argv[1]), scope='x'); print('go', flush=True)\n"
         "while True: leases.is_held('port-1')"
     )
-    watcher = subprocess.Popen([sys.executable, "-c", source, str(lease_dir)], stdout=subprocess.PIPE)
+    watcher = spawn([sys.executable, "-c", source, str(lease_dir)], stdout=subprocess.PIPE)
     assert watcher.stdout is not None and watcher.stdout.readline() == b"go\n"
 
     for _ in range(300):
         leases.acquire("port-1", owner="Model/a").close()
-
-    watcher.kill()
-    watcher.communicate()
 
 
 def test_lease_folder_and_files_serve_every_user(leases: LeaseDir, lease_dir: Path) -> None:

@@ -17,6 +17,7 @@ from areal.runtime import records
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 
+from .conftest import Spawn
 from .support import alive, run_spec
 
 
@@ -106,20 +107,18 @@ def test_observe_of_a_container_that_is_gone_is_dead_by_its_life_lock(local: Loc
     assert local.observe()["r1"].phase is Phase.DEAD
 
 
-def test_stop_of_a_recycled_pid_signals_nobody(local: LocalBackend) -> None:
+def test_stop_of_a_recycled_pid_signals_nobody(local: LocalBackend, spawn: Spawn) -> None:
     """The record of a dead run whose pid was given to a stranger."""
     local.start(run_spec())
     local.stop("r1")
     (Path(local.store.folder("r1")) / records.EXIT).unlink()
-    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    stranger = spawn(["sleep", "1000"], start_new_session=True)
     edit(local, records.ID, pid=stranger.pid, session_id=stranger.pid)
 
     report = local.stop("r1")
 
     assert not report.was_alive and report.swept_pids == ()
     assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait()
 
 
 def test_stop_and_forget_of_a_run_of_another_machine_are_refused(local: LocalBackend) -> None:

@@ -11,7 +11,8 @@ import pytest
 from areal.runtime.probes import Response, Unreachable, http_get, http_json_pid
 from areal.runtime.shim.probe import LivenessProbe, split_url
 
-Serve = Callable[[Callable[[socket.socket], None]], str]
+Treat = Callable[[socket.socket], None]
+Serve = Callable[[Treat], str]
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def serve() -> Iterator[Serve]:
     """A server that treats each connection with the given function, in a thread of its own."""
     servers: list[socket.socket] = []
 
-    def start(treat: Callable[[socket.socket], None]) -> str:
+    def start(treat: Treat) -> str:
         server = socket.create_server(("127.0.0.1", 0))
         servers.append(server)
 
@@ -44,7 +45,7 @@ def serve() -> Iterator[Serve]:
         server.close()
 
 
-def answering(text: str) -> Callable[[socket.socket], None]:
+def answering(text: str) -> Treat:
     def treat(connection: socket.socket) -> None:
         connection.recv(65536)
         connection.sendall(text.encode())
@@ -192,8 +193,12 @@ def test_liveness_of_a_new_component_starts_over(serve: Serve) -> None:
 
 def test_liveness_of_a_silent_component_runs_out_of_patience(serve: Serve) -> None:
     release = threading.Event()
-    answers = [answering(OK), lambda connection: release.wait(60)]
-    probe = liveness(serve(lambda connection: answers.pop(0)(connection)), threshold=1)  # type: ignore[arg-type, return-value]
+
+    def hang(connection: socket.socket) -> None:
+        release.wait(60)
+
+    treatments: list[Treat] = [answering(OK), hang]
+    probe = liveness(serve(lambda connection: treatments.pop(0)(connection)), threshold=1)
     probe_once(probe)
 
     probe.tick(probe.due)

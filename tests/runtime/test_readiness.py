@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from areal.runtime.backends.local import LocalBackend
 from areal.runtime.ports import port_owner
 from areal.runtime.readiness import wait_ready
 
+from .conftest import Spawn
 from .support import HTTP_COMPONENT, NEVER, python, run_spec, until
 
 
@@ -78,14 +78,12 @@ def test_wait_ready_past_the_deadline_says_what_is_missing(local: LocalBackend) 
 
 
 @pytest.fixture
-def impostor(local: LocalBackend) -> Iterator[str]:
+def impostor(local: LocalBackend, spawn: Spawn) -> str:
     """Somebody else's server: its URL."""
     (port,) = local.claim_ports(1, owner="Model/other")
-    process = subprocess.Popen([sys.executable, "-c", HTTP_COMPONENT, str(port)], stdout=subprocess.DEVNULL)
+    spawn([sys.executable, "-c", HTTP_COMPONENT, str(port)], stdout=subprocess.DEVNULL)
     until(lambda: port_owner(port), "the impostor to listen")
-    yield f"http://127.0.0.1:{port}"
-    process.kill()
-    process.wait()
+    return f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize(

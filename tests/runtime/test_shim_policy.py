@@ -97,7 +97,8 @@ def test_any_history_keeps_to_the_budget_and_the_bounds(
     histories: list[tuple[float, float]], count: int, window_s: float, jitter: float
 ) -> None:
     history = budget(budget_count=count, budget_window_s=window_s, jitter=jitter)
-    now, restarts = 0.0, []
+    now = 0.0
+    restarts: list[float] = []
     for ran_s, spread in histories:
         now += ran_s
         decision = history.decide(exited(), ran_s, now, spread)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +17,14 @@ from areal.runtime import signals
 from areal.runtime.identity import ProcessIdentity, identify
 from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified
 
+from .conftest import Spawn
 from .support import alive, until
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+def sleeper(spawn: Spawn) -> subprocess.Popen[bytes]:
     """A session leader that has nothing to do with areal."""
-    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
+    return spawn(["sleep", "1000"], start_new_session=True)
 
 
 def recycled(identity: ProcessIdentity) -> ProcessIdentity:
@@ -81,20 +79,31 @@ def test_wait_dead_returns_when_the_process_ends(sleeper: subprocess.Popen[bytes
     assert signals.wait_dead(identity, 30)
 
 
-def leaderless_session(tmp_path: Path, environment: dict[str, str] | None = None) -> tuple[ProcessIdentity, int]:
-    """The identity of a dead session leader and the pid of a member that outlived it."""
-    pid_file = tmp_path / "member"
-    script = f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; read wait"
-    leader = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, env=environment)
-    member = int(until(lambda: pid_file.exists() and pid_file.read_text(), "the member"))
-    identity = identify(leader.pid)
-    leader.kill()
-    leader.communicate()
-    return identity, member
+Leaderless = Callable[..., tuple[ProcessIdentity, int]]
 
 
-def test_sweep_of_a_dead_leaders_session_kills_its_members(tmp_path: Path) -> None:
-    identity, member = leaderless_session(tmp_path)
+@pytest.fixture
+def leaderless(tmp_path: Path) -> Iterator[Leaderless]:
+    """The identity of a dead session leader, and the pid of a member that outlived it."""
+    members: list[ProcessIdentity] = []
+
+    def make(environment: dict[str, str] | None = None) -> tuple[ProcessIdentity, int]:
+        pid_file = tmp_path / "member"
+        script = f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; read wait"
+        leader = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, env=environment)
+        members.append(identify(int(until(lambda: pid_file.exists() and pid_file.read_text(), "the member"))))
+        identity = identify(leader.pid)
+        leader.kill()
+        leader.communicate()
+        return identity, members[-1].pid
+
+    yield make
+    for member in members:
+        signals.send(member, signal.SIGKILL)
+
+
+def test_sweep_of_a_dead_leaders_session_kills_its_members(leaderless: Leaderless) -> None:
+    identity, member = leaderless()
 
     assert signals.sweep_run(identity, "/no/such/run") == (member,)
 
@@ -108,8 +117,10 @@ def test_sweep_of_a_dead_leaders_session_kills_its_members(tmp_path: Path) -> No
         {"autogroup": "/autogroup-0"},  # the kernel counts it to another session
     ],
 )
-def test_sweep_of_a_session_that_reused_the_number_kills_nobody(tmp_path: Path, changes: dict[str, object]) -> None:
-    identity, member = leaderless_session(tmp_path)
+def test_sweep_of_a_session_that_reused_the_number_kills_nobody(
+    leaderless: Leaderless, changes: dict[str, object]
+) -> None:
+    identity, member = leaderless()
     if "autogroup" in changes and not identity.autogroup:
         pytest.skip("this kernel has no autogroups")
 
@@ -117,12 +128,11 @@ def test_sweep_of_a_session_that_reused_the_number_kills_nobody(tmp_path: Path, 
 
     assert swept == ()
     assert alive(member)
-    os.kill(member, signal.SIGKILL)
 
 
-def test_sweep_spares_a_member_that_belongs_to_another_run(tmp_path: Path) -> None:
+def test_sweep_spares_a_member_that_belongs_to_another_run(leaderless: Leaderless) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: "/another/run"}
-    identity, member = leaderless_session(tmp_path, environment)
+    identity, member = leaderless(environment)
 
     assert signals.sweep_run(identity, "/no/such/run") == ()
 
@@ -130,16 +140,16 @@ def test_sweep_spares_a_member_that_belongs_to_another_run(tmp_path: Path) -> No
     assert signals.sweep_run(identity, "/another/run") == (member,)
 
 
-def test_sweep_kills_a_process_that_left_the_session(tmp_path: Path) -> None:
+def test_sweep_kills_a_process_that_left_the_session(tmp_path: Path, spawn: Spawn) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
-    process = subprocess.Popen(["sleep", "1000"], start_new_session=True, env=environment)
+    process = spawn(["sleep", "1000"], start_new_session=True, env=environment)
 
     assert signals.sweep_run(None, str(tmp_path)) == (process.pid,)
 
     assert process.wait(30) == -signal.SIGKILL
 
 
-def test_sweep_outruns_a_session_that_keeps_forking(tmp_path: Path) -> None:
+def test_sweep_outruns_a_session_that_keeps_forking(tmp_path: Path, spawn: Spawn) -> None:
     source = """
 import os, time
 while True:
@@ -147,7 +157,7 @@ while True:
         os._exit(0)
     time.sleep(0.003)
 """
-    leader = subprocess.Popen(
+    leader = spawn(
         [sys.executable, "-I", "-S", "-c", source],
         start_new_session=True,
         env={**os.environ, RUN_DIR_VARIABLE: str(tmp_path)},
@@ -160,15 +170,12 @@ while True:
     assert signals.sweep_run(identity, str(tmp_path)) == ()
 
 
-def test_find_shim_finds_the_session_leader_of_a_folder_only(tmp_path: Path) -> None:
+def test_find_shim_finds_the_session_leader_of_a_folder_only(tmp_path: Path, spawn: Spawn) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
-    follower = subprocess.Popen(["sleep", "1000"], env=environment)
+    spawn(["sleep", "1000"], env=environment)
     assert signals.find_shim(str(tmp_path)) is None
 
-    leader = subprocess.Popen(["sleep", "1000"], start_new_session=True, env=environment)
+    leader = spawn(["sleep", "1000"], start_new_session=True, env=environment)
     found = signals.find_shim(str(tmp_path))
 
     assert found is not None and found.pid == leader.pid
-    for process in (leader, follower):
-        process.kill()
-        process.wait()
