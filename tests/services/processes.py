@@ -151,9 +151,9 @@ class Processes:
         threading.Thread(target=_pump, args=(process,), name=f"log-{popen.pid}", daemon=True).start()
         return process
 
-    def _service(self, module: str, *argv: str, keyed: bool = True) -> Process:
+    def service(self, module: str, *argv: str, keyed: bool = True, env: dict[str, str] | None = None) -> Process:
         key = ("--admin-key-file", str(self.key_file)) if keyed else ()
-        process = self.spawn("-m", f"areal.services.inference.{module}", "--port", "0", *key, *argv)
+        process = self.spawn("-m", f"areal.services.inference.{module}", "--port", "0", *key, *argv, env=env)
         process.port = int(process.wait_log(_LISTENS.pattern)[1])
         return process
 
@@ -163,16 +163,16 @@ class Processes:
         return process
 
     def router(self, *argv: str) -> Process:
-        return self._service("router", "--health-period", "0.2", *argv)
+        return self.service("router", "--health-period", "0.2", *argv)
 
     def gateway(self, router: Process, *argv: str) -> Process:
-        process = self._service("gateway", "--router-url", router.url, *argv)
+        process = self.service("gateway", "--router-url", router.url, *argv)
         wait_ready(process)
         return process
 
     def data_proxy(self, engine: Process, tokenizer: Path, *argv: str, model: str = "tiny") -> Process:
         flags = ("--model", model, "--engine", "embedded", "--engine-url", engine.url)
-        process = self._service("data_proxy", *flags, "--tokenizer-path", str(tokenizer), *argv)
+        process = self.service("data_proxy", *flags, "--tokenizer-path", str(tokenizer), *argv)
         wait_ready(process)
         return process
 

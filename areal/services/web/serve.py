@@ -24,6 +24,7 @@ from areal.services.web.service import Service
 _log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 120.0  # longer than POOL_IDLE_S of our clients
 _BACKLOG = 4096
+_JUST_ACCEPTED_S = 0.25
 
 
 async def serve(service: Service, options: ServeOptions) -> None:
@@ -39,14 +40,26 @@ async def serve(service: Service, options: ServeOptions) -> None:
         shutdown_timeout=options.drain_timeout_s,
     )
     await runner.setup()
-    await web.SockSite(runner, sock, backlog=_BACKLOG).start()
+    site = web.SockSite(runner, sock, backlog=_BACKLOG)
+    await site.start()
     host, port = sock.getsockname()[:2]
     _log.info("%s listens on %s port %d", service.component, host, port)
     await stop.wait()
     _log.info("%s drains %d requests", service.component, service.lifetime.in_flight)
     service.lifetime.drain()
-    if not await _unless(runner.cleanup(), now):
+    if not await _unless(_drain(site, runner), now):
         _log.warning("%s stops now, %d requests unfinished", service.component, service.lifetime.in_flight)
+
+
+async def _drain(site: web.SockSite, runner: web.AppRunner) -> None:
+    """Close the listener, give connections that were just accepted a moment to speak, then finish what runs.
+
+    The moment is needed: a connection that is told to close before it has said anything drops what comes and
+    lingers until the drain's deadline.
+    """
+    await site.stop()
+    await asyncio.sleep(_JUST_ACCEPTED_S)
+    await runner.cleanup()
 
 
 def run_service(main: Callable[[], Coroutine[Any, Any, None]], log_level: str) -> None:

@@ -12,6 +12,7 @@ from areal.services.web.errors import bad_request
 
 _BYTES_PER_TOKEN = 4
 _DEFAULT_ANSWER_TOKENS = 256
+_MOST_ANSWER_TOKENS = 131_072  # a call that asks for more should not keep a worker empty
 _PREFIX_CHARS = 4096
 _PREFIX_TOKENS = 512
 
@@ -34,7 +35,9 @@ def read_envelope(body: bytes, *, with_prefix: bool) -> Envelope:
 
 def _answer_tokens(data: dict[str, Any]) -> float:
     asked = data.get("max_completion_tokens", data.get("max_tokens"))
-    return float(asked) if isinstance(asked, int) and asked > 0 else _DEFAULT_ANSWER_TOKENS
+    if type(asked) is not int or asked <= 0:
+        return _DEFAULT_ANSWER_TOKENS
+    return float(min(asked, _MOST_ANSWER_TOKENS))
 
 
 def prompt_prefix(data: dict[str, Any]) -> bytes | None:

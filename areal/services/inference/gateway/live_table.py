@@ -8,6 +8,8 @@ ready worker is suspect, they are tried all the same.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
+from typing import Any
 
 from areal.services.inference.router.table import DEAD, READY, Followed, Limits, ModelEntry, Snapshot, WorkerEntry
 from areal.services.web.errors import ApiError
@@ -40,6 +42,12 @@ class LiveTable:
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
         self.received.set()
         self._wake()
+
+    def summary(self) -> dict[str, Any]:
+        """What this relay goes by, for whoever asks its health."""
+        table = self.snapshot
+        about = {"epoch": table.epoch, "serial": table.serial, "synced": table.synced, "strategy": table.strategy}
+        return {**about, "limits": asdict(self.limits)}
 
     def _wake(self) -> None:
         self._changed.set()

@@ -41,7 +41,13 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
     table = LiveTable(limits)
     headers = options.key.bearer() if options.key else {}
     follower = Follower(table, http, router_url, headers)
-    service = Service("gateway", key=options.key, loopback=options.loopback, not_ready=lambda: not_ready(table))
+    service = Service(
+        "gateway",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=lambda: not_ready(table),
+        details=lambda: {"router_connected": follower.connected, "table": table.summary()},
+    )
     metrics = RelayMetrics(service.metrics)
     relay = Relay(table, follower, Admission(table, metrics.queued), http, metrics)
     GatewayRoutes(table, relay, RouterProxy(http, router_url, headers)).add_to(service)

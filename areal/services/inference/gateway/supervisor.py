@@ -48,8 +48,10 @@ class Supervisor:
 
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        while not (self._stopping and not self._living()):
+        while True:
             self._reap()
+            if self._stopping and not self._living():
+                return
             if not self._stopping:
                 self._start_due()
             received = signal.sigtimedwait(_SIGNALS, self._sleep_s())

@@ -33,9 +33,9 @@ class EngineHttp:
                     await _raise_for(response)
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EngineUnavailable(f"the engine does not answer: {error}") from error
+            raise EngineUnavailable("the engine does not answer") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFailed(f"the connection to the engine broke: {error!r}") from error
+            raise EngineFailed("the connection to the engine broke") from error
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short call whose failure is nobody's: abort."""

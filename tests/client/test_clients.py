@@ -1,0 +1,134 @@
+"""The standard-library clients against a real server process, and what they import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.client.admin import AdminClient
+from areal.client.chat import ChatClient
+from areal.errors import ArealError, NotFound, TimedOut
+from tests.services.inference.conftest import House, build_house
+from tests.services.processes import Processes, engine_calls, script
+from tests.services.tokenizer_folder import write_tokenizer
+
+USER = [{"role": "user", "content": "Hello"}]
+ANSWER = "Hello there, friend!"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    processes = Processes(tmp_path_factory.mktemp("client"))
+    yield build_house(processes, write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    processes.stop()
+
+
+@pytest.fixture
+def house(running: House) -> House:
+    script(running.engine, reset=True)
+    return running
+
+
+@pytest.fixture
+def chat(house: House) -> ChatClient:
+    return ChatClient(house.gateway.url, house.key, timeout_s=30)
+
+
+def test_chat_streams_pieces_and_says_why_it_ended(chat: ChatClient) -> None:
+    with chat.stream(USER, model="tiny", stream_options={"include_usage": True}) as stream:
+        pieces = list(stream)
+    assert "".join(piece.text for piece in pieces) == ANSWER
+    assert len([piece for piece in pieces if piece.text]) > 1
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
+    usage = pieces[-1].usage
+    assert usage is not None and usage["completion_tokens"] > 0
+
+
+def test_chat_streams_logprobs(chat: ChatClient) -> None:
+    with chat.stream(USER, logprobs=True) as stream:
+        entries = [entry for piece in stream for entry in piece.logprobs]
+    assert "".join(entry.token for entry in entries[:-1]) == ANSWER
+    assert all(entry.logprob < 0 for entry in entries)
+
+
+def test_chat_whole_is_one_piece(chat: ChatClient, house: House) -> None:
+    piece = chat.complete(USER, temperature=0.5, max_tokens=None)
+    assert (piece.text, piece.finish_reason) == (ANSWER, "stop") and piece.usage
+    assert house.engine_saw()["sampling"]["temperature"] == 0.5
+
+
+def test_chat_left_early_ends_the_generation(chat: ChatClient, house: House) -> None:
+    script(house.engine, gate=2)
+    with chat.stream(USER) as stream:
+        next(stream)
+    assert engine_calls(house.engine, until="cancelled")
+
+
+def test_chat_lists_models(chat: ChatClient) -> None:
+    assert chat.models() == ["tiny"]
+
+
+def test_chat_with_an_unknown_model_is_not_found(chat: ChatClient) -> None:
+    with pytest.raises(NotFound, match="nope"), chat.stream(USER, model="nope") as stream:
+        next(stream)
+
+
+def test_chat_with_a_wrong_key_says_so_and_not_which(house: House) -> None:
+    with pytest.raises(ArealError) as caught:
+        ChatClient(house.gateway.url, "wrong-key").complete(USER)
+    assert "key" in (caught.value.hint or "") and "wrong-key" not in str(caught.value)
+
+
+def test_chat_error_in_the_stream_is_raised(chat: ChatClient, house: House) -> None:
+    script(house.engine, error_after=2)
+    with pytest.raises(ArealError, match="scripted error line"), chat.stream(USER) as stream:
+        list(stream)
+
+
+def test_chat_silence_is_a_timeout(house: House) -> None:
+    script(house.engine, gate=0)
+    with pytest.raises(TimedOut):
+        ChatClient(house.gateway.url, house.key, timeout_s=0.3).complete(USER)
+
+
+def test_chat_with_nobody_there_says_whom_it_called() -> None:
+    with pytest.raises(ArealError, match=r"127\.0\.0\.1:9"):
+        ChatClient("http://127.0.0.1:9").complete(USER)
+
+
+def test_chat_with_something_that_is_no_gateway_says_what_came(house: House) -> None:
+    with pytest.raises(ArealError, match="no such path"):
+        ChatClient(house.router.url, house.key).complete(USER)
+
+
+def test_admin_client_returns_status_and_body(house: House) -> None:
+    client = AdminClient(house.router.url, house.key)
+    status, body = client.get("/workers")
+    assert status == 200 and body["workers"][0]["model"] == "tiny"
+    assert client.post("/drain", {"worker_id": "nobody"})[0] == 404
+    assert AdminClient(house.router.url).get("/workers")[0] == 401
+
+
+def test_admin_client_keeps_a_base_path_and_its_key_to_itself(house: House) -> None:
+    client = AdminClient(house.gateway.url + "/v1", house.key)
+    assert client.get("/models")[1]["models"] == ["tiny"]
+    assert house.key not in repr(client)
+
+
+def test_admin_client_with_nobody_there_raises_oserror() -> None:
+    with pytest.raises(OSError):
+        AdminClient("http://127.0.0.1:9", timeout_s=2).get("/workers")
+
+
+def test_clients_import_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; import areal.client.admin, areal.client.chat;"
+        "print([n for n in sys.modules if n.split('.')[0] in ('pydantic','aiohttp','httpx','yaml','torch','orjson')])"
+    )
+    root = str(Path(__file__).parents[2])
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,106 @@
+"""A data proxy before an external OpenAI-compatible API: here that is another gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal.errors import UsageFault
+from areal.services.inference.data_proxy.options import external_base_url
+from tests.services.inference.conftest import CHAT, House
+from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
+
+BODY = {"model": "friend", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def external(processes: Processes, url: str, key: str | None, *flags: str) -> Process:
+    """A data proxy that knows ``tiny`` of the API at ``url`` as ``friend``."""
+    argv = ("--model", "friend", "--engine", "external", "--engine-url", url, "--provider-model", "tiny", *flags)
+    env = {"AREAL_PROVIDER_API_KEY": key} if key else {}
+    return processes.service("data_proxy", *argv, env=env)
+
+
+@pytest.fixture(scope="module")
+def friend(shared_house: House, module_processes: Processes) -> Process:
+    proxy = external(module_processes, shared_house.gateway.url, shared_house.key)
+    wait_ready(proxy)
+    return proxy
+
+
+def test_external_model_answers_under_our_name_for_it(
+    house: House, friend: Process, module_processes: Processes
+) -> None:
+    answer = friend.call("POST", CHAT, BODY, key=module_processes.key)
+    assert answer.status == 200, answer.body
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello there, friend!"
+    assert int(answer.headers["x-areal-overhead-us"]) > 0
+
+
+def test_external_model_streams(house: House, friend: Process, module_processes: Processes) -> None:
+    events = list(Stream(friend.port, CHAT, BODY, module_processes.key).events())
+    assert chat_text(events) == "Hello there, friend!" and events[-1] == "[DONE]"
+
+
+def test_external_fields_we_do_not_know_go_through(house: House, friend: Process, module_processes: Processes) -> None:
+    body = {**BODY, "chat_template_kwargs": {"enable_thinking": False}}
+    assert friend.call("POST", CHAT, body, key=module_processes.key).status == 200
+    assert house.engine_saw()["input_ids"]
+
+
+def test_external_refusal_goes_through(house: House, friend: Process, module_processes: Processes) -> None:
+    answer = friend.call("POST", CHAT, {**BODY, "messages": []}, key=module_processes.key)
+    assert answer.status == 400 and answer.json()["error"]["param"] == "messages"
+
+
+def test_external_stream_that_breaks_passes_the_error_event_on(
+    house: House, friend: Process, module_processes: Processes
+) -> None:
+    script(house.engine, error_after=3)
+    events = list(Stream(friend.port, CHAT, BODY, module_processes.key).events())
+    assert events[-1]["error"]["code"] == "engine_failed"
+
+
+def test_external_other_model_is_404_and_key_of_ours_is_asked(friend: Process, module_processes: Processes) -> None:
+    assert friend.call("POST", CHAT, {**BODY, "model": "tiny"}, key=module_processes.key).status == 404
+    assert friend.call("POST", CHAT, BODY).status == 401
+
+
+def test_external_key_file_is_as_good_as_the_variable(
+    shared_house: House, processes: Processes, tmp_path: Path
+) -> None:
+    file = tmp_path / "provider.key"
+    file.write_text(shared_house.key + "\n")
+    wait_ready(external(processes, shared_house.gateway.url, None, "--provider-key-file", str(file)))
+
+
+def test_external_wrong_key_is_why_it_is_not_ready(shared_house: House, processes: Processes) -> None:
+    proxy = external(processes, shared_house.gateway.url, "wrong")
+    wait_until(lambda: "does not take the key" in (proxy.call("GET", "/ready").json()["reason"] or ""))
+    assert "wrong" not in proxy.call("GET", "/ready").body.decode()
+
+
+def test_external_api_that_does_not_answer_is_503(processes: Processes) -> None:
+    proxy = external(processes, "http://127.0.0.1:9", "k")
+    answer = proxy.call("POST", CHAT, BODY, key=processes.key)
+    assert answer.status == 503 and answer.json()["error"]["code"] == "engine_unavailable"
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("https://api.example.com", "https://api.example.com/v1"),
+        ("https://api.example.com/v1/", "https://api.example.com/v1"),
+        ("http://127.0.0.1:8000/openai/v1", "http://127.0.0.1:8000/openai/v1"),
+    ],
+)
+def test_external_url_is_the_apis_base(given: str, used: str) -> None:
+    assert external_base_url(given) == used
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc", "api.example.com", "http://u:p@h/v1", "http://169.254.169.254/v1", "http://[fe80::1]/v1"]
+)
+def test_external_url_that_is_none_or_reaches_metadata_is_refused(url: str) -> None:
+    with pytest.raises(UsageFault):
+        external_base_url(url)

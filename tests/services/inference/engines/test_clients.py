@@ -1,0 +1,189 @@
+"""Engine clients against servers that speak each engine's documented routes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from areal.services.inference.engines.base import (
+    EngineCall,
+    EngineDelta,
+    EngineFailed,
+    EngineRefused,
+    EngineUnavailable,
+    FinishReason,
+    Sampling,
+    TokenEngine,
+)
+from areal.services.inference.engines.clients import TOKEN_ENGINES, open_engine
+from areal.services.web.outgoing import open_session
+from tests.services.scripted_api import ScriptedApi, scripted_api
+
+CALL = EngineCall("call-1", (1, 2, 3), Sampling(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2))
+PATHS = {"embedded": "POST /generate", "vllm": "POST /v1/completions", "sglang": "POST /generate"}
+VLLM_MODELS = (200, {"data": [{"id": "/models/tiny", "max_model_len": 77}]})
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with open_session() as session:
+        yield session
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ScriptedApi]:
+    async with scripted_api() as api:
+        api.replies |= {"GET /health": (200, {}), "GET /v1/models": VLLM_MODELS}
+        yield api
+
+
+async def engine(kind: str, http: aiohttp.ClientSession, url: str) -> TokenEngine:
+    client = open_engine(kind, http, url, {"Authorization": "Bearer k"})
+    await client.state()  # as a data proxy does before it sends anything
+    return client
+
+
+async def collect(client: TokenEngine, call: EngineCall = CALL) -> list[EngineDelta]:
+    return [delta async for delta in client.generate(call)]
+
+
+async def test_vllm_asks_for_token_ids_and_reads_them(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+    api.replies["POST /v1/completions"] = [
+        {"choices": [_vllm_choice([5], finish=None)]},
+        {"choices": [_vllm_choice([9], finish="stop")]},
+        {"choices": [], "usage": {}},
+        "[DONE]",
+    ]
+    deltas = await collect(await engine("vllm", http, api.url))
+    assert [delta.token_ids for delta in deltas] == [(5,), (9,)]
+    assert deltas[0].logprobs == (-0.5,) and deltas[0].versions == (-1,)
+    assert deltas[0].top_logprobs == (((5, -0.5), (6, -1.0)),)
+    assert deltas[1].finish_reason is FinishReason.STOP and deltas[1].stop_token_id == 9
+    body = api.bodies("POST /v1/completions")[0]
+    assert body["model"] == "/models/tiny" and body["prompt"] == [1, 2, 3] and body["stream"] is True
+    assert body["return_token_ids"] is True and body["return_tokens_as_token_ids"] is True
+    assert (body["max_tokens"], body["temperature"], body["logprobs"], body["stop_token_ids"]) == (4, 0.5, 2, [9])
+
+
+def _vllm_choice(ids: list[int], finish: str | None) -> dict[str, Any]:
+    top = [{f"token_id:{token}": -0.5, f"token_id:{token + 1}": -1.0, f"token_id:{token + 2}": -9.0} for token in ids]
+    logprobs = {"tokens": [], "token_logprobs": [-0.5] * len(ids), "top_logprobs": top}
+    return {"index": 0, "text": "", "token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
+
+
+async def test_vllm_says_its_context_and_its_model(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+    state = await open_engine("vllm", http, api.url, {}).state()
+    assert state.not_ready is None and state.max_model_len == 77
+    api.replies["GET /v1/models"] = (200, {"data": []})
+    assert (await open_engine("vllm", http, api.url, {}).state()).not_ready
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+async def test_sglang_events_are_read_whether_they_repeat_or_not(
+    http: aiohttp.ClientSession, api: ScriptedApi, cumulative: bool
+) -> None:
+    ids = [5, 6, 9]
+    events: list[Any] = []
+    for count in range(1, 4):
+        shown = ids[:count] if cumulative else ids[count - 1 : count]
+        finish = {"type": "stop", "matched": 9} if count == 3 else None
+        events.append(_sglang_event(shown, count, finish))
+    api.replies["POST /generate"] = [*events, "[DONE]"]
+    deltas = await collect(await engine("sglang", http, api.url))
+    assert [delta.token_ids for delta in deltas] == [(5,), (6,), (9,)]
+    assert all(delta.versions == (7,) and delta.logprobs == (-0.5,) for delta in deltas)
+    assert deltas[0].top_logprobs == (((5, -0.5), (6, -1.0)),)
+    assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == 9
+    body = api.bodies("POST /generate")[0]
+    assert body["rid"] == "call-1" and body["input_ids"] == [1, 2, 3] and body["top_logprobs_num"] == 2
+    assert body["sampling_params"] | {"max_new_tokens": 4, "stop_token_ids": [9]} == body["sampling_params"]
+
+
+def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "output_ids": ids,
+        "meta_info": {
+            "completion_tokens": completion_tokens,
+            "weight_version": "7",
+            "finish_reason": finish,
+            "output_token_logprobs": [[-0.5, token, None] for token in ids],
+            "output_top_logprobs": [[[-0.5, token, None], [-1.0, token + 1, None]] for token in ids],
+        },
+    }
+
+
+async def test_sglang_finish_by_abort_and_by_length_are_told_apart(
+    http: aiohttp.ClientSession, api: ScriptedApi
+) -> None:
+    for kind, reason in (("length", FinishReason.LENGTH), ("abort", FinishReason.ABORT)):
+        api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": kind}), "[DONE]"]
+        deltas = await collect(await engine("sglang", http, api.url))
+        assert deltas[-1].finish_reason is reason and deltas[-1].stop_token_id is None
+
+
+async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+    client = await engine("sglang", http, api.url)
+    assert "seed" not in client.capabilities.sampling_fields
+    api.replies["POST /abort_request"] = (200, {})
+    await client.abort("call-1")
+    assert api.bodies("POST /abort_request") == [{"rid": "call-1"}]
+
+
+async def test_response_format_reaches_the_engines_that_have_it(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}
+    call = EngineCall("c", (1,), Sampling(), response_format=wanted)
+    api.replies["POST /generate"] = api.replies["POST /v1/completions"] = ["[DONE]"]
+    await collect(await engine("sglang", http, api.url), call)
+    assert api.bodies("POST /generate")[0]["sampling_params"]["json_schema"] == '{"type":"array"}'
+    await collect(await engine("vllm", http, api.url), call)
+    assert api.bodies("POST /v1/completions")[0]["response_format"] == wanted
+
+
+@pytest.mark.parametrize("kind", TOKEN_ENGINES)
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(400, EngineRefused), (422, EngineRefused), (503, EngineUnavailable), (500, EngineFailed), (401, EngineFailed)],
+)
+async def test_engine_that_refuses_is_sorted_by_who_can_act(
+    http: aiohttp.ClientSession, api: ScriptedApi, kind: str, status: int, error: type[Exception]
+) -> None:
+    api.replies[PATHS[kind]] = (status, {"error": {"message": "because", "code": "odd"}})
+    with pytest.raises(error, match="because") as caught:
+        await collect(await engine(kind, http, api.url))
+    if isinstance(caught.value, EngineRefused):
+        assert caught.value.code == "odd"
+
+
+@pytest.mark.parametrize("kind", TOKEN_ENGINES)
+async def test_engine_that_does_not_answer_never_began(http: aiohttp.ClientSession, kind: str) -> None:
+    client = open_engine(kind, http, "http://127.0.0.1:9", {})
+    assert (await client.state()).not_ready
+    with pytest.raises(EngineUnavailable):
+        await collect(client)
+    await client.abort("call-1")  # nobody's failure
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_stream_that_is_cut_or_reports_an_error_failed(
+    http: aiohttp.ClientSession, api: ScriptedApi, kind: str
+) -> None:
+    for events in ([], [{"error": {"message": "boom"}}]):
+        api.replies[PATHS[kind]] = events
+        with pytest.raises(EngineFailed):
+            await collect(await engine(kind, http, api.url))
+
+
+@pytest.mark.parametrize("kind", TOKEN_ENGINES)
+async def test_engine_is_called_with_our_key(http: aiohttp.ClientSession, api: ScriptedApi, kind: str) -> None:
+    api.replies[PATHS[kind]] = (503, {})
+    with pytest.raises(EngineUnavailable):
+        await collect(await engine(kind, http, api.url))
+    assert {headers.get("Authorization") for _, _, headers in api.got} == {"Bearer k"}
+
+
+def test_sampling_on_the_wire_is_only_what_differs() -> None:
+    assert Sampling().changed() == {}
+    assert Sampling(seed=0, n=2).changed() == {"seed": 0, "n": 2}

@@ -1,0 +1,199 @@
+"""Several relay processes on one port, and how processes start or refuse to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.services.inference.conftest import CHAT, House, build_house
+from tests.services.processes import (
+    TERM,
+    Process,
+    Processes,
+    Stream,
+    call,
+    chat_text,
+    release,
+    script,
+    wait_until,
+)
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+@pytest.fixture
+def house(processes: Processes, tokenizer: Path) -> House:
+    return build_house(processes, tokenizer, "--relays", "2")
+
+
+def relay_pids(gateway: Process, count: int = 2) -> set[int]:
+    """The pids that answer on the port, once there are ``count`` of them."""
+    seen: set[int] = set()
+
+    def found() -> bool:
+        seen.add(gateway.call("GET", "/health").json()["pid"])
+        return len(seen) >= count
+
+    wait_until(found, what=f"{count} relays")
+    return seen
+
+
+def test_relays_share_the_port_and_all_follow_the_router(house: House, processes: Processes) -> None:
+    pids = relay_pids(house.gateway)
+    assert pids <= {child.pid for child in psutil.Process(house.gateway.popen.pid).children()}
+    assert {house.chat().status for _ in range(20)} == {200}
+    processes.register(house.router, house.proxy, model="second")
+    assert {house.gateway.call("GET", "/v1/models/second", key=house.key).status for _ in range(3)} <= {200, 404}
+    for pid in pids:
+        wait_until(lambda pid=pid: _lists(house, pid, "second"), what=f"relay {pid} lists it")
+
+
+def _lists(house: House, pid: int, model: str) -> bool:
+    """Whether the relay ``pid`` lists the model; asked over one connection, which stays with one relay."""
+    import http.client
+    import json
+
+    connection = http.client.HTTPConnection("127.0.0.1", house.gateway.port, timeout=30)
+    try:
+        connection.request("GET", "/health")
+        if json.loads(connection.getresponse().read())["pid"] != pid:
+            return False
+        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {house.key}"})
+        return model in json.loads(connection.getresponse().read())["models"]
+    finally:
+        connection.close()
+
+
+def test_relay_killed_is_replaced_and_the_others_go_on(house: House) -> None:
+    victim = min(relay_pids(house.gateway))
+    os.kill(victim, 9)
+    house.gateway.wait_log(r"relay \d ended with -9")
+    wait_until(lambda: house.chat().status == 200, what="served")
+    assert victim not in relay_pids(house.gateway)
+
+
+def test_relays_add_their_metrics_up(house: House) -> None:
+    relay_pids(house.gateway)
+    for _ in range(12):
+        assert house.chat().status == 200
+    for _ in range(4):  # whichever relay is asked
+        text = house.gateway.call("GET", "/metrics").body.decode()
+        assert 'areal_http_requests_total{route="/v1/chat/completions",status="200"} 12.0' in text
+
+
+def test_relays_drain_together_and_the_supervisor_exits_0(house: House) -> None:
+    script(house.engine, gate=2)
+    streams = [Stream(house.gateway.port, CHAT, BODY, house.key) for _ in range(4)]
+    for stream in streams:
+        next(stream.events())
+    pids = relay_pids(house.gateway)
+    house.gateway.signal(TERM)
+    house.gateway.wait_log("drains")
+    release(house.engine)
+    texts = [chat_text(list(stream.events())) for stream in streams]
+    assert texts == ["Hello there, friend!"] * 4
+    for stream in streams:
+        stream.close()
+    assert house.gateway.wait() == 0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_supervisor_killed_takes_its_relays_along(house: House) -> None:
+    pids = relay_pids(house.gateway)
+    house.gateway.kill()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="relays gone")
+
+
+def test_successor_on_the_same_port_takes_over_without_a_lost_call(house: House, processes: Processes) -> None:
+    port = str(house.gateway.port)
+    successor = processes.gateway(house.router, "--port", port)
+    house.gateway.signal(TERM)
+    assert house.gateway.wait() == 0
+    assert successor.port == house.gateway.port
+    assert [house.chat().status for _ in range(10)] == [200] * 10
+
+
+def test_idle_router_and_gateway_stay_within_sixty_megabytes(processes: Processes) -> None:
+    router = processes.router()
+    gateway = processes.gateway(router)
+    for process in (router, gateway):
+        assert psutil.Process(process.popen.pid).memory_info().rss < 60e6
+
+
+ROUTER = ("-m", "areal.services.inference.router")
+GATEWAY = ("-m", "areal.services.inference.gateway", "--router-url", "http://127.0.0.1:9")
+DATA_PROXY = (
+    *("-m", "areal.services.inference.data_proxy", "--model", "m", "--engine", "embedded"),
+    *("--engine-url", "http://127.0.0.1:9"),
+)
+
+
+@pytest.mark.parametrize("argv", [ROUTER, GATEWAY, (*GATEWAY, "--relays", "2"), DATA_PROXY])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_bind_beyond_loopback_without_a_key_refuses_to_start(
+    processes: Processes, argv: tuple[str, ...], host: str
+) -> None:
+    process = processes.spawn(*argv, "--port", "0", "--host", host)
+    assert process.wait() == 2
+    assert "without an admin key" in process.wait_log("error: .*")[0]
+    process.wait_log("hint: .*--admin-key-file")
+
+
+def test_bind_beyond_loopback_with_a_key_guards_the_probes_too(processes: Processes) -> None:
+    router = processes.router("--host", "0.0.0.0")
+    for path in ("/health", "/ready", "/metrics"):
+        assert router.call("GET", path).status == 401
+        assert router.call("GET", path, key=processes.key).status == 200
+
+
+def test_port_that_is_taken_is_said(processes: Processes) -> None:
+    router = processes.router()
+    second = processes.spawn(*ROUTER, "--port", str(router.port))
+    assert second.wait() == 1
+    second.wait_log(f"error: cannot listen on 127.0.0.1:{router.port}: Address already in use")
+
+
+def test_port_that_a_stranger_holds_is_said_by_the_supervisor(processes: Processes) -> None:
+    router = processes.router()
+    gateway = processes.spawn(*GATEWAY, "--relays", "2", "--port", str(router.port))
+    assert gateway.wait() == 1
+    gateway.wait_log("error: cannot listen on")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "needs --tokenizer-path"),
+        (("--tokenizer-path", "/nowhere"), "no tokenizer.json in /nowhere"),
+        (("--tokenizer-path", "/nowhere", "--admin-key-file", "/none"), "cannot read the admin key file /none"),
+    ],
+)
+def test_data_proxy_that_cannot_work_says_why(processes: Processes, flags: tuple[str, ...], message: str) -> None:
+    process = processes.spawn(*DATA_PROXY, "--port", "0", *flags)
+    assert process.wait() == 2
+    process.wait_log(message)
+
+
+def test_relay_without_a_router_is_alive_and_not_ready(processes: Processes) -> None:
+    gateway = processes.spawn(*GATEWAY, "--port", "0", "--admin-key-file", str(processes.key_file))
+    gateway.port = int(gateway.wait_log(r"listens on \S+ port (\d+)")[1])
+    assert gateway.call("GET", "/health").status == 200
+    ready = gateway.call("GET", "/ready")
+    assert ready.status == 503 and "routing table" in ready.json()["reason"]
+
+
+def test_keyless_services_on_loopback_serve_without_a_key(
+    processes: Processes, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = processes.engine(tokenizer)
+    router = processes.service("router", "--health-period", "0.2", keyed=False)
+    flags = ("--model", "tiny", "--engine", "embedded", "--engine-url", engine.url, "--tokenizer-path", str(tokenizer))
+    proxy = processes.service("data_proxy", *flags, keyed=False)
+    gateway = processes.service("gateway", "--router-url", router.url, keyed=False)
+    wait_until(lambda: proxy.call("GET", "/ready").status == 200)
+    processes.register(router, proxy)
+    assert call(gateway.port, "POST", CHAT, BODY).status == 200
+    assert call(gateway.port, "POST", CHAT, BODY, headers={"Host": "evil.example"}).status == 403
