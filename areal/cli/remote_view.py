@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from areal.cli.listing import Listing
 from areal.cli.output.table import Column, field
 from areal.cli.remote import Gateway
+from areal.cli.view import document_name
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.resources.kinds import API_VERSION, Ref, parse_ref, resolve_kind
 
@@ -27,19 +29,16 @@ WORKER_COLUMNS = (
     field("ADDRESS", "worker_addr"),
 )
 _COLUMNS = (
-    Column("NAME", lambda row: f"{row['kind'].lower()}/{row['metadata']['name']}"),
+    Column("NAME", document_name),
     field("READY", "status", "ready"),
     field("STATUS", "status", "phase", state=True),
     field("ADDRESS", "status", "address"),
 )
 
 
-def get_remote(
-    chosen: Gateway, targets: Sequence[str]
-) -> tuple[Sequence[Mapping[str, Any]], Sequence[Column], Callable[[Mapping[str, Any]], str]]:
-    """Rows, columns and names, as ``get`` wants them."""
+def get_remote(chosen: Gateway, targets: Sequence[str]) -> Listing:
     if targets and targets[0] in ("processes", "process", "proc", "ps", "workers"):
-        return workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"])
+        return Listing(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]))
     wanted, kinds = _asked(targets)
     rows = [row for row in documents(chosen) if row["kind"] in kinds]
     if wanted:
@@ -48,7 +47,7 @@ def get_remote(
         if lost is not None:
             raise NotFound(f"{lost} is not served by {chosen.url}", hint=f"it serves: {', '.join(map(str, by_ref))}")
         rows = [by_ref[ref] for ref in wanted]
-    return rows, _COLUMNS, lambda row: f"{row['kind'].lower()}/{row['metadata']['name']}"
+    return Listing(rows, _COLUMNS, document_name, single=len(wanted) == 1)
 
 
 def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
@@ -90,7 +89,7 @@ def workers(chosen: Gateway) -> list[Document]:
 
 def describe_remote(chosen: Gateway, ref: Ref) -> Document:
     """One model (or the service) with the workers that serve it, as far as the key may see them."""
-    found = get_remote(chosen, [str(ref)])[0][0]
+    found = get_remote(chosen, [str(ref)]).rows[0]
     document = dict(found)
     try:
         served = workers(chosen)
