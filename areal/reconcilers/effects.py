@@ -202,7 +202,7 @@ class Effects:
             wait_ready(
                 self.backend,
                 self.uid(op.run),
-                timeout_s=max(0.1, self.deadline - time.monotonic()),
+                timeout_s=max(0.1, min(self.deadline - time.monotonic(), self._startup_deadline_s(op))),
                 on_wait=lambda state, elapsed_s: self._say_stage(op, state.spec.uid),
                 interrupted=self.ctx.interrupted,
             )
@@ -212,6 +212,13 @@ class Effects:
             self.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
             raise
         self._say(op, "ready")
+
+    def _startup_deadline_s(self, op: Op) -> float:
+        stored = self._object(op.ref)
+        if stored is None or stored.kind != "Model":
+            return float("inf")
+        spec: ModelSpec = effective("Model", stored.spec)
+        return spec.probes.startup.deadline_seconds
 
     def _state(self, uid: str) -> RunState:
         found = self.backend.observe([uid])

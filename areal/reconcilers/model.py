@@ -388,23 +388,21 @@ def _surge(work: _Building, batch: Sequence[Replica], last: tuple[int, ...]) -> 
         warmed = (*warmed, *warm)
     cause = batch[0].proxy.cause or "replaced"
     retired = [uid for replica in batch if (uid := replica.routed_now)]
-    work.routed = [*work.routed, *new]
-    routed = _route(work, f"successors are warm: {cause}", (*warmed, *last, *work.service.router_ready))
     strategy = work.spec.strategy or work.service.spec.strategy
-    if strategy.min_ready_seconds:
+    switched = strategy.type == "BlueGreen"  # one table change: from then on only the new set is picked
+    work.routed = [*(uid for uid in work.routed if not switched or uid not in retired), *new]
+    routed = _route(work, f"successors are warm: {cause}", (*warmed, *last, *work.service.router_ready))
+    soak_s = max(strategy.min_ready_seconds, strategy.keep_old_seconds if switched else 0.0)
+    if soak_s:
+        args = {"seconds": soak_s}
         routed = work.build.add(
-            Verb.SOAK,
-            work.ref,
-            "routes",
-            "minReadySeconds",
-            needs=(routed,),
-            runs=tuple(new),
-            args={"seconds": strategy.min_ready_seconds},
+            Verb.SOAK, work.ref, "routes", "must stay ready", needs=(routed,), runs=tuple(new), args=args
         )
     drained = _drain(work, retired, (routed,), f"replaced: {cause}")
-    work.routed = [uid for uid in work.routed if uid not in retired]
-    unrouted = _route(work, "the old ones are drained", drained)
-    return _retire(work, batch, (unrouted,), f"replaced: {cause}")
+    if not switched:
+        work.routed = [uid for uid in work.routed if uid not in retired]
+        drained = (_route(work, "the old ones are drained", drained),)
+    return _retire(work, batch, drained, f"replaced: {cause}")
 
 
 def _recreate(work: _Building, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:

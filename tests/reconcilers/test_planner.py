@@ -195,8 +195,9 @@ def test_plan_with_strategy_bluegreen_switches_all_routes_at_once() -> None:
     target = changed(item, {**item.spec, "path": "models/other"})
     plan = plan_of(unchanged(home), target, observed=observed)
     routes = [op for op in plan.ops if op.verb is Verb.ROUTE]
-    assert len([r for r in routes[0].runs if r.startswith("+")]) == 3
-    assert len(routes) == 2
+    assert len(routes) == 1
+    assert all(run.startswith("+") for run in routes[0].runs)
+    assert len(routes[0].runs) == 3
 
 
 def test_plan_without_a_spare_gpu_and_one_replica_is_refused() -> None:
