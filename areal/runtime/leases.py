@@ -114,8 +114,9 @@ class LeaseDir:
         """Write who holds it. Another user's file may be read-only to us: then it stays as it was."""
         holder = Holder(owner, self.scope, uid, os.getuid(), os.getpid(), time.time())
         with suppress(OSError):
-            os.ftruncate(lease.fd, 0)
-            os.pwrite(lease.fd, json.dumps(asdict(holder)).encode(), 0)
+            text = json.dumps(asdict(holder)).encode()
+            os.pwrite(lease.fd, text, 0)
+            os.ftruncate(lease.fd, len(text))
 
     def holder(self, name: str) -> Holder | None:
         """What the file says; None when it says nothing readable. Does not tell whether it is held."""

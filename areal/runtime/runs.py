@@ -101,28 +101,34 @@ class RunStore:
         intent and are no part of the spec."""
         folder = self.folder(spec.uid)
         temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
+        life = -1
         try:
-            os.makedirs(self.root, mode=0o700, exist_ok=True)
-            os.mkdir(temporary, 0o700)
-            os.mkdir(f"{temporary}/{records.LOG_FOLDER}", 0o700)
-            life = os.open(f"{temporary}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if spec.secret_env:
-                records.write_json(temporary, records.SECRET, dict(spec.secret_env))
-            records.write_json(temporary, records.INTENT, {**spec_to_record(spec), **facts, "created_at": time.time()})
+            life = self._fill(temporary, spec, facts)
             if os.path.lexists(folder):
                 raise Conflict(f"run {spec.uid} exists already", hint="a new process needs a new uid")
             os.rename(temporary, folder)
             records.sync_folder(self.root)
-        except OSError as error:
+        except (OSError, Conflict) as error:
+            if life >= 0:
+                os.close(life)
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, Conflict):
+                raise
             raise ArealError(
                 f"cannot record run {spec.uid} in {folder}: {error.strerror}",
                 hint="free space or choose another folder with --home",
             )
-        except Conflict:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        return life
+
+    def _fill(self, folder: str, spec: RunSpec, facts: Mapping[str, object]) -> int:
+        os.makedirs(self.root, mode=0o700, exist_ok=True)
+        os.mkdir(folder, 0o700)
+        os.mkdir(f"{folder}/{records.LOG_FOLDER}", 0o700)
+        if spec.secret_env:
+            records.write_json(folder, records.SECRET, dict(spec.secret_env))
+        records.write_json(folder, records.INTENT, {**spec_to_record(spec), **facts, "created_at": time.time()})
+        life = os.open(f"{folder}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return life
 
     def remove(self, uid: str) -> None:

@@ -91,7 +91,8 @@ def leaderless(tmp_path: Path) -> Iterator[Leaderless]:
         pid_file = tmp_path / "member"
         script = f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; read wait"
         leader = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, env=environment)
-        members.append(identify(int(until(lambda: pid_file.exists() and pid_file.read_text(), "the member"))))
+        until(pid_file.exists, "the member")
+        members.append(identify(int(pid_file.read_text())))
         identity = identify(leader.pid)
         leader.kill()
         leader.communicate()
