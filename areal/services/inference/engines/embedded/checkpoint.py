@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,17 +43,15 @@ class Checkpoint:
         """Bytes of all tensors."""
         return sum(entry.size for entry in self.entries.values())
 
-    def tensors(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of each of ``names``, mapped from the file and not copied; file by file."""
+    @contextmanager
+    def reader(self) -> Iterator[Callable[[str], Tensor]]:
+        """A function from a name to its tensor, mapped from the file and not copied."""
         from safetensors import safe_open
 
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            by_file.setdefault(self.entries[name].file, []).append(name)
-        for file, held in sorted(by_file.items()):
-            with safe_open(file, framework="pt") as tensors:
-                for name in sorted(held):
-                    yield name, tensors.get_tensor(name)
+        with ExitStack() as stack:
+            files = {entry.file for entry in self.entries.values()}
+            opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
+            yield lambda name: opened[self.entries[name].file].get_tensor(name)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

@@ -1,10 +1,9 @@
 """The Llama family's decoder (Llama, Mistral, Qwen2, Qwen3) over rows of a KV cache.
 
-Weights live in fused buffers (``layout``) that are allocated once and only ever overwritten, so that a weight swap
-needs no rebuilding and a tied head follows its embedding by being the same tensor. Per layer and step: one product for
-q, k and v, one in-place rotation, one write into the cache, one attention, one product and sum for the output, and the
-same for the gated MLP. Grouped queries of a decode step enter attention as queries of one sequence, since they see the
-same keys: no key is repeated.
+Weights come in by ``install`` alone, one fused buffer of the layout at a time, at start and under a running engine
+alike. Per layer and step: one product for q, k and v, one in-place rotation, one write into the cache, one attention,
+one product and sum for the output, and the same for the gated MLP. Grouped queries of a decode step enter attention as
+queries of one sequence, since they see the same keys: no key is repeated.
 """
 
 from __future__ import annotations
@@ -17,24 +16,27 @@ from torch import Tensor
 
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import buffers
+from areal.services.inference.engines.embedded.matrix import Matrix
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.rope import rotations
+
+_MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's buffers; matrices are kept transposed views, [in, out] of row-major [out, in]."""
+    """One layer's weights."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    output: Tensor
+    output: Matrix
     output_bias: Tensor | None
     post_norm: Tensor
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Matrix
     down_bias: Tensor | None
 
 
@@ -60,36 +62,50 @@ class Decoder:
     def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.dtype, self.device = dtype, device
-        self.buffers = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in buffers(config).items()}
+        self._tensors: dict[str, Tensor] = {}
+        self._matrices: dict[str, Matrix] = {}
+        for name, shape in buffers(config).items():
+            if name.rpartition(".")[2] in _MATRICES:
+                self._matrices[name] = Matrix(shape, dtype, device)
+            else:
+                self._tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+        if config.tied:
+            self._matrices["head"] = Matrix((config.vocab_size, config.hidden_size), dtype, device)
+        self._head = self._matrices["head"]
         self._layers = [self._layer(index) for index in range(config.layers)]
-        self._head = self.buffers["embed" if config.tied else "head"]
         self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
 
+    def install(self, name: str, values: Tensor) -> None:
+        """Give a buffer of the layout its values, which are copied; a tied head follows its embedding."""
+        if name in self._matrices:
+            self._matrices[name].assign(values)
+        else:
+            self._tensors[name].copy_(values)
+        if name == "embed" and self.config.tied:
+            self._head.assign(values)
+
     def _layer(self, index: int) -> Layer:
-        def buffer(name: str) -> Tensor | None:
-            return self.buffers.get(f"{index}.{name}")
-
-        def required(name: str) -> Tensor:
-            return self.buffers[f"{index}.{name}"]
-
+        tensors = {
+            name.rpartition(".")[2]: held for name, held in self._tensors.items() if name.startswith(f"{index}.")
+        }
         return Layer(
-            input_norm=required("input_norm"),
-            qkv=required("qkv"),
-            qkv_bias=buffer("qkv_bias"),
-            qk_norm=buffer("qk_norm"),
-            output=required("output").t(),
-            output_bias=buffer("output_bias"),
-            post_norm=required("post_norm"),
-            gate_up=required("gate_up"),
-            gate_up_bias=buffer("gate_up_bias"),
-            down=required("down").t(),
-            down_bias=buffer("down_bias"),
+            input_norm=tensors["input_norm"],
+            qkv=self._matrices[f"{index}.qkv"],
+            qkv_bias=tensors.get("qkv_bias"),
+            qk_norm=tensors.get("qk_norm"),
+            output=self._matrices[f"{index}.output"],
+            output_bias=tensors.get("output_bias"),
+            post_norm=tensors["post_norm"],
+            gate_up=self._matrices[f"{index}.gate_up"],
+            gate_up_bias=tensors.get("gate_up_bias"),
+            down=self._matrices[f"{index}.down"],
+            down_bias=tensors.get("down_bias"),
         )
 
     def prefill(self, cache: KVCache, tokens: Tensor, shape: PrefillShape, last: Tensor) -> Tensor:
         """Compute ``tokens`` [batch, time] into the cache; logits [batch, vocab] float32 at flat indices ``last``."""
         batch, time = tokens.shape
-        hidden = F.embedding(tokens.view(-1), self.buffers["embed"])
+        hidden = F.embedding(tokens.view(-1), self._tensors["embed"])
         angles = self._rotations[shape.offsets.view(-1)].unsqueeze(1)
         for layer, store in zip(self._layers, cache.layers, strict=True):
             qkv = self._qkv(layer, hidden, angles)
@@ -117,7 +133,7 @@ class Decoder:
         [batch, 1, 1, width] is -inf.
         """
         config, batch = self.config, tokens.shape[0]
-        hidden = F.embedding(tokens, self.buffers["embed"])
+        hidden = F.embedding(tokens, self._tensors["embed"])
         angles = self._rotations[positions].unsqueeze(1)
         rows = torch.arange(batch, device=self.device)
         for layer, store in zip(self._layers, cache.layers, strict=True):
@@ -133,12 +149,12 @@ class Decoder:
     def _qkv(self, layer: Layer, hidden: Tensor, angles: Tensor) -> Tensor:
         """[tokens, heads + 2 * kv_heads, head_dim], queries and keys normed where the model does so, and rotated."""
         config = self.config
-        normed = F.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, config.head_dim)
+        normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
+        qkv = layer.qkv.project(normed, layer.qkv_bias).view(hidden.shape[0], -1, config.head_dim)
         rotary = qkv[:, : config.heads + config.kv_heads]
         source = rotary
         if layer.qk_norm is not None:
-            source = F.rms_norm(rotary, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm)
+            source = torch.rms_norm(rotary, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm)
         self._rotate(source, angles, rotary)
         return qkv
 
@@ -162,16 +178,11 @@ class Decoder:
     def _close(self, layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
         """What follows attention: its output projection and the gated MLP, each added to the residual stream."""
         config = self.config
-        hidden = torch.addmm(hidden, attended, layer.output)
-        if layer.output_bias is not None:
-            hidden += layer.output_bias
-        normed = F.rms_norm(hidden, (config.hidden_size,), layer.post_norm, config.norm_eps)
-        gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        hidden = hidden.addmm_(F.silu(gate).mul_(up), layer.down)
-        if layer.down_bias is not None:
-            hidden += layer.down_bias
-        return hidden
+        hidden = layer.output.project_onto(hidden, attended, layer.output_bias)
+        normed = torch.rms_norm(hidden, (config.hidden_size,), layer.post_norm, config.norm_eps)
+        gate, up = layer.gate_up.project(normed, layer.gate_up_bias).chunk(2, dim=-1)
+        return layer.down.project_onto(hidden, F.silu(gate).mul_(up), layer.down_bias)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        normed = F.rms_norm(hidden, (self.config.hidden_size,), self.buffers["norm"], self.config.norm_eps)
-        return F.linear(normed, self._head).float()
+        normed = torch.rms_norm(hidden, (self.config.hidden_size,), self._tensors["norm"], self.config.norm_eps)
+        return self._head.project(normed).float()

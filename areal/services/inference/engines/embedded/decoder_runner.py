@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -12,7 +14,7 @@ from areal.errors import ArealError
 from areal.services.inference.engines.embedded.checkpoint import Checkpoint, open_checkpoint
 from areal.services.inference.engines.embedded.decoder import Decoder, PrefillShape
 from areal.services.inference.engines.embedded.kv_cache import KVCache
-from areal.services.inference.engines.embedded.layout import Form, Piece, check, plan
+from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, check, plan
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.scheduler import Limits, Move
 
@@ -25,10 +27,11 @@ class DecoderRunner:
         self.max_positions = config.max_positions
         self.device = device
         self._config = config
-        self._pieces = plan(config)
+        self._pieces = sorted(plan(config), key=lambda piece: (piece.target, piece.start))
+        self._shapes = buffers(config)
         self._decoder = Decoder(config, limits.max_length, dtype, device)
         self._cache = KVCache(config.layers, config.kv_heads, config.head_dim, limits.kv_tokens, dtype, device)
-        size = sum(buffer.numel() for buffer in self._decoder.buffers.values())
+        size = sum(math.prod(shape) for shape in self._shapes.values())
         self.description = f"own decoder, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
     def position_bytes(self) -> int:
@@ -48,12 +51,12 @@ class DecoderRunner:
         count = torch.tensor(lengths, device=self.device)
         start = torch.tensor(starts, device=self.device)
         steps = torch.arange(time, device=self.device)
-        offsets = start[:, None] + steps
         row, step = (steps < count[:, None]).nonzero(as_tuple=True)
         width = max(begin + length for begin, length in zip(starts, lengths, strict=True))
+        offsets = (start[:, None] + steps).clamp_(max=width - 1)  # padding may stand anywhere
         shape = PrefillShape(
             first_row=first_row,
-            offsets=offsets.clamp_(max=width - 1),
+            offsets=offsets,
             valid=row * time + step,
             rows=row + first_row,
             positions=offsets[row, step],
@@ -76,12 +79,11 @@ class DecoderRunner:
         return self._decoder.decode(self._cache, tokens, positions, width, mask)
 
     def _additive(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape, dtype=self._decoder.dtype, device=self.device).masked_fill_(
-            hidden, float("-inf")
-        )
+        mask = torch.zeros(hidden.shape, dtype=self._decoder.dtype, device=self.device)
+        return mask.masked_fill_(hidden, float("-inf"))
 
     def load(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
-        """The first load: straight into the buffers, told byte by byte."""
+        """The first load, told by the bytes."""
         checkpoint = open_checkpoint(folder)
         check(self._pieces, checkpoint, tied=self._config.tied)
         self._copy(checkpoint, progress)
@@ -89,29 +91,36 @@ class DecoderRunner:
     def prepare(self, folder: Path) -> Callable[[], None]:
         checkpoint = open_checkpoint(folder)
         check(self._pieces, checkpoint, tied=self._config.tied)
-        for name, tensor in checkpoint.tensors({piece.source for piece in self._pieces}):
-            # A sum is not finite when any part is not, and reads each page once, ahead of the swap.
-            if not torch.isfinite(tensor.sum(dtype=torch.float64)):
-                raise ArealError(f"{folder}: {name} holds values that are not finite")
+        with checkpoint.reader() as read:
+            for piece in self._pieces:
+                # A sum is not finite when any part is not, and reads each page once, ahead of the swap.
+                if not torch.isfinite(read(piece.source).sum(dtype=torch.float64)):
+                    raise ArealError(f"{folder}: {piece.source} holds values that are not finite")
         return lambda: self._copy(checkpoint, lambda done, total: None)
 
     @torch.inference_mode()
     def _copy(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        by_source: dict[str, Piece] = {piece.source: piece for piece in self._pieces}
-        done, total = 0, sum(checkpoint.entries[name].size for name in by_source)
-        for name, tensor in checkpoint.tensors(set(by_source)):
-            _place(by_source[name], tensor, self._decoder.buffers[by_source[name].target], self._config.head_dim)
-            done += checkpoint.entries[name].size
-            progress(done, total)
+        done, total = 0, sum(checkpoint.entries[piece.source].size for piece in self._pieces)
+        with checkpoint.reader() as read:
+            for target, group in groupby(self._pieces, key=lambda piece: piece.target):
+                pieces = list(group)
+                self._decoder.install(target, self._assemble(pieces, read))
+                done += sum(checkpoint.entries[piece.source].size for piece in pieces)
+                progress(done, total)
+
+    def _assemble(self, pieces: list[Piece], read: Callable[[str], Tensor]) -> Tensor:
+        """The buffer that ``pieces`` make up, rotary pairs brought together; a lone plain piece is not copied."""
+        if len(pieces) == 1 and pieces[0].form is Form.PLAIN:
+            return read(pieces[0].source)
+        whole = torch.empty(self._shapes[pieces[0].target], dtype=self._decoder.dtype)
+        for piece in pieces:
+            tensor = read(piece.source)
+            if piece.form is not Form.PLAIN:
+                halves = tensor.view(-1, 2, self._config.head_dim // 2, *tensor.shape[1:])
+                tensor = halves.transpose(1, 2).reshape(tensor.shape)
+            whole[piece.start : piece.stop] = tensor
+        return whole
 
 
 def position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return config.layers * 2 * config.kv_heads * config.head_dim * dtype.itemsize
-
-
-def _place(piece: Piece, tensor: Tensor, buffer: Tensor, head_dim: int) -> None:
-    """Copy one tensor into its rows, bringing rotary pairs together."""
-    if piece.form is not Form.PLAIN:
-        halves = tensor.view(-1, 2, head_dim // 2, *tensor.shape[1:])
-        tensor = halves.transpose(1, 2).reshape(tensor.shape)
-    buffer[piece.start : piece.stop].copy_(tensor)

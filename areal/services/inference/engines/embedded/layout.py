@@ -8,7 +8,7 @@ under a running engine follow the same one, and both check it against the header
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -115,7 +115,7 @@ def _mlp(config: ModelConfig, source: str, target: str) -> list[Piece]:
     return pieces
 
 
-def check(pieces: tuple[Piece, ...], checkpoint: Checkpoint, *, tied: bool) -> None:
+def check(pieces: Sequence[Piece], checkpoint: Checkpoint, *, tied: bool) -> None:
     """Raise ArealError unless the checkpoint holds exactly what the plan needs, in the planned shapes.
 
     A tensor more is refused as well: it means another model, of which a part would load without a word.
