@@ -17,8 +17,8 @@ from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boo
 from areal.runtime.runs import RunStore, last_exit_from_record, spec_from_record
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
-_SETTLE_TRIES = 10
-_SETTLE_STEP_S = 0.002
+_SETTLE_TRIES = 60  # a quarter of a second: a supervisor on a loaded machine may have to wait for its turn
+_SETTLE_STEP_S = 0.004
 
 
 def observe_run(store: RunStore, uid: str) -> RunState | None:

@@ -86,7 +86,8 @@ def until(condition: Callable[[], T | None], what: str) -> T:
 def until_phase(backend: Backend, uid: str, *phases: Phase) -> RunState:
     def reached() -> RunState | None:
         state = backend.observe([uid])[uid]
-        return state if state.phase in phases else None
+        noticed = state.phase is not Phase.BACKOFF or state.last_exit is not None
+        return state if state.phase in phases and noticed else None
 
     return until(reached, f"run {uid} to be {' or '.join(phases)}")
 
