@@ -122,10 +122,10 @@ def scale(
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         item = _pick(stored, target_ref)
         now = desired_replicas(item.spec)
-        if current is not None and current != now and not force:
-            raise Conflict(f"{target_ref} has {now} replicas, not {current}", hint=f"areal get {target_ref}")
         if now == replicas and not item.spec.get("suspend"):
             return (Target(item, "unchanged"),)
+        if current is not None and current != now and not force:
+            raise Conflict(f"{target_ref} has {now} replicas, not {current}", hint=f"areal get {target_ref}")
         return (with_layer(item, SCALE, {"replicas": replicas}, f"scaled {now} -> {replicas}"),)
 
     return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "scaled"})
