@@ -74,12 +74,14 @@ class LeaseDir:
     def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> Lease | None:
         """``tries`` outlast a reader that looks whether the lease is held: looking takes the lock for an instant."""
         fd = self._open(name)
-        while not _try_lock(fd, fcntl.LOCK_EX):
+        while not self._locked(name, fd):
             tries -= 1
             if tries <= 0:
                 os.close(fd)
                 return None
             time.sleep(_PROBE_PAUSE_S)
+            os.close(fd)
+            fd = self._open(name)  # what we had open may have been tidied away meanwhile
         lease = Lease(name, fd)
         self.describe(lease, owner=owner, uid=uid)
         return lease
@@ -92,7 +94,7 @@ class LeaseDir:
         """
         with self._guard(name):
             fd = self._open(name)
-            if _try_lock(fd, fcntl.LOCK_EX):
+            if self._locked(name, fd):
                 lease = Lease(name, fd, shared=True)
                 self.describe(lease, owner=owner, uid=uid)
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -103,6 +105,27 @@ class LeaseDir:
                 return Lease(name, fd, shared=True), False
             os.close(fd)
             raise self._taken(name)
+
+    def tidy(self, name: str) -> None:
+        """Remove the file of a lease that nobody holds. Whoever locks a file checks that it still has its name."""
+        for part in (name, f"{name}.guard"):
+            with suppress(OSError):
+                fd = os.open(self._file(part), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    if not self._locked(part, fd):
+                        return
+                    os.unlink(self._file(part))
+                finally:
+                    os.close(fd)
+
+    def _locked(self, name: str, fd: int) -> bool:
+        """Lock ``fd`` alone; False when somebody else has it, or when it no longer is the file of that name."""
+        if not _try_lock(fd, fcntl.LOCK_EX):
+            return False
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self._file(name)))
+        except FileNotFoundError:
+            return False
 
     def share(self, lease: Lease) -> None:
         """Step down from a lock held alone to one shared with the same owner."""
@@ -171,10 +194,12 @@ class LeaseDir:
         fd = self._open(f"{name}.guard")
         try:
             deadline = time.monotonic() + _GUARD_TIMEOUT_S
-            while not _try_lock(fd, fcntl.LOCK_EX):
+            while not self._locked(f"{name}.guard", fd):
                 if time.monotonic() > deadline:
                     raise TimedOut(f"{self._file(name)}.guard stayed locked for {_GUARD_TIMEOUT_S:g} s")
                 time.sleep(0.005)
+                os.close(fd)
+                fd = self._open(f"{name}.guard")
             yield
         finally:
             os.close(fd)

@@ -20,6 +20,7 @@ from areal.runtime.probes import Response, Unreachable, http_get, http_json_pid
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
+_PAUSE_SHARE = 0.03  # of the time waited so far: a start of seconds is noticed at once, one of minutes costs little
 _PROBE_TIMEOUT_S = 5.0
 _QUOTED_LINES = 20
 _TERMINAL = frozenset({Phase.CRASHLOOP, Phase.EXITED, Phase.DEAD})
@@ -59,7 +60,7 @@ def wait_ready(
         on_wait(state, elapsed_s)
         if interrupted.wait(pause_s):
             raise KeyboardInterrupt
-        pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.5)
+        pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, elapsed_s * _PAUSE_SHARE))
 
 
 def failure(backend: Backend, state: RunState) -> TargetFailed:

@@ -181,6 +181,8 @@ class LocalBackend:
         if state is not None:
             self._refuse_living(uid, state, unprovable)
             self.store.remove(uid)
+            for port in (*state.spec.ports, *state.spec.shared_ports):
+                self.leases.tidy(port_lease(port))
         self._crash("forget-after")
 
     def _refuse_living(self, uid: str, state: RunState, unprovable: bool) -> None:
