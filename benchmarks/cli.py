@@ -77,7 +77,8 @@ def fill(home: Path) -> None:
     """A service with models, as `areal apply` records them."""
     from areal.state.home import Home
     from areal.state.layers import Layer
-    from areal.state.objects import ObjectStore, StoredObject
+    from areal.state.objects import ObjectStore
+    from areal.state.records import StoredObject
 
     store = ObjectStore(Home(home))
     for number in range(OBJECTS):

@@ -24,7 +24,9 @@ Config = dict[str, Any]
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9_-]*):(?: +(?P<value>\S.*?))? *")
 _PLAIN = re.compile(r"[A-Za-z~/][A-Za-z0-9_./~-]*(?::[A-Za-z0-9_./~-]+)*")
-_QUOTED = re.compile(r'"[^"\\\n]*"')
+_QUOTED = re.compile(r'"[^"\\]*"')
+_ASCII = re.compile(r"[\x20-\x7e\n]*")
+_UNSAFE = re.compile("[^\x20-\x7e\xa1-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]|[\u2028\u2029]")
 _NOT_TEXT = frozenset(["true", "false", "yes", "no", "on", "off", "null", "y", "n", "~"])
 _SECTIONS = ("currentContext", "defaults", "contexts")
 
@@ -55,11 +57,18 @@ def write_config(path: str, config: Mapping[str, Any]) -> None:
 
     from areal.state.files import write_atomic
 
-    write_atomic(Path(path), "".join(_blocks(config, 0)))
+    write_atomic(Path(path), config_text(config))
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """YAML in block form; maps and text only, which is all that a configuration holds."""
+    return "".join(_blocks(config, 0))
 
 
 def parse_blocks(text: str) -> Config | None:
     """Nested maps of text in block form, or None when the text is anything else (then ask a YAML parser)."""
+    if not _ASCII.fullmatch(text):
+        return None
     root: Config = {}
     stack: list[tuple[int, Config]] = [(0, root)]
     opened: Config | None = None
@@ -115,7 +124,7 @@ def _written(text: str) -> str:
         return text
     import json
 
-    return json.dumps(text, ensure_ascii=False)
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _parse_yaml(path: str, text: str) -> Any:

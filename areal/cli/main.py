@@ -6,6 +6,7 @@ Imports nothing but click and the static tree: this is what ``areal --help`` and
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from areal.cli.tree import ROOT
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
+_COMPLETE = "_AREAL_COMPLETE"
 
 
 @click.group(cls=LazyGroup, table=ROOT, context_settings=CONTEXT_SETTINGS)
@@ -40,9 +42,13 @@ def main() -> int:
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (docs/reference/cli.md)."""
     invocation = Invocation()
-    words = None if args is None else list(args)
+    instruction = os.environ.get(_COMPLETE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {"obj": invocation}, "areal", _COMPLETE, instruction)
     try:
-        result = cli.main(args=words, prog_name="areal", standalone_mode=False, obj=invocation)
+        status = _invoke(list(sys.argv[1:] if args is None else args), invocation)
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
@@ -53,13 +59,21 @@ def run(args: Sequence[str] | None = None) -> int:
         from areal.cli.failures import report
 
         return report(error, invocation)
+    return status
+
+
+def _invoke(args: list[str], invocation: Invocation) -> int:
+    """Not ``cli.main``: that one turns a closed pipe into exit status 1."""
+    try:
+        with cli.make_context("areal", args, obj=invocation) as ctx:
+            result = cli.invoke(ctx)
+    except click.exceptions.Exit as done:
+        return done.exit_code
     return result if isinstance(result, int) else 0
 
 
 def _silence_stdout() -> None:
     """The reader of our pipe left: keep the interpreter's last flush from complaining about it."""
-    import os
-
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

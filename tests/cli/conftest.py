@@ -17,7 +17,8 @@ import pytest
 from areal.cli.main import run
 from areal.state.home import Home
 from areal.state.layers import Layer
-from areal.state.objects import ObjectStore, StoredObject
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AREAL = "import sys; sys.argv[0] = 'areal'; from areal.cli.main import main; sys.exit(main())"
@@ -113,7 +114,9 @@ def record(home: Home) -> Callable[..., StoredObject]:
 
     def put(kind: str, name: str, spec: dict[str, Any] | None = None, **fields: Any) -> StoredObject:
         layer = Layer("apply", spec or {}, {"file": "service.yaml", "line": 3, "sha256": "0"}, "ann@desk", time.time())
-        obj = StoredObject(kind, name, f"uid-{kind}-{name}", layers=(layer,), **fields)
-        return store.commit(obj, actor="ann@desk", source=layer.source)
+        obj = StoredObject(kind, name, f"uid-{kind}-{name}", layers=(layer,), created_at=time.time(), **fields)
+        accepted = store.add_revision(obj)
+        store.put(accepted)
+        return accepted
 
     return put

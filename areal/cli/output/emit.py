@@ -92,5 +92,6 @@ def to_yaml(documents: Iterable[Any]) -> str:
 
 
 def _represent_text(dumper: Any, text: str) -> Any:
-    style = "|" if "\n" in text else None
+    """Quoted whenever it could be a number: PyYAML leaves `1e-3` and `0o17` bare, our loader reads them as numbers."""
+    style = "|" if "\n" in text else "'" if text[:1] and text[0] in "+-.0123456789" else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.configfile import DEFAULTS, check_default, write_config
+from areal.cli.configfile import DEFAULTS, check_default, config_text, write_config
 from areal.cli.invocation import Invocation, pass_invocation
-from areal.cli.output.emit import emit_one, emit_rows, to_yaml, write
+from areal.cli.output.emit import emit_one, emit_rows, write
 from areal.cli.output.table import Column, field
 from areal.cli.remote import LOCAL, checked_url
 from areal.errors import NotFound, UsageFault
@@ -55,7 +55,7 @@ _context_name = click.argument("name", shell_complete=_complete_contexts)
 @pass_invocation
 def view(cli: Invocation) -> None:
     """Print the configuration as it is read."""
-    emit_one(cli, cli.config, name=str(cli.home.config), text=lambda: to_yaml([cli.config]) if cli.config else "")
+    emit_one(cli, cli.config, name=str(cli.home.config), text=lambda: config_text(cli.config))
     if not cli.config:
         cli.say(f"nothing is configured in {cli.home.config}")
 

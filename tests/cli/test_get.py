@@ -1,0 +1,259 @@
+"""Reading what is recorded: every format of every read verb over real state, no process running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from areal.resources.kinds import Ref
+from areal.state.events import EventLog
+from areal.state.home import Home
+from areal.state.layers import Layer, replace
+from areal.state.objects import ObjectStore
+from tests.cli.conftest import Areal
+
+Record = Callable[..., Any]
+QWEN = {"backend": "embedded:d2", "path": "./qwen", "engineArgs": {"max-model-len": 4096}}
+
+
+@pytest.fixture
+def objects(record: Record) -> None:
+    record("InferenceService", "default", {"gateway": {"port": 8081}}, labels={"tier": "prod"})
+    record("Model", "qwen", QWEN, labels={"tier": "prod", "size": "8b"})
+    record("Model", "llama", {"backend": "embedded", "path": "./llama"}, labels={"tier": "dev"})
+
+
+def test_get_of_nothing_prints_nothing_on_stdout(areal: Areal) -> None:
+    result = areal("get")
+    assert (result.code, result.out, result.err) == (0, "", "nothing here yet\n")
+
+
+def test_get_lists_all_kinds_by_kind_and_name(areal: Areal, objects: None) -> None:
+    rows = areal("get").rows
+    assert rows[0][:3] == ["NAME", "READY", "STATUS"]
+    assert [row[0] for row in rows[1:]] == ["inferenceservice/default", "model/llama", "model/qwen"]
+
+
+def test_get_of_one_kind_shows_its_own_columns(areal: Areal, objects: None) -> None:
+    rows = areal("get", "mdl").rows
+    assert rows[0] == ["NAME", "READY", "STATUS", "SERVICE", "BACKEND", "AGE"]
+    assert [row[0] for row in rows[1:]] == ["llama", "qwen"]
+    assert rows[2][1] == "0/2"
+
+
+def test_get_wide_adds_columns(areal: Areal, objects: None) -> None:
+    assert "tier=prod,size=8b" in areal("get", "models", "-o", "wide").out
+
+
+def test_get_of_several_kinds_and_several_names(areal: Areal, objects: None) -> None:
+    assert areal("get", "inf,models", "-o", "name").out.split() == [
+        "inferenceservice/default",
+        "model/llama",
+        "model/qwen",
+    ]
+    assert areal("get", "model", "qwen", "llama", "-o", "name").out.split() == ["model/qwen", "model/llama"]
+    assert areal("get", "model/qwen", "inf/default", "-o", "name").out.split() == [
+        "model/qwen",
+        "inferenceservice/default",
+    ]
+
+
+def test_get_json_of_a_list_and_of_one_object(areal: Areal, objects: None) -> None:
+    listed = areal("get", "models", "--json").json
+    assert (listed["kind"], len(listed["items"])) == ("List", 2)
+    one = areal("get", "model/qwen", "-o", "json").json
+    assert one["kind"] == "Model"
+    assert one["metadata"]["labels"] == {"tier": "prod", "size": "8b"}
+    assert one["metadata"]["generation"] == 1
+    assert one["spec"] == QWEN
+    assert one["status"]["desiredReplicas"] == 2
+    assert one["status"]["readyReplicas"] == 0
+    assert {condition["type"] for condition in one["status"]["conditions"]} >= {"Ready", "Progressing"}
+
+
+def test_get_yaml_says_the_same_as_json(areal: Areal, objects: None) -> None:
+    as_json, as_yaml = areal("get", "model/qwen", "-o", "json"), areal("get", "model/qwen", "-o", "yaml")
+    found = yaml.safe_load(as_yaml.out)
+    assert found["spec"] == as_json.json["spec"]
+    assert found["metadata"] == as_json.json["metadata"]
+
+
+def test_get_jsonl_is_one_document_a_line(areal: Areal, objects: None) -> None:
+    lines = areal("get", "-o", "jsonl").out.splitlines()
+    assert [json.loads(line)["metadata"]["name"] for line in lines] == ["default", "llama", "qwen"]
+
+
+def test_get_jsonpath_of_a_list(areal: Areal, objects: None) -> None:
+    template = '{range .items[?(@.kind=="Model")]}{.metadata.name}={.spec.backend}\\n{end}'
+    assert areal("get", "-o", f"jsonpath={template}").out == "llama=embedded\nqwen=embedded:d2\n"
+
+
+@pytest.mark.parametrize(
+    ("selector", "names"),
+    [
+        ("tier=prod", ["inferenceservice/default", "model/qwen"]),
+        ("tier!=prod", ["model/llama"]),
+        ("size", ["model/qwen"]),
+        ("tier in (dev,test)", ["model/llama"]),
+        ("tier=prod,!size", ["inferenceservice/default"]),
+        ("tier=none", []),
+    ],
+)
+def test_get_with_a_selector(areal: Areal, objects: None, selector: str, names: list[str]) -> None:
+    assert areal("get", "-l", selector, "-o", "name").out.split() == names
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("name", ["model/llama", "model/qwen"]),
+        ("{.status.desiredReplicas}", ["model/llama", "model/qwen"]),
+        (".metadata.labels.size", ["model/llama", "model/qwen"]),
+        ("backend", ["model/llama", "model/qwen"]),
+    ],
+)
+def test_get_sorted_by_a_column_or_a_path(areal: Areal, objects: None, key: str, names: list[str]) -> None:
+    assert areal("get", "models", "--sort-by", key, "-o", "name").out.split() == names
+
+
+def test_get_manifest_holds_what_the_user_set_and_nothing_else(areal: Areal, objects: None) -> None:
+    documents = list(yaml.safe_load_all(areal("get", "-o", "manifest").out))
+    assert documents[2] == {
+        "apiVersion": "areal.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": "qwen", "labels": {"tier": "prod", "size": "8b"}},
+        "spec": QWEN,
+    }
+
+
+def test_manifest_printed_by_get_is_valid(areal: Areal, objects: None, tmp_path: Path) -> None:
+    file = tmp_path / "again.yaml"
+    file.write_text(areal("get", "-o", "manifest").out)
+    assert areal("validate", "-f", str(file)).code == 0
+
+
+def test_show_origin_names_layer_person_and_file(areal: Areal, objects: None, home: Home) -> None:
+    store = ObjectStore(home)
+    found = store.get(Ref("Model", "qwen"))
+    assert found is not None
+    layer = Layer("scale", {"replicas": 3}, None, "bob@desk", 1.0)
+    import dataclasses
+
+    store.put(dataclasses.replace(found, layers=replace(found.layers, layer)))
+    rows = {row["path"]: row for row in areal("get", "model/qwen", "--show-origin", "-o", "json").json}
+    assert rows["spec.replicas"]["origin"] == "scale"
+    assert rows["spec.replicas"]["actor"] == "bob@desk"
+    assert rows["spec.path"]["source"] == "service.yaml:3"
+
+
+def test_show_defaults_fills_in_what_was_not_set(areal: Areal, objects: None) -> None:
+    spec = areal("get", "inf/default", "--show-defaults", "--json").json["spec"]
+    assert spec["gateway"] == {"host": "127.0.0.1", "port": 8081, "relays": 1}
+    origins = {row["path"]: row["origin"] for row in areal("get", "inf/default", "--show-origin", "--show-defaults", "--json").json}
+    assert origins["spec.gateway.port"] == "apply"
+    assert origins["spec.gateway.host"] == "default"
+
+
+def test_object_that_is_misspelt_is_suggested(areal: Areal, objects: None) -> None:
+    result = areal("get", "model/qwne")
+    assert result.code == 4
+    assert 'did you mean "qwen"' in result.err
+
+
+def test_damaged_object_is_reported_and_the_others_are_shown(areal: Areal, objects: None, home: Home) -> None:
+    path = home.objects / "model" / "llama" / "object.json"
+    path.write_bytes(path.read_bytes()[:-10])
+    result = areal("get", "models")
+    assert result.code == 1
+    assert [row[0] for row in result.rows[1:]] == ["qwen"]
+    assert "unreadable" in result.err and "areal doctor --fix" in result.err
+    assert path.exists()
+
+
+def test_get_kinds(areal: Areal) -> None:
+    assert [row["kind"] for row in areal("get", "kinds", "--json").json] == [
+        "InferenceService",
+        "Model",
+        "AgentService",
+        "TrainJob",
+    ]
+
+
+def test_get_processes_of_nothing(areal: Areal, objects: None) -> None:
+    assert areal("get", "processes", "--json").json["items"] == []
+    assert areal("get", "processes", "model/none").code == 4
+
+
+def test_reading_writes_nothing(areal: Areal, objects: None, home: Home) -> None:
+    before = {path: path.stat().st_mtime_ns for path in home.root.rglob("*")}
+    for words in (["get"], ["describe", "model/qwen"], ["history", "model/qwen"], ["events"], ["inf", "ps"], ["top"]):
+        assert areal(*words).code == 0
+    assert {path: path.stat().st_mtime_ns for path in home.root.rglob("*")} == before
+
+
+def test_reading_without_a_home_creates_none(areal: Areal, home: Home) -> None:
+    for words in (["get"], ["get", "processes"], ["inf", "ps"], ["events"], ["doctor"]):
+        assert areal(*words).code == 0
+    assert not home.root.exists()
+
+
+def test_history_lists_revisions_and_prints_one(areal: Areal, record: Record) -> None:
+    record("Model", "qwen", {**QWEN, "replicas": 1})
+    record("Model", "qwen", {**QWEN, "replicas": 2})
+    rows = areal("history", "model/qwen", "--json").json
+    assert [(row["revision"], row["spec"]["replicas"], row["current"]) for row in rows] == [(1, 1, False), (2, 2, True)]
+    assert rows[0]["actor"] == "ann@desk" and rows[0]["source"] == "service.yaml:3"
+    assert yaml.safe_load(areal("history", "model/qwen", "--revision", "1").out)["replicas"] == 1
+    assert areal("history", "model/qwen", "--revision", "7").code == 4
+
+
+def test_events_of_one_object_and_of_all(areal: Areal, objects: None, home: Home) -> None:
+    log = EventLog(home)
+    log.record(Ref("Model", "qwen"), "Normal", "Created", "new object")
+    for _ in range(3):
+        log.record(Ref("Model", "llama"), "Warning", "Failed", "no GPU")
+    assert [row["reason"] for row in areal("events", "model/qwen", "--json").json] == ["Created"]
+    assert "no GPU (x3)" in areal("events").out
+    assert [row["ref"] for row in areal("events", "--type", "Warning", "-o", "json").json] == ["Model/llama"]
+    assert areal("events", "-n", "1", "-o", "name").out == "Model/llama Failed\n"
+
+
+def test_describe_tells_spec_conditions_and_events(areal: Areal, objects: None, home: Home) -> None:
+    EventLog(home).record(Ref("Model", "qwen"), "Warning", "Failed", "no GPU is free")
+    text = areal("describe", "model/qwen").out
+    for part in ("Name:", "qwen", "spec.engineArgs.max-model-len", "service.yaml:3", "Conditions:", "no GPU is free"):
+        assert part in text
+    document = areal("describe", "model", "qwen", "--json").json
+    assert document["events"][0]["message"] == "no GPU is free"
+    assert document["processes"] == []
+
+
+def test_describe_of_a_service_names_its_models(areal: Areal, objects: None) -> None:
+    assert {row["ref"] for row in areal("describe", "inf/default", "--json").json["related"]} == {
+        "Model/llama",
+        "Model/qwen",
+    }
+
+
+def test_inf_verbs_list_services_and_models(areal: Areal, objects: None) -> None:
+    services = areal("inf", "ps", "--json").json
+    assert [(row["service"], row["models"]) for row in services] == [("default", ["llama", "qwen"])]
+    models = areal("inf", "models", "--json").json
+    assert [(row["name"], row["replicas"], row["backend"]) for row in models] == [
+        ("llama", 1, "embedded"),
+        ("qwen", 2, "embedded:d2"),
+    ]
+    status = areal("inf", "status", "--json")
+    assert status.code == 1
+    assert status.json["healthy"] is False
+
+
+def test_service_that_does_not_run_cannot_be_talked_to(areal: Areal, objects: None) -> None:
+    result = areal("inf", "chat", "-m", "hello")
+    assert result.code == 1
+    assert "areal inf run default" in result.err

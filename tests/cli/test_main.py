@@ -1,0 +1,182 @@
+"""From words to an exit status: usage, errors, interrupts, pipes."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal.cli import main as entry
+from areal.cli.invocation import Invocation
+from areal.errors import ArealError, Conflict, Locked, NoCapacity, NotFound, Partial, TargetFailed, TimedOut
+from areal.resources.diagnostics import Diagnostic, ManifestError, Pos
+from tests.cli.conftest import Areal, Spawner
+
+
+def test_version_flag_and_verb_agree(areal: Areal) -> None:
+    assert areal("--version").out == areal("version").out
+
+
+def test_unknown_command_suggests_the_near_one(areal: Areal) -> None:
+    result = areal("aply")
+    assert result.code == 2
+    assert 'no such command "aply" (did you mean "apply"?)' in result.err
+    assert "hint: areal --help" in result.err
+
+
+def test_unknown_command_of_a_group_suggests_from_that_group(areal: Areal) -> None:
+    result = areal("inf", "registr")
+    assert result.code == 2
+    assert '(did you mean "register"?)' in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("get", "--jsn"), "--json"),
+        (("apply",), "neither -f nor -k"),
+        (("diff",), "neither -f nor -k"),
+        (("get", "-o", "jsn"), 'did you mean "json"'),
+        (("get", "-o", "json", "--json", "-o", "yaml"), "different formats"),
+        (("wait", "model/x"), "--for"),
+        (("wait", "model/x", "--for", "reday"), 'did you mean "ready"'),
+        (("scale", "model/x"), "--replicas"),
+        (("scale", "model/x", "--replicas", "-1"), "-1"),
+        (("delete",), "name the objects"),
+        (("apply", "-f", "x.yaml", "--prune"), "--set-name"),
+        (("apply", "-f", "x.yaml", "--timeout", "soon"), "is not a duration"),
+        (("get", "model", "x/y"), "mixes"),
+        (("describe", "model"), "a name is missing"),
+        (("describe", "model/../x"), "is not a name"),
+        (("inf", "scaleup", "--model", "x", "--by", "1", "--replicas", "2"), "one of them"),
+        (("inf", "run", "a", "--service", "b"), "give one of them"),
+        (("inf", "run", "--backend", "embedded"), "--model NAME is missing"),
+        (("inf", "register", "--model", "x"), "--backend is missing"),
+        (("inf", "register", "--model", "x", "--api-url", "http://h", "--backend", "vllm"), "does not go with"),
+        (("completion", "tcsh"), "tcsh"),
+        (("get", "-l", "a in b"), "selector"),
+        (("get", "--sort-by", "nmae"), 'did you mean "name"'),
+        (("get", "-o", "jsonpath={.a"), "unclosed"),
+        (("config", "set", "outptu", "json"), 'did you mean "output"'),
+        (("adopt", "--url", "http://h"), "--as"),
+        (("adopt", "--as", "model/x"), "--pid and --url"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_is_wrong(areal: Areal, words: tuple[str, ...], said: str) -> None:
+    result = areal(*words)
+    assert result.code == 2
+    assert said in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("get", "modle"), 4),
+        (("get", "model/none"), 4),
+        (("describe", "model/none"), 4),
+        (("logs", "model/none"), 4),
+        (("history", "model/none"), 4),
+        (("wait", "model/none", "--for", "ready"), 4),
+        (("delete", "model/none", "--yes"), 4),
+        (("scale", "model/none", "--replicas", "1"), 4),
+        (("inf", "stop"), 4),
+        (("inf", "status"), 4),
+        (("inf", "chat", "-m", "hello"), 4),
+        (("inf", "register", "--model", "x", "--api-url", "http://127.0.0.1:1"), 4),
+        (("config", "use-context", "none"), 4),
+        (("get", "--context", "none"), 4),
+    ],
+)
+def test_what_does_not_exist_exits_4_with_a_next_step(areal: Areal, words: tuple[str, ...], code: int) -> None:
+    result = areal(*words)
+    assert result.code == code, result.err
+    assert result.err.startswith("error: ")
+    assert "hint: " in result.err
+
+
+@pytest.mark.parametrize("verb", ["delete"])
+def test_destructive_verb_off_a_terminal_needs_yes(areal: Areal, verb: str) -> None:
+    result = areal(verb, "model/x")
+    assert result.code == 2
+    assert "--yes" in result.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ArealError("x"), 1),
+        (ManifestError([Diagnostic(Pos("a.yaml", 3, 5), "spec.x", "unknown field")]), 3),
+        (NotFound("x"), 4),
+        (Conflict("x"), 5),
+        (Locked("x"), 6),
+        (TimedOut("x"), 7),
+        (TargetFailed("x"), 8),
+        (Partial("x"), 9),
+        (NoCapacity("x"), 10),
+        (ZeroDivisionError("x"), 1),
+    ],
+)
+def test_every_kind_of_error_has_its_exit_status(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from areal.cli.failures import report
+
+    assert report(error, Invocation()) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_manifest_errors_are_listed_by_position(areal: Areal, tmp_path: object) -> None:
+    from pathlib import Path
+
+    file = Path(str(tmp_path)) / "bad.yaml"
+    file.write_text("apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: x}\nspec: {pth: 1, replicas: no}\n")
+    result = areal("validate", "-f", str(file))
+    assert result.code == 3
+    lines = result.err.splitlines()
+    assert lines[0].startswith(f"{file}:4:")
+    assert any("pth" in line for line in lines)
+    assert any("replicas" in line for line in lines)
+    assert "nothing was changed" in lines[-1]
+
+
+def test_child_log_lines_are_quoted_under_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    from areal.cli.failures import report
+
+    report(TargetFailed("engine/0 died", detail="CUDA out of memory\nsecond", hint="areal logs model/x"), Invocation())
+    assert capsys.readouterr().err == (
+        "error: engine/0 died\n  | CUDA out of memory\n  | second\n  hint: areal logs model/x\n"
+    )
+
+
+def test_debug_shows_the_traceback_and_nothing_else_does(capsys: pytest.CaptureFixture[str]) -> None:
+    from areal.cli.failures import report
+
+    def fail() -> Exception:
+        try:
+            raise NotFound("gone")
+        except NotFound as error:
+            return error
+
+    invocation = Invocation()
+    invocation.debug = True
+    report(fail(), invocation)
+    assert "Traceback" in capsys.readouterr().err
+    invocation.debug = False
+    report(fail(), invocation)
+    assert capsys.readouterr().err == "error: gone\n"
+
+
+def test_flags_shared_by_all_are_taken_before_and_after_the_verb(areal: Areal, tmp_path: object) -> None:
+    before = areal("--home", f"{tmp_path}/a", "config", "path")
+    after = areal("config", "path", "--home", f"{tmp_path}/a")
+    assert before.out == after.out == f"{tmp_path}/a/config.yaml\n"
+
+
+def test_reader_that_leaves_the_pipe_ends_the_command_quietly(spawn: Spawner) -> None:
+    code = (
+        "import sys, os; sys.argv[0] = 'areal'; read, write = os.pipe(); os.dup2(write, 1); os.close(read); "
+        "os.close(write); from areal.cli.main import main; sys.exit(main())"
+    )
+    result = spawn("schema", "model", code=code).finish()
+    assert result.code == entry._BROKEN_PIPE
+    assert result.err == ""
