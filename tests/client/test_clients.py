@@ -12,7 +12,7 @@ import pytest
 from areal.client.admin import AdminClient
 from areal.client.chat import ChatClient
 from areal.errors import ArealError, NotFound, TimedOut
-from tests.services.inference.conftest import House, build_house
+from tests.services.inference.houses import House, build_house
 from tests.services.processes import Processes, engine_calls, script
 from tests.services.tokenizer_folder import write_tokenizer
 

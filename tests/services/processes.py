@@ -176,11 +176,13 @@ class Processes:
         wait_ready(process)
         return process
 
-    def register(self, router: Process, *proxies: Process, model: str = "tiny", expected: int | None = None) -> None:
+    def registration(self, *proxies: Process, model: str, expected: int | None) -> dict[str, Any]:
         workers = [{"worker_id": f"{model}-{number}", "worker_addr": proxy.url} for number, proxy in enumerate(proxies)]
-        answer = router.call(
-            "POST", "/register_model", {"model": model, "workers": workers, "expected": expected}, key=self.key
-        )
+        return {"model": model, "workers": workers, "expected": expected}
+
+    def register(self, router: Process, *proxies: Process, model: str = "tiny", expected: int | None = None) -> None:
+        body = self.registration(*proxies, model=model, expected=expected)
+        answer = router.call("POST", "/register_model", body, key=self.key)
         assert answer.status == 200, answer.body
 
     def stop(self) -> None:

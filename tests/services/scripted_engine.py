@@ -111,14 +111,14 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     try:
         for line in lines(engine, body["sampling"]):
+            await before_line(engine, script, record, response)
+            if record["ended"] == "cut":
+                request.transport.close()
+                return response
             for index in range(body["sampling"].get("n", 1)):
                 await response.write(json.dumps({"index": index, **line}).encode() + b"\n")
             record["tokens"] += len(line["token_ids"])
             engine.note()
-            await after_line(engine, script, record, response)
-            if record["ended"] == "cut":
-                request.transport.close()
-                return response
             await asyncio.sleep(script.delay_s)
         record["ended"] = "finished"
     except (asyncio.CancelledError, ConnectionResetError):
@@ -129,7 +129,7 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def after_line(engine: Engine, script: Script, record: dict[str, Any], response: web.StreamResponse) -> None:
+async def before_line(engine: Engine, script: Script, record: dict[str, Any], response: web.StreamResponse) -> None:
     tokens = record["tokens"]
     if script.die_after is not None and tokens >= script.die_after:
         os._exit(9)

@@ -17,8 +17,6 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     declared = request.content_length
     if declared is not None and declared > limit:
         raise _too_large(limit)
-    if declared is not None and request.content.is_eof() and not request.can_read_body:
-        return b""
     parts: list[bytes] = []
     size = 0
     async for part in request.content.iter_any():

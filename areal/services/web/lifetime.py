@@ -26,8 +26,8 @@ class Lifetime:
         await self._draining.wait()
 
     def state(self) -> tuple[str, str | None]:
-        """``ready``, ``starting`` or ``draining``, and why it is not ready."""
+        """``ready``, ``not_ready`` or ``draining``, and why it is not ready."""
         if self.draining:
             return "draining", "the process was told to stop and finishes what it has"
         reason = self._not_ready()
-        return ("ready", None) if reason is None else ("starting", reason)
+        return ("ready", None) if reason is None else ("not_ready", reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.services.inference.conftest import COMPLETIONS, House
+from tests.services.inference.houses import COMPLETIONS, House
 from tests.services.processes import Stream, chat_text, engine_calls, release, script
 
 ANSWER = "Hello there, friend!"

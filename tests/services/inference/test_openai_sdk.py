@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.services.inference.conftest import House
+from tests.services.inference.houses import House
 from tests.services.processes import script
 
 

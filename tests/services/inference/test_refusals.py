@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.inference.conftest import CHAT, COMPLETIONS, House
+from tests.services.inference.houses import CHAT, COMPLETIONS, House
 from tests.services.processes import Answer, script
 
 USER = {"role": "user", "content": "Hello"}

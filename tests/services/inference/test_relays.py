@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.services.inference.conftest import CHAT, House, build_house
+from tests.services.inference.houses import CHAT, House, build_house
 from tests.services.processes import (
     TERM,
     Process,
@@ -185,9 +185,7 @@ def test_relay_without_a_router_is_alive_and_not_ready(processes: Processes) -> 
     assert ready.status == 503 and "routing table" in ready.json()["reason"]
 
 
-def test_keyless_services_on_loopback_serve_without_a_key(
-    processes: Processes, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keyless_services_on_loopback_serve_without_a_key(processes: Processes, tokenizer: Path) -> None:
     engine = processes.engine(tokenizer)
     router = processes.service("router", "--health-period", "0.2", keyed=False)
     flags = ("--model", "tiny", "--engine", "embedded", "--engine-url", engine.url, "--tokenizer-path", str(tokenizer))

@@ -17,8 +17,6 @@ from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.table import WorkerEntry
 from areal.services.web.errors import ApiError
 
-_RECHECK_S = 0.25  # suspicion ends by time, which changes no table
-
 
 class Admission:
     """Picks workers and counts the tokens each holds for this relay."""
@@ -41,30 +39,29 @@ class Admission:
     def _load(self, worker: WorkerEntry) -> float:
         return self._tokens.get(worker.addr, 0.0)
 
-    async def worker(self, model: str, key: CallKey, refused: Collection[str]) -> WorkerEntry:
-        """The worker for one attempt, not one of ``refused``. Raises 429 (queue full) and 503 (waited in vain)."""
+    async def worker(self, model: str, key: CallKey, refused: Collection[str], since: float) -> WorkerEntry:
+        """The worker for one attempt, rather none of ``refused``; ``since`` (loop time) the call is without one.
+
+        Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
+        """
         ready = self._table.routable(model, even_suspects=True)
         chosen = self._pick([worker for worker in ready if worker.addr not in refused], key)
-        return chosen if chosen is not None else await self._wait(model, key)
+        return chosen if chosen is not None else await self._wait(model, key, since)
 
     def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
         if not candidates:
             return None
         return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
 
-    async def _wait(self, model: str, key: CallKey) -> WorkerEntry:
+    async def _wait(self, model: str, key: CallKey, since: float) -> WorkerEntry:
         if self._waiting >= self._table.limits.max_queued_requests:
             message = f"{self._waiting} requests already wait for a worker"
             raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
-        started = asyncio.get_running_loop().time()
         self._waiting += 1
         self._gauge.inc()
         try:
             while True:
-                waited = asyncio.get_running_loop().time() - started
-                if waited >= self._table.limits.request_timeout_seconds:
-                    raise self._in_vain(model, waited)
-                await self._table.changed(_RECHECK_S)
+                await self._table.changed(self._patience(model, since))
                 # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
                 chosen = self._pick(self._table.routable(model, even_suspects=False), key)
                 if chosen is not None:
@@ -73,8 +70,13 @@ class Admission:
             self._waiting -= 1
             self._gauge.dec()
 
-    def _in_vain(self, model: str, waited: float) -> ApiError:
+    def _patience(self, model: str, since: float) -> float:
+        """Seconds until it is worth looking again without a new table. Raises when the wait is over."""
         if model not in self._table.snapshot.models:
-            return ApiError(404, f"model {model!r} was removed", code="model_not_found", param="model")
-        message = f"no worker of model {model!r} became ready in {waited:.0f} s"
-        return ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})
+            raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
+        waited = asyncio.get_running_loop().time() - since
+        left = self._table.limits.request_timeout_seconds - waited
+        if left <= 0:
+            message = f"no worker of model {model!r} took the request in {waited:.1f} s"
+            raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})
+        return min(left, self._table.suspicion_left_s(model))

@@ -8,6 +8,7 @@ ready worker is suspect, they are tried all the same.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -87,6 +88,12 @@ class LiveTable:
         now = asyncio.get_running_loop().time()
         trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
         return trusted or (ready if even_suspects else [])
+
+    def suspicion_left_s(self, name: str) -> float:
+        """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""
+        model = self.snapshot.models.get(name)
+        ends = [self._suspects[w.addr][0] for w in model.workers if w.addr in self._suspects] if model else []
+        return max(0.01, min(ends) - asyncio.get_running_loop().time()) if ends else math.inf
 
     def is_serving(self, name: str, addr: str) -> bool:
         """Whether the router still believes that this worker lives: then a silent call is only slow."""

@@ -13,6 +13,7 @@ After the first byte a failure is an error event in the stream.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -104,16 +105,20 @@ class Relay:
     async def _until_answered(self, call: Call) -> web.StreamResponse:
         refused: set[str] = set()
         begun = 0
+        loop = asyncio.get_running_loop()
+        without_worker_since = loop.time()
         while True:
             waiting_since = time.perf_counter()
-            worker = await self._admission.worker(call.model.name, call.envelope.key, refused)
+            worker = await self._admission.worker(call.model.name, call.envelope.key, refused, without_worker_since)
             call.elsewhere += time.perf_counter() - waiting_since
             call.attempts += 1
             outcome = await self._attempt(call, worker)
             if not isinstance(outcome, Failed):
                 self._table.trust(worker.addr)
                 return outcome
-            begun += outcome.begun
+            if outcome.begun:
+                begun += 1
+                without_worker_since = loop.time()
             if begun > _BEGUN_RETRIES:
                 return _give_up(outcome)
             self._table.suspect(worker.addr)

@@ -8,7 +8,7 @@ import pytest
 
 from areal.errors import UsageFault
 from areal.services.inference.data_proxy.options import external_base_url
-from tests.services.inference.conftest import CHAT, House
+from tests.services.inference.houses import CHAT, House
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
 BODY = {"model": "friend", "messages": [{"role": "user", "content": "Hello"}]}

@@ -1,0 +1,56 @@
+"""A scripted HTTP server inside the test's own loop: routes answer what they are told, and remember what they got."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Reply = Callable[[web.Request], Any]
+
+
+@dataclass
+class ScriptedApi:
+    """``replies`` maps ``"POST /path"`` to (status, body) or to a list of stream events."""
+
+    replies: dict[str, Any] = field(default_factory=dict)
+    got: list[tuple[str, Any, Mapping[str, str]]] = field(default_factory=list)
+    url: str = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        route = f"{request.method} {request.path}"
+        self.got.append((route, json.loads(raw) if raw else None, request.headers.copy()))
+        reply = self.replies.get(route, (404, {"error": {"message": f"no {route}"}}))
+        if isinstance(reply, tuple):
+            status, body = reply
+            return web.json_response(body, status=status)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for item in reply:
+            data = item if isinstance(item, str) else json.dumps(item)
+            await response.write(f"data: {data}\n\n".encode())
+        return response
+
+    def bodies(self, route: str) -> list[Any]:
+        return [body for name, body, _ in self.got if name == route]
+
+
+@contextlib.asynccontextmanager
+async def scripted_api(**replies: Any) -> AsyncIterator[ScriptedApi]:
+    api = ScriptedApi()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", api.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    api.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield api
+    finally:
+        await runner.cleanup()
