@@ -11,7 +11,6 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.executor import Report
 from areal.reconcilers.health import Health, assess, conditions_of
 from areal.reconcilers.observe import observe
-from areal.reconcilers.plan import Plan
 from areal.reconcilers.status import service_is_suspended
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Backend
@@ -30,11 +29,11 @@ class Ending:
 
 
 def write_statuses(
-    ctx: Context, store: ObjectStore, backend: Backend, targets: Sequence[Target], report: Report, plan: Plan
+    ctx: Context, store: ObjectStore, backend: Backend, targets: Sequence[Target], reports: Sequence[Report]
 ) -> dict[str, Ending]:
-    """Record the status of what the plan touched; how every target is now."""
-    touched = {op.ref for op in plan.ops}
-    seen = observe(ctx.home, backend, [target.ref for target in targets])
+    """Record the status of what the plans touched; how every target is now."""
+    touched = {op.ref for report in reports for op in report.plan.ops}
+    seen = observe(ctx.home, backend, [target.object for target in targets])
     endings: dict[str, Ending] = {}
     for target in targets:
         stored = store.get(parse_ref(target.ref)) if not target.gone else None
@@ -47,7 +46,7 @@ def write_statuses(
         ending = Ending(health.phase, health.message, next(gateway, ""))
         endings[target.ref] = ending
         if target.ref in touched:
-            errors = report.errors_of(plan, target.ref)
+            errors = [error for report in reports for error in report.errors_of(target.ref)]
             _write(ctx, store, stored, health, errors[0].message if errors else None, ending.address or None)
     return endings
 

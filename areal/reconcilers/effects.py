@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from areal.client.admin import AdminClient
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers import launch as launchers
+from areal.reconcilers.admin_keys import ensure_key
 from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.desired import Target
+from areal.reconcilers.executor import Interrupted
 from areal.reconcilers.launch import Launch, Slot
 from areal.reconcilers.observe import probe_run
 from areal.reconcilers.observed import Observed, Seen
@@ -25,7 +28,7 @@ from areal.runtime.backends.base import Phase, RunState
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.probes import Unreachable, http_get
 from areal.runtime.readiness import failure, wait_ready
-from areal.state.credentials import ensure_admin_key
+from areal.state.credentials import read_key
 from areal.state.events import EventLog
 from areal.state.journal import Transaction
 from areal.state.objects import ObjectStore
@@ -82,15 +85,12 @@ class Effects:
 
     def key_file(self, service: str) -> str:
         stored = self._object(f"InferenceService/{service}")
-        spec = effective("InferenceService", stored.spec) if stored else None
-        declared = getattr(getattr(spec, "auth", None), "admin_key_from", None)
-        if declared is not None and declared.file:
-            return str(declared.file)
-        return str(ensure_admin_key(self.ctx.home, service))
+        if stored is None:
+            raise ArealError(f"InferenceService/{service} is not recorded", hint="areal get inferenceservices")
+        return str(ensure_key(self.ctx.home, stored))
 
     def admin(self, service: str, url: str) -> AdminClient:
-        with open(self.key_file(service)) as file:
-            return AdminClient(url, file.read().strip(), timeout_s=ADMIN_TIMEOUT_S)
+        return AdminClient(url, read_key(Path(self.key_file(service))), timeout_s=ADMIN_TIMEOUT_S)
 
     def _object(self, ref: str) -> StoredObject | None:
         if ref in self.targets:
@@ -306,7 +306,8 @@ class Effects:
             if busy is None or (busy == 0 and time.monotonic() >= settle):
                 return
             self._say(op, f"draining, {busy} requests in flight")
-            time.sleep(SLOW_POLL_S)
+            if self.ctx.interrupted.wait(SLOW_POLL_S):
+                raise _interrupted(op)
         self.event(op.ref, "Warning", "DrainTimeout", f"{op.run} still had requests after {op.args['seconds']} s")
 
     def settle(self, op: Op, number: int) -> None:
@@ -367,8 +368,8 @@ class Effects:
 DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
 
 
-def _interrupted(op: Op) -> ArealError:
-    return ArealError(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")
+def _interrupted(op: Op) -> Interrupted:
+    return Interrupted(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")
 
 
 def _in_flight(url: str) -> int | None:

@@ -1,13 +1,13 @@
-"""Run a plan's ops in dependency order, in parallel, journaling each before and after. Decides nothing.
+"""Run a plan's ops in dependency order, in parallel. Decides nothing.
 
 Invariants: an op begins only when all it needs have succeeded; an op that needs a failed one is skipped, and so is
-whatever needs that; after an interrupt nothing new begins and what runs is finished. ``after`` in an op's args names
-ops that must have ended, well or not.
+whatever needs that; after an interrupt nothing new begins and what runs is finished, or gives up by itself. ``after``
+in an op's args names ops that must have ended, well or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Event
@@ -19,65 +19,109 @@ PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
 
 
+class Interrupted(ArealError):
+    """An op that gave up because the user asked to: not done, not failed; the same command goes on from here."""
+
+    exit_code = 130
+
+
 @dataclass
 class Report:
-    """How each op ended. ``skipped`` holds ops that never began."""
+    """How each op of ``plan`` ended. ``skipped`` never began, or gave up on an interrupt."""
 
+    plan: Plan = field(default_factory=Plan)
     done: set[int] = field(default_factory=set)
     failed: dict[int, ArealError] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     interrupted: bool = False
 
-    def errors_of(self, plan: Plan, ref: str) -> list[ArealError]:
-        return [error for number, error in sorted(self.failed.items()) if plan.ops[number - 1].ref == ref]
+    def errors_of(self, ref: str) -> list[ArealError]:
+        return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]
+
+    def is_unfinished(self, ref: str) -> bool:
+        return any(op.id in self.skipped for op in self.plan.ops_of(ref))
+
+    @property
+    def failed_ops(self) -> tuple[Op, ...]:
+        return tuple(op for op in self.plan.ops if op.id in self.failed)
 
 
 def execute(plan: Plan, perform: Callable[[Op], None], interrupted: Event) -> Report:
     """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
-    report = Report()
-    waiting: dict[int, Op] = {op.id: op for op in plan.ops}
-    running: dict[Future[None], int] = {}
+    agenda = _Agenda(plan)
+    running: dict[Future[None], Op] = {}
     with ThreadPoolExecutor(PARALLEL_OPS, thread_name_prefix="op") as pool:
-        while waiting or running:
+        while True:
             if interrupted.is_set():
-                report.interrupted = bool(waiting)
-                report.skipped |= set(waiting)
-                waiting.clear()
-            _skip_hopeless(waiting, report)
-            for op in [op for op in waiting.values() if _may_begin(op, report)]:
-                del waiting[op.id]
-                running[pool.submit(perform, op)] = op.id
-            if running:
-                finished, _ = wait(running, timeout=_INTERRUPT_POLL_S, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    _settle(future, running.pop(future), report)
-    return report
+                agenda.give_up()
+            for op in agenda.take_ready():
+                running[pool.submit(perform, op)] = op
+            if not running:
+                break
+            finished, _ = wait(running, timeout=_INTERRUPT_POLL_S, return_when=FIRST_COMPLETED)
+            for future in finished:
+                agenda.end(running.pop(future), _error_of(future))
+    assert not agenda.waiting, f"ops that can never begin: {sorted(agenda.waiting)}"
+    return agenda.report
 
 
-def _may_begin(op: Op, report: Report) -> bool:
-    ended = report.done | report.failed.keys() | report.skipped
-    return set(op.needs) <= report.done and set(op.args.get("after", ())) <= ended
+class _Agenda:
+    """Which ops may begin now, kept up to date as ops end; every op is looked at once for each op it waits for."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.report = Report(plan)
+        self.waiting: dict[int, Op] = {op.id: op for op in plan.ops}
+        self._blockers = {op.id: {number for number in _waits_for(op) if number in self.waiting} for op in plan.ops}
+        self._dependents: dict[int, list[int]] = {}
+        for number, blockers in self._blockers.items():
+            for blocker in blockers:
+                self._dependents.setdefault(blocker, []).append(number)
+        self._ready = [number for number, blockers in self._blockers.items() if not blockers]
+
+    def take_ready(self) -> list[Op]:
+        ready = [self.waiting.pop(number) for number in self._ready if number in self.waiting]
+        self._ready.clear()
+        return ready
+
+    def end(self, op: Op, error: ArealError | None) -> None:
+        if error is None:
+            self.report.done.add(op.id)
+        elif isinstance(error, Interrupted):
+            self.report.interrupted = True
+            self.report.skipped.add(op.id)
+        else:
+            self.report.failed[op.id] = error
+        self._release(op.id)
+
+    def give_up(self) -> None:
+        """Nothing that has not begun will begin."""
+        self.report.interrupted = self.report.interrupted or bool(self.waiting)
+        self.report.skipped |= self.waiting.keys()
+        self.waiting.clear()
+
+    def _release(self, number: int) -> None:
+        """Tell whoever waited for op ``number``; what needed it and cannot have it is skipped, and so on."""
+        ended = [number]
+        while ended:
+            number = ended.pop()
+            for dependent in self._dependents.get(number, ()):
+                self._blockers[dependent].discard(number)
+                op = self.waiting.get(dependent)
+                if op is not None and number in op.needs and number not in self.report.done:
+                    del self.waiting[dependent]
+                    self.report.skipped.add(dependent)
+                    ended.append(dependent)
+                elif not self._blockers[dependent]:
+                    self._ready.append(dependent)
 
 
-def _skip_hopeless(waiting: dict[int, Op], report: Report) -> None:
-    hopeless = report.failed.keys() | report.skipped
-    # Ids grow along the dependencies, so one pass in order sees every consequence.
-    for number in sorted(waiting):
-        if hopeless & set(waiting[number].needs):
-            del waiting[number]
-            report.skipped.add(number)
-            hopeless = hopeless | {number}
+def _waits_for(op: Op) -> Iterable[int]:
+    return {*op.needs, *op.args.get("after", ())}
 
 
-def _settle(future: Future[None], number: int, report: Report) -> None:
+def _error_of(future: Future[None]) -> ArealError | None:
     try:
         future.result()
     except ArealError as error:
-        report.failed[number] = error
-    else:
-        report.done.add(number)
-
-
-def failed_refs(plan: Plan, report: Report) -> Mapping[str, list[ArealError]]:
-    refs = {plan.ops[number - 1].ref for number in report.failed}
-    return {ref: report.errors_of(plan, ref) for ref in sorted(refs)}
+        return error
+    return None

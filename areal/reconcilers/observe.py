@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from areal.client.admin import AdminClient
+from areal.errors import ArealError
+from areal.reconcilers.admin_keys import key_path
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
 from areal.runtime.backends.base import Backend, Capacity, Phase, RunState
 from areal.runtime.probes import Unreachable, http_get
-from areal.state.credentials import admin_key_path
+from areal.state.credentials import read_key
 from areal.state.home import Home
+from areal.state.records import StoredObject
 
 PROBE_TIMEOUT_S = 2.0
 PARALLEL_PROBES = 16
 
 
-def observe(
-    home: Home, backend: Backend, refs: Iterable[str], *, probe: bool = True, want_gpus: bool = False
-) -> Observed:
-    """Look at the runs of ``refs`` and at the routers among them. ``probe`` False stays off the network."""
-    wanted = set(refs)
+def observe(home: Home, backend: Backend, objects: Iterable[StoredObject], *, want_gpus: bool = False) -> Observed:
+    """Look at the runs of ``objects`` and at the routers among them."""
+    wanted = {str(item.ref): item for item in objects}
     states = [state for state in backend.observe().values() if state.spec.owner in wanted]
-    runs = _probe_all(states) if probe else [ObservedRun(state) for state in states]
+    runs = _probe_all(states)
     grouped: dict[str, list[ObservedRun]] = {}
     for run in sorted(runs, key=lambda run: run.uid):
         grouped.setdefault(run.state.spec.owner, []).append(run)
-    routes = _read_tables(home, runs) if probe else {}
+    routes = _read_tables(home, runs, wanted)
     capacity = backend.capacity() if want_gpus else Capacity()
     return Observed({ref: tuple(items) for ref, items in grouped.items()}, routes, capacity)
 
@@ -64,25 +65,26 @@ def _reason(body: bytes) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _read_tables(home: Home, runs: Sequence[ObservedRun]) -> dict[str, RouteTable | str]:
+def _read_tables(
+    home: Home, runs: Sequence[ObservedRun], services: Mapping[str, StoredObject]
+) -> dict[str, RouteTable | str]:
     routers = [run for run in runs if run.state.spec.component == "router" and run.seen is Seen.READY]
     if not routers:
         return {}
     with ThreadPoolExecutor(min(PARALLEL_PROBES, len(routers)), thread_name_prefix="table") as pool:
-        tables = pool.map(lambda run: read_table(home, run), routers)
+        tables = pool.map(lambda run: read_table(home, run, services[run.state.spec.owner]), routers)
         return {run.state.spec.owner: table for run, table in zip(routers, tables, strict=True)}
 
 
-def read_table(home: Home, router: ObservedRun) -> RouteTable | str:
+def read_table(home: Home, router: ObservedRun, service: StoredObject) -> RouteTable | str:
     """The router's table, or why it could not be read."""
-    name = router.state.spec.owner.partition("/")[2]
     try:
-        key = admin_key_path(home, name).read_text().strip()
+        key = read_key(key_path(home, service))
         status, data = AdminClient(router.url, key, timeout_s=PROBE_TIMEOUT_S).get("/table")
-    except OSError as error:
-        return f"router of {name}: {error}"
+    except (OSError, ArealError) as error:
+        return f"{service.ref} router/0: its table cannot be read: {error}"
     if status != 200 or not isinstance(data, dict):
-        return f"router of {name}: GET /table answers {status}"
+        return f"{service.ref} router/0: its table cannot be read: GET /table answers {status}"
     models = {
         model: tuple((w["id"], w["addr"], w["state"]) for w in entry.get("workers", ()))
         for model, entry in data.get("models", {}).items()

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from areal.errors import Conflict, NotFound, UsageFault
-from areal.reconcilers.apply import Desk, Prepared, converge, outcome_of, plan_targets
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
+from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import APPLY, Target, field_changes, with_layer
 from areal.reconcilers.health import desired_replicas
 from areal.reconcilers.model import Policy
+from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.suggest import did_you_mean
@@ -210,7 +211,7 @@ def rollback(
 
     if dry_run:
         plan = plan_targets(Desk.open(ctx), edit, Policy()).plan
-        return outcome_of(plan, None, dry_run=True)
+        return outcome_of(plan, dry_run=True)
     return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "rolled back"})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from areal.resources.tree import ABSENT, path_text
 from areal.resources.update import Update
@@ -79,10 +79,20 @@ class Drift:
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why nothing is done about an object while the rest of the plan goes on."""
+
+    reason: Literal["capacity", "unseen"]
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
 class ObjectPlan:
     """One object's part: ``action`` is create | configure | unchanged | heal | prune | delete | blocked.
 
-    ``decided_by`` is the changed leaf with the highest update class, ``how`` what that class means here.
+    ``decided_by`` is the changed leaf with the highest update class, ``cause`` says what that class means here.
+    ``blocked`` comes with a ``refusal``.
     """
 
     ref: str
@@ -91,6 +101,7 @@ class ObjectPlan:
     decided_by: str = ""
     changes: tuple[FieldChange, ...] = ()
     taken: tuple[str, ...] = ()  # leaves taken from other layers by --force-conflicts, in words
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True)

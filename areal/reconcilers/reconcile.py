@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from areal.errors import NotFound
-from areal.reconcilers.apply import Desk, converge, plan_targets
 from areal.reconcilers.context import Context, Outcome
+from areal.reconcilers.converge import Desk, converge, plan_targets
 from areal.reconcilers.desired import Target
 from areal.reconcilers.model import Policy
 from areal.resources.kinds import Ref

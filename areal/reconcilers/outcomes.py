@@ -1,0 +1,81 @@
+"""From plans and reports to what a command says it did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from areal.errors import ArealError, Conflict, NoCapacity, worst_exit
+from areal.reconcilers.conditions import Ending
+from areal.reconcilers.context import ObjectOutcome, Outcome
+from areal.reconcilers.executor import Report
+from areal.reconcilers.plan import ObjectPlan, Plan, Refusal
+
+_DONE = {"create": "created", "configure": "configured", "heal": "healed", "prune": "pruned", "delete": "deleted"}
+_PARTIAL = 9
+_INTERRUPTED = 130
+
+
+def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = False) -> Outcome:
+    """What ``plan`` did to each of its objects. ``reports`` are those of its passes; only the last one can hold
+    failures, since a pass that fails is the last."""
+    last = reports[-1] if reports else None
+    objects = [_object_outcome(item, last, dry_run) for item in _objects(plan, reports)]
+    notes = tuple(f"left alone: {sentence}" for sentence in plan.unknown)
+    if last is not None and last.interrupted:
+        hint = "interrupted; the same command again goes on from here"
+        return Outcome(tuple(objects), (*notes, hint), _INTERRUPTED)
+    return Outcome(tuple(objects), notes, worst_exit([item.exit_code for item in objects]))
+
+
+def _objects(plan: Plan, reports: Sequence[Report]) -> list[ObjectPlan]:
+    """The plan's objects, and those that only a later pass had to touch."""
+    found = {item.ref: item for item in plan.objects}
+    for report in reports:
+        for item in report.plan.objects:
+            if item.action != "unchanged":
+                found.setdefault(item.ref, item)
+    return list(found.values())
+
+
+def _object_outcome(item: ObjectPlan, last: Report | None, dry_run: bool) -> ObjectOutcome:
+    errors = last.errors_of(item.ref) if last is not None else []
+    if errors:
+        worst = _worst(errors)
+        return ObjectOutcome(item.ref, "failed", worst.message, worst.exit_code, worst)
+    if item.refusal is not None:
+        error = _refused(item.refusal)
+        return ObjectOutcome(item.ref, item.action, error.message, error.exit_code, error)
+    action = _DONE.get(item.action, item.action)
+    if dry_run:
+        return ObjectOutcome(item.ref, action, "(dry run)")
+    if last is not None and last.is_unfinished(item.ref):
+        why = "interrupted" if last.interrupted else "an earlier step failed"
+        return ObjectOutcome(item.ref, action, f"not converged: {why}", _PARTIAL)
+    return ObjectOutcome(item.ref, action, item.cause)
+
+
+def _refused(refusal: Refusal) -> ArealError:
+    kind = NoCapacity if refusal.reason == "capacity" else Conflict
+    return kind(refusal.message, hint=refusal.hint)
+
+
+def _worst(errors: Sequence[ArealError]) -> ArealError:
+    """The error that decides the exit status, by the table of exit codes."""
+    code = worst_exit([error.exit_code for error in errors])
+    return next(error for error in errors if error.exit_code == code)
+
+
+def with_endings(outcome: Outcome, endings: Mapping[str, Ending]) -> Outcome:
+    """Say how each object is now, and where a service answers."""
+    objects = []
+    for item in outcome.objects:
+        ending = endings.get(item.ref)
+        if ending is None or item.exit_code or item.action == "unchanged":
+            objects.append(item)
+            continue
+        where = f" at {ending.address}" if ending.address and ending.phase == "Ready" else ""
+        cause = f"; {item.message}" if item.message else ""
+        objects.append(replace(item, message=f"{ending.phase}{where}{cause}"))
+    addresses = {ref: ending.address for ref, ending in endings.items() if ending.address}
+    return replace(outcome, objects=tuple(objects), addresses=addresses)

@@ -1,0 +1,161 @@
+"""The executor runs what may run, skips what cannot, and stops beginning when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal.errors import ArealError, TargetFailed
+from areal.reconcilers.executor import Interrupted, Report, execute
+from areal.reconcilers.plan import Op, Plan, Verb
+
+NEVER = threading.Event()
+
+
+def op(number: int, needs: Iterable[int] = (), after: Iterable[int] = (), ref: str = "Model/a") -> Op:
+    return Op(number, Verb.STOP, ref, f"engine/{number}", "test", tuple(needs), args={"after": list(after)})
+
+
+def run(
+    *ops: Op,
+    failing: Iterable[int] = (),
+    perform: Callable[[Op], None] | None = None,
+    interrupted: threading.Event = NEVER,
+) -> tuple[Report, list[int]]:
+    broken, began, lock = set(failing), [], threading.Lock()
+
+    def one(item: Op) -> None:
+        with lock:
+            began.append(item.id)
+        if perform is not None:
+            perform(item)
+        if item.id in broken:
+            raise TargetFailed(f"op {item.id}")
+
+    return execute(Plan(ops=ops), one, interrupted), began
+
+
+def test_execute_of_an_empty_plan_does_nothing() -> None:
+    report, began = run()
+    assert (report.done, began, report.interrupted) == (set(), [], False)
+
+
+def test_execute_begins_an_op_only_after_all_it_needs() -> None:
+    report, began = run(op(1), op(2), op(3, needs=[1, 2]), op(4, needs=[3]))
+    assert began.index(3) > max(began.index(1), began.index(2))
+    assert began[-1] == 4
+    assert report.done == {1, 2, 3, 4}
+
+
+def test_execute_runs_independent_ops_side_by_side() -> None:
+    together = threading.Barrier(3, timeout=20)
+    report, _ = run(op(1), op(2), op(3), perform=lambda _: together.wait() and None)
+    assert report.done == {1, 2, 3}
+
+
+def test_execute_after_a_failure_skips_its_dependents_and_runs_the_rest() -> None:
+    report, began = run(op(1), op(2, needs=[1]), op(3, needs=[2]), op(4), op(5, needs=[4]), failing=[1])
+    assert report.failed.keys() == {1}
+    assert report.skipped == {2, 3}
+    assert report.done == {4, 5}
+    assert 3 not in began
+
+
+def test_execute_with_after_waits_for_the_end_whatever_it_was() -> None:
+    report, began = run(op(1), op(2, needs=[1]), op(3, after=[1, 2]), failing=[1])
+    assert report.skipped == {2}
+    assert report.done == {3}
+    assert began == [1, 3]
+
+
+def test_execute_of_a_filtered_plan_ignores_after_of_ops_that_are_not_in_it() -> None:
+    report, _ = run(op(1), op(5, needs=[1], after=[3]))
+    assert report.done == {1, 5}
+
+
+def test_execute_when_interrupted_begins_nothing_new_and_finishes_what_runs() -> None:
+    interrupted, release = threading.Event(), threading.Event()
+
+    def perform(item: Op) -> None:
+        interrupted.set()
+        release.wait(0.5)  # long enough for the loop to have seen the interrupt more than once
+
+    report, began = run(op(1), op(2, needs=[1]), perform=perform, interrupted=interrupted)
+    assert began == [1]
+    assert report.done == {1}
+    assert report.skipped == {2}
+    assert report.interrupted
+
+
+def test_execute_interrupted_after_the_last_op_began_is_complete() -> None:
+    interrupted = threading.Event()
+    report, _ = run(op(1), perform=lambda _: interrupted.set(), interrupted=interrupted)
+    assert report.done == {1}
+    assert not report.interrupted
+
+
+def test_execute_of_an_op_that_gives_up_on_an_interrupt_is_skipped_and_not_failed() -> None:
+    def perform(item: Op) -> None:
+        raise Interrupted("waiting was interrupted")
+
+    report, _ = run(op(1), op(2, needs=[1]), perform=perform)
+    assert not report.failed
+    assert report.skipped == {1, 2}
+    assert report.interrupted
+
+
+def test_report_finds_errors_by_object_in_a_plan_whose_numbers_have_gaps() -> None:
+    report, _ = run(op(2, ref="Model/a"), op(7, ref="Model/b"), failing=[7])
+    assert [error.message for error in report.errors_of("Model/b")] == ["op 7"]
+    assert report.errors_of("Model/a") == []
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[tuple[Op, ...], frozenset[int]]:
+    size = draw(st.integers(1, 25))
+    ops = []
+    for number in range(1, size + 1):
+        earlier = st.sets(st.integers(1, number - 1), max_size=3) if number > 1 else st.just(set())
+        ops.append(op(number, sorted(draw(earlier)), sorted(draw(earlier))))
+    return tuple(ops), draw(st.frozensets(st.integers(1, size), max_size=4))
+
+
+@settings(max_examples=150, deadline=None)
+@given(graphs())
+def test_execute_any_graph_every_op_ends_once_and_for_the_right_reason(
+    given_graph: tuple[tuple[Op, ...], frozenset[int]],
+) -> None:
+    ops, failing = given_graph
+    report, began = run(*ops, failing=failing)
+    assert len(began) == len(set(began))
+    assert report.done | report.failed.keys() | report.skipped == {item.id for item in ops}
+    assert report.failed.keys() == failing & set(began)
+    position = {number: index for index, number in enumerate(began)}
+    for item in ops:
+        hopeless = not set(item.needs) <= report.done
+        assert (item.id in report.skipped) == hopeless
+        for waited in (*item.needs, *item.args["after"]):
+            if item.id in position and waited in position:
+                assert position[waited] < position[item.id]
+
+
+def test_execute_lets_an_unexpected_exception_through() -> None:
+    def perform(item: Op) -> None:
+        raise ZeroDivisionError
+
+    try:
+        run(op(1), perform=perform)
+    except ZeroDivisionError:
+        return
+    raise AssertionError("a programming error must not be taken for a failed op")
+
+
+def test_execute_treats_any_areal_error_as_a_failed_op() -> None:
+    def perform(item: Op) -> None:
+        raise ArealError("no")
+
+    report, _ = run(op(1), perform=perform)
+    assert report.failed.keys() == {1}
