@@ -15,8 +15,8 @@ from areal.services.inference.engines.embedded.engine import Engine
 from areal.services.inference.engines.embedded.model_config import parse, read_config
 from areal.services.inference.engines.embedded.runner import ModelRunner
 from areal.services.inference.engines.embedded.sampling import Sampling, stream_key
-from areal.services.inference.engines.embedded.scheduler import Limits
 from areal.services.inference.engines.embedded.sequence import Sequence
+from areal.services.inference.engines.embedded.steps import Limits
 
 VOCAB = 97
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "Mistral")

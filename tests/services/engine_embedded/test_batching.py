@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from areal.services.inference.engines.embedded.scheduler import Limits
+from areal.services.inference.engines.embedded.steps import Limits
 
 from .support import VOCAB, Harness, gap, make_model
 

@@ -1,4 +1,4 @@
-"""Histories of arrivals, steps, ends and cancellations keep the scheduler's invariants."""
+"""Histories of arrivals, steps, ends, cancellations and weight swaps keep the scheduler's invariants."""
 
 from __future__ import annotations
 
@@ -6,36 +6,53 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from areal.services.inference.engines.embedded.scheduler import Decode, Limits, Move, Prefill, Scheduler
+from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Sequence
+from areal.services.inference.engines.embedded.steps import Copy, Decode, Drop, Keep, Limits, Move, Prefill, Restore
 
 from .support import make_sequence
 
 LENGTH = 40
+# A cached position: the tokens up to it, and whose it is: those of anybody under the weights of that number, or, when
+# its row lived through a swap, of that sequence alone.
+Cell = tuple[tuple[int, ...], object]
 
 
 class History(RuleBasedStateMachine):
-    """Executes what the scheduler says on a model of the cache: for each row, which positions of whom it holds."""
+    """Executes what the scheduler says on a model of the cache, in which a position knows what it was computed from."""
 
     @initialize(
         rows=st.integers(1, 5),
         kv_tokens=st.integers(LENGTH, 4 * LENGTH),
         prefill_tokens=st.sampled_from([1, 5, 16, 64]),
+        kept_tokens=st.sampled_from([0, 30, 200]),
     )
-    def begin(self, rows: int, kv_tokens: int, prefill_tokens: int) -> None:
-        self.limits = Limits(rows, LENGTH, kv_tokens, prefill_tokens)
+    def begin(self, rows: int, kv_tokens: int, prefill_tokens: int, kept_tokens: int) -> None:
+        self.limits = Limits(rows, LENGTH, kv_tokens, prefill_tokens, kept_tokens, shortest_share=3)
         self.scheduler = Scheduler(self.limits)
-        self.cache: dict[int, list[tuple[int, int]]] = {}
+        self.cache: dict[int, list[Cell]] = {}
+        self.kept: dict[int, list[Cell]] = {}
+        self.epoch = 0
         self.arrived: list[Sequence] = []
         self.begun: list[int] = []  # arrivals, in order of their first admission
         self.ended: list[Sequence] = []
-        self.idle_prefills = 0
 
-    @rule(length=st.integers(1, LENGTH - 1), output=st.integers(1, LENGTH))
-    def arrive(self, length: int, output: int) -> None:
-        sequence = make_sequence([1] * length, max_new_tokens=min(output, LENGTH - length))
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=LENGTH - 1), output=st.integers(1, LENGTH))
+    def arrive(self, prompt: list[int], output: int) -> None:
+        sequence = make_sequence(prompt, max_new_tokens=min(output, LENGTH - len(prompt)))
         self.scheduler.add(sequence)
         self.arrived.append(sequence)
+
+    @precondition(lambda self: any(each.output for each in self.arrived))
+    @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=4))
+    def take_another_turn(self, data: st.DataObject, more: list[int]) -> None:
+        before = data.draw(st.sampled_from([each for each in self.arrived if each.output]))
+        self.arrive((before.prompt + before.output + more)[: LENGTH - 1], 3)
+
+    @rule()
+    def swap_weights(self) -> None:
+        self.epoch += 1
+        self.apply(self.scheduler.weights_changed())
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(ends=st.sets(st.integers(0, 5)))
@@ -48,7 +65,7 @@ class History(RuleBasedStateMachine):
         sampled = self.prefill(step) if isinstance(step, Prefill) else self.decode(step)
         self.scheduler.commit(step)
         for sequence in sampled:
-            sequence.output.append(1)
+            sequence.output.append(len(sequence.output) % 2)
         over = [
             sequence
             for index, sequence in enumerate(sampled)
@@ -56,35 +73,6 @@ class History(RuleBasedStateMachine):
         ]
         self.apply(self.scheduler.remove(over))
         self.ended += over
-
-    def prefill(self, step: Prefill) -> list[Sequence]:
-        lengths = [chunk.stop - chunk.start for chunk in step.chunks]
-        assert min(lengths) > 0
-        assert len(lengths) * max(lengths) <= max(self.limits.prefill_tokens, 1)
-        for offset, chunk in enumerate(step.chunks):
-            sequence = chunk.sequence
-            assert sequence.row == step.first_row + offset
-            held = self.cache.get(sequence.row, [])[: chunk.start]
-            assert held == [(id(sequence), position) for position in range(chunk.start)]
-            self.cache[sequence.row] = held + [(id(sequence), p) for p in range(chunk.start, chunk.stop)]
-            assert chunk.stop <= step.width
-            if sequence.arrival not in self.begun:
-                self.begun.append(sequence.arrival)
-        assert all(chunk.completes for chunk in step.chunks[:-1])
-        return [chunk.sequence for chunk in step.chunks if chunk.completes]
-
-    def decode(self, step: Decode) -> list[Sequence]:
-        assert step.longest == max(sequence.length for sequence in step.sequences)
-        for row, sequence in enumerate(step.sequences):
-            position = sequence.length - 1
-            assert self.cache[row][:position] == [(id(sequence), each) for each in range(position)]
-            self.cache[row] = [*self.cache[row][:position], (id(sequence), position)]
-        return list(step.sequences)
-
-    def apply(self, moves: tuple[Move, ...]) -> None:
-        for move in moves:
-            assert len(self.cache[move.source]) >= move.length
-            self.cache[move.target] = self.cache[move.source][: move.length]
 
     @precondition(lambda self: any(each not in self.ended for each in self.arrived))
     @rule(data=st.data())
@@ -94,25 +82,76 @@ class History(RuleBasedStateMachine):
         self.apply(self.scheduler.remove(gone))
         self.ended += gone
 
+    def prefill(self, step: Prefill) -> list[Sequence]:
+        lengths = [chunk.stop - chunk.start for chunk in step.chunks]
+        assert min(lengths) > 0
+        assert len(lengths) * max(lengths) <= self.limits.prefill_tokens
+        assert all(chunk.completes for chunk in step.chunks[:-1])
+        self.apply(step.fills)
+        for offset, chunk in enumerate(step.chunks):
+            assert chunk.sequence.row == step.first_row + offset
+            assert chunk.stop <= step.width
+            self.compute(chunk.sequence, chunk.start, chunk.stop)
+            if chunk.sequence.arrival not in self.begun:
+                self.begun.append(chunk.sequence.arrival)
+        return [chunk.sequence for chunk in step.chunks if chunk.completes]
+
+    def decode(self, step: Decode) -> list[Sequence]:
+        assert step.longest == max(sequence.length for sequence in step.sequences)
+        for row, sequence in enumerate(step.sequences):
+            assert sequence.row == row
+            self.compute(sequence, sequence.length - 1, sequence.length)
+        return list(step.sequences)
+
+    def compute(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Each position sees the sequence's own tokens, computed by weights that it may see."""
+        assert sequence.row is not None
+        tokens = tuple(sequence.tokens(0, stop))
+        held = self.cache.get(sequence.row, [])[:start]
+        assert [cell[0] for cell in held] == [tokens[: position + 1] for position in range(start)]
+        assert {cell[1] for cell in held} <= {sequence.epoch, sequence}
+        own: object = self.epoch if sequence.epoch == self.epoch else sequence
+        self.cache[sequence.row] = held + [(tokens[: position + 1], own) for position in range(start, stop)]
+
+    def apply(self, copies: tuple[Copy, ...]) -> None:
+        for copy in copies:
+            match copy:
+                case Move(source, target, length):
+                    assert len(self.cache[source]) >= length
+                    self.cache[target] = self.cache[source][:length]
+                case Keep(row, length, number):
+                    assert len(self.cache[row]) >= length
+                    assert number not in self.kept
+                    self.kept[number] = self.cache[row][:length]
+                case Restore(number, target, length):
+                    assert len(self.kept[number]) >= length
+                    self.cache[target] = self.kept[number][:length]
+                case Drop(number):
+                    del self.kept[number]
+
     @invariant()
     def rows_are_dense_and_unshared(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        running = self.scheduler.running
-        assert [sequence.row for sequence in running] == list(range(len(running)))
-        assert len(running) <= self.limits.max_rows
+        if hasattr(self, "scheduler"):
+            running = self.scheduler.running
+            assert [sequence.row for sequence in running] == list(range(len(running)))
+            assert len(running) <= self.limits.max_rows
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        if not hasattr(self, "scheduler"):
-            return
-        held = [*self.scheduler.running, *self.scheduler.waiting]
-        assert sorted(map(id, held)) == sorted(id(each) for each in self.arrived if each not in self.ended)
+        if hasattr(self, "scheduler"):
+            held = [*self.scheduler.running, *self.scheduler.waiting]
+            assert sorted(map(id, held)) == sorted(id(each) for each in self.arrived if each not in self.ended)
 
     @invariant()
     def admission_is_in_order_of_arrival(self) -> None:
         if hasattr(self, "scheduler"):
             assert self.begun == sorted(self.begun)
+
+    @invariant()
+    def what_is_kept_is_bounded_and_of_these_weights(self) -> None:
+        if hasattr(self, "scheduler"):
+            assert sum(map(len, self.kept.values())) == self.scheduler.prefixes.size <= self.limits.kept_tokens
+            assert {owner for cells in self.kept.values() for _, owner in cells} <= {self.epoch}
 
     def teardown(self) -> None:
         """Whatever came before, all that is left gets done."""
@@ -126,7 +165,18 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def complete(scheduler: Scheduler) -> Prefill | Decode:
+    """Take one step, in which every sampled token is a 1."""
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.commit(step)
+    for sequence in scheduler.decoding:
+        if sequence.cached == sequence.length:
+            sequence.output.append(1)
+    return step
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
@@ -145,13 +195,35 @@ def test_queue_of_prompts_beside_running_sequences_alternates_with_decoding() ->
     scheduler = Scheduler(Limits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, prefill_tokens=10))
     for _ in range(4):
         scheduler.add(make_sequence([1] * 9))
-    kinds = []
-    for _ in range(8):
-        step = scheduler.schedule()
-        assert step is not None
-        kinds.append(type(step))
-        scheduler.commit(step)
-        for sequence in scheduler.decoding:
-            if sequence.cached == sequence.length:
-                sequence.output.append(1)
-    assert kinds == [Prefill, Decode] * 4
+    assert [type(complete(scheduler)) for _ in range(8)] == [Prefill, Decode] * 4
+
+
+def test_group_of_one_prompt_computes_it_once() -> None:
+    limits = Limits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, shortest_share=4)
+    scheduler = Scheduler(limits)
+    for _ in range(5):
+        scheduler.add(make_sequence(range(20)))
+    first, _, second = complete(scheduler), complete(scheduler), complete(scheduler)
+    assert isinstance(first, Prefill)
+    assert isinstance(second, Prefill)
+    assert [(chunk.start, chunk.stop) for chunk in first.chunks] == [(0, 20)]
+    assert [(chunk.start, chunk.stop) for chunk in second.chunks] == [(19, 20)] * 4
+    assert second.fills == tuple(Move(0, row, 19) for row in (1, 2, 3, 4))
+    assert scheduler.shared_tokens == 4 * 19
+
+
+def test_next_turn_of_a_conversation_restores_what_was_kept() -> None:
+    limits = Limits(max_rows=2, max_length=LENGTH, kv_tokens=2 * LENGTH, kept_tokens=100, shortest_share=4)
+    scheduler = Scheduler(limits)
+    first = make_sequence(range(10))
+    scheduler.add(first)
+    for _ in range(3):
+        complete(scheduler)
+    (keep,) = scheduler.remove([first])
+    assert isinstance(keep, Keep)
+    assert keep.length == 12  # the newest token was not computed yet
+    scheduler.add(make_sequence([*first.prompt, *first.output, 8, 9]))
+    step = complete(scheduler)
+    assert isinstance(step, Prefill)
+    assert step.fills == (Restore(keep.number, 0, 12),)
+    assert [(chunk.start, chunk.stop) for chunk in step.chunks] == [(12, 15)]

@@ -16,12 +16,14 @@ from areal.services.inference.engines.embedded.decoder import Decoder, PrefillSh
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, check, plan
 from areal.services.inference.engines.embedded.model_config import ModelConfig
-from areal.services.inference.engines.embedded.scheduler import Limits, Move
+from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class DecoderRunner:
+    keeps_prefixes = True
+
     def __init__(self, config: ModelConfig, limits: Limits, dtype: torch.dtype, device: torch.device) -> None:
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_positions
@@ -31,6 +33,7 @@ class DecoderRunner:
         self._shapes = buffers(config)
         self._decoder = Decoder(config, limits.max_length, dtype, device)
         self._cache = KVCache(config.layers, config.kv_heads, config.head_dim, limits.kv_tokens, dtype, device)
+        self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
         size = sum(math.prod(shape) for shape in self._shapes.values())
         self.description = f"own decoder, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
@@ -40,8 +43,16 @@ class DecoderRunner:
     def reserve(self, rows: int, width: int) -> None:
         self._cache.reserve(rows, width)
 
-    def move(self, move: Move) -> None:
-        self._cache.move(move.source, move.target, move.length)
+    def copy(self, copy: Copy) -> None:
+        match copy:
+            case Move(source, target, length):
+                self._cache.move(source, target, length)
+            case Keep(row, length, number):
+                self._kept[number] = self._cache.read(row, length)
+            case Restore(number, target, length):
+                self._cache.write(target, self._kept[number], length)
+            case Drop(number):
+                del self._kept[number]
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int) -> Tensor:

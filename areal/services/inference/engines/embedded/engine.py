@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +26,9 @@ import torch
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.runner import ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
-from areal.services.inference.engines.embedded.scheduler import Decode, Limits, Move, Prefill, Scheduler
+from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
+from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class Stats:
     version: int
     kv_used: int
     kv_tokens: int
+    kept_tokens: int
+    shared_tokens: int
     preemptions: int
     counters: Counters = field(default_factory=Counters)
 
@@ -90,13 +93,14 @@ class Engine:
         self.version = 0
         self.counters = Counters()
         self._runner = runner
-        self._scheduler = Scheduler(limits)
+        self._scheduler = Scheduler(limits if runner.keeps_prefixes else replace(limits, shortest_share=2**62))
         self._on_progress, self._on_failure = on_progress, on_failure
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._gate = threading.Lock()  # between putting a command and refusing all further ones
         self._refusal: ArealError | None = None
         self._paused = False
         self._closing = False
+        self._broken: Exception | None = None
         self._batch: Batch | None = None
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -173,8 +177,10 @@ class Engine:
         """Run the commands at hand; with ``wait``, at least one."""
         if wait:
             self._commands.get().run()
-        while not self._commands.empty():
+        while not self._commands.empty() and self._broken is None:
             self._commands.get().run()
+        if self._broken is not None:
+            raise self._broken
 
     def _refuse(self, refusal: ArealError) -> None:
         """The end of the thread: nobody is left waiting, and nobody can begin to."""
@@ -210,7 +216,13 @@ class Engine:
         self.version = version
 
     def _install(self, install: Callable[[], None], version: int | None) -> None:
-        install()
+        try:
+            install()
+        except Exception as error:
+            # Half of the weights may be new: nothing that follows could be trusted.
+            self._broken = error
+            raise
+        self._copy(self._scheduler.weights_changed())
         self.counters.weight_loads += 1
         if version is not None:
             self.version = version
@@ -224,6 +236,8 @@ class Engine:
             version=self.version,
             kv_used=sum(sequence.cached for sequence in running),
             kv_tokens=self.limits.kv_tokens,
+            kept_tokens=self._scheduler.prefixes.size,
+            shared_tokens=self._scheduler.shared_tokens,
             preemptions=self._scheduler.preemptions,
             counters=Counters(**vars(self.counters)),
         )
@@ -232,8 +246,10 @@ class Engine:
         started = time.perf_counter()
         step = self._scheduler.schedule()
         assert step is not None
-        self._move(step.moves)
+        self._copy(step.moves)
         self._runner.reserve(step.rows, step.width)
+        if isinstance(step, Prefill):
+            self._copy(step.fills)
         ended = self._prefill(step) if isinstance(step, Prefill) else self._decode(step)
         self.counters.busy_seconds += time.perf_counter() - started
         self._on_progress(ended or isinstance(step, Prefill))
@@ -297,11 +313,11 @@ class Engine:
         return bool(stopped or full)
 
     def _end(self, sequences: list[Sequence], finish: Finish) -> None:
-        self._move(self._scheduler.remove(sequences))
+        self._copy(self._scheduler.remove(sequences))
         for sequence in sequences:
             sequence.counts = sequence.seen = None
             sequence.finish = finish
 
-    def _move(self, moves: tuple[Move, ...]) -> None:
-        for move in moves:
-            self._runner.move(move)
+    def _copy(self, copies: tuple[Copy, ...]) -> None:
+        for copy in copies:
+            self._runner.copy(copy)

@@ -39,6 +39,15 @@ class KVCache:
         for layer in self.layers:
             layer[target, :, :length] = layer[source, :, :length]
 
+    def read(self, row: int, length: int) -> list[Tensor]:
+        """A copy of a row's first positions, layer by layer."""
+        return [layer[row, :, :length].clone() for layer in self.layers]
+
+    def write(self, row: int, values: list[Tensor], length: int) -> None:
+        """The first positions of what ``read`` gave, into a row."""
+        for layer, held in zip(self.layers, values, strict=True):
+            layer[row, :, :length] = held[:, :length]
+
     def _grown(self, rows: int, width: int) -> tuple[int, int]:
         """At least what is asked; twice what there is where the bound allows; a side not asked to grow gives way."""
         width = -(-width // _STEP) * _STEP if rows * -(-width // _STEP) * _STEP <= self._limit else width

@@ -17,8 +17,8 @@ from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
 from areal.services.inference.engines.embedded.end_tokens import end_tokens
 from areal.services.inference.engines.embedded.layout import check, plan
 from areal.services.inference.engines.embedded.model_config import ModelConfig, Unsupported, parse, read_config
-from areal.services.inference.engines.embedded.scheduler import Limits
 from areal.services.inference.engines.embedded.settings import Settings, default_threads
+from areal.services.inference.engines.embedded.steps import Limits
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,8 @@ def _limits(settings: Settings, model_positions: int, position_bytes: int, devic
         raise ArealError(f"--max-model-len {wanted} is more than the model's {model_positions} positions")
     given = settings.kv_memory_gib
     budget = _free_memory(device) if given is None else int(given * 2**30)
-    kv_tokens = min(budget // position_bytes, settings.max_batch_size * wanted)
+    kept = budget // 4  # for prefixes beyond their sequence
+    kv_tokens = min((budget - kept) // position_bytes, settings.max_batch_size * wanted)
     if kv_tokens < 2:
         raise ArealError(f"no memory for a KV cache: one position takes {position_bytes} bytes of {budget}")
     if kv_tokens < wanted:
@@ -158,7 +159,13 @@ def _limits(settings: Settings, model_positions: int, position_bytes: int, devic
                 hint="lower it, or raise --kv-memory-gib",
             )
         logger.warning("the KV cache has room for %d of the model's %d positions", kv_tokens, wanted)
-    return Limits(settings.max_batch_size, min(wanted, kv_tokens), kv_tokens, settings.prefill_tokens)
+    return Limits(
+        max_rows=settings.max_batch_size,
+        max_length=min(wanted, kv_tokens),
+        kv_tokens=kv_tokens,
+        prefill_tokens=settings.prefill_tokens,
+        kept_tokens=min(kept // position_bytes, kv_tokens // 4),
+    )
 
 
 def _free_memory(device: torch.device) -> int:

@@ -13,13 +13,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from areal.services.inference.engines.embedded.scheduler import Move
+from areal.services.inference.engines.embedded.steps import Copy
 
 
 class ModelRunner(Protocol):
     vocab_size: int
     max_positions: int
     device: torch.device
+    keeps_prefixes: bool  # whether positions can be copied between rows that both go on
     description: str  # for people: architecture, size, dtype, device
 
     def position_bytes(self) -> int:
@@ -44,7 +45,9 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def move(self, move: Move) -> None: ...
+    def copy(self, copy: Copy) -> None:
+        """Move, keep, restore or drop cached positions, as the scheduler's values say."""
+        ...
 
     def prepare(self, folder: Path) -> Callable[[], None]:
         """Check that ``folder`` holds this model's weights, whole and finite, without touching those in use.

@@ -8,6 +8,8 @@ The KV cache is a rectangle of rows, one a sequence, as wide as the longest of t
   complete in order.
 * rows * width never exceeds ``kv_tokens``. When growing sequences no longer fit, the newest gives up its row, goes back
   to the head of the queue and is computed again later; the oldest always runs on.
+* Tokens that a running row or a kept prefix has computed under the same weights are copied, not computed again; a
+  prompt that shares with one being computed waits for it.
 * While both have work, prefill and decode alternate: a queue of prompts delays a token by one prefill of at most
   ``prefill_tokens`` padded positions.
 """
@@ -16,65 +18,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain
 
+from areal.services.inference.engines.embedded.prefixes import Prefixes, common_prefix
 from areal.services.inference.engines.embedded.sequence import Sequence
+from areal.services.inference.engines.embedded.steps import (
+    Chunk,
+    Copy,
+    Decode,
+    Drop,
+    Keep,
+    Limits,
+    Move,
+    Prefill,
+    Restore,
+)
 
 # Room that a new row leaves for growth, in positions, so that it does not push itself out again at once.
 HEADROOM = 64
-
-
-@dataclass(frozen=True)
-class Limits:
-    max_rows: int = 32
-    max_length: int = 2048  # positions of one sequence, prompt and output
-    kv_tokens: int = 65536  # positions of the cache, at least max_length
-    prefill_tokens: int = 2048  # padded positions of one prefill
-
-
-@dataclass(frozen=True)
-class Move:
-    """Copy the first ``length`` positions of row ``source`` to row ``target``."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Compute positions start:stop of a sequence; when ``stop`` is its length, its next token is sampled."""
-
-    sequence: Sequence
-    start: int
-    stop: int
-
-    @property
-    def completes(self) -> bool:
-        return self.stop == self.sequence.length
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """The chunks' sequences hold consecutive rows from ``first_row``; ``moves`` come before."""
-
-    chunks: tuple[Chunk, ...]
-    first_row: int
-    rows: int  # the rectangle that the step needs
-    width: int
-    moves: tuple[Move, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decode:
-    """One token more for each of ``sequences``, which hold rows 0, 1, ...; ``moves`` come before."""
-
-    sequences: tuple[Sequence, ...]
-    longest: int  # positions that the longest of them has after the step
-    rows: int  # the rectangle that the step needs, a partial prefill's row included
-    width: int
-    moves: tuple[Move, ...] = ()
 
 
 class Scheduler:
@@ -85,6 +46,9 @@ class Scheduler:
         self.decoding: list[Sequence] = []  # by row
         self.partial: Sequence | None = None
         self.preemptions = 0
+        self.shared_tokens = 0  # positions that were copied instead of computed
+        self.prefixes = Prefixes(limits.kept_tokens, limits.shortest_share)
+        self._epoch = 0  # of the weights
         self._arrivals = 0
         self._decode_is_due = False
 
@@ -133,9 +97,14 @@ class Scheduler:
             if self.partial is chunk.sequence:
                 self.partial = None
 
-    def remove(self, sequences: Iterable[Sequence]) -> tuple[Move, ...]:
-        """Take finished or cancelled sequences out, wherever they are; the moves keep the rows dense."""
-        moves: list[Move] = []
+    def weights_changed(self) -> tuple[Copy, ...]:
+        """What is cached goes on serving the sequences that have it, and no others."""
+        self._epoch += 1
+        return tuple(Drop(number) for number in self.prefixes.clear())
+
+    def remove(self, sequences: Iterable[Sequence]) -> tuple[Copy, ...]:
+        """Take finished or cancelled sequences out, wherever they are; the copies keep the rows dense."""
+        moves: list[Copy] = []
         for sequence in sorted(sequences, key=lambda each: -1 if each.row is None else each.row, reverse=True):
             if sequence.row is None:
                 self.waiting.remove(sequence)
@@ -143,49 +112,94 @@ class Scheduler:
                 moves += self._vacate(sequence)
         return tuple(moves)
 
-    def _prefill(self, moves: tuple[Move, ...]) -> Prefill | None:
+    def _prefill(self, moves: tuple[Copy, ...]) -> Prefill | None:
         first_row, width = len(self.decoding), self._width()
         chunks: list[Chunk] = []
+        fills: list[Copy] = []
         for sequence in chain([self.partial] if self.partial else [], self.waiting):
             rows, wider = first_row + len(chunks) + 1, max(width, sequence.length)
-            if sequence.row is None and not self._has_room(rows, wider):
+            start, fill = sequence.cached, None
+            if sequence.row is None:
+                if not self._has_room(rows, wider):
+                    break
+                start, fill = self._shared(sequence, rows - 1)
+                if self._is_being_computed(sequence, start, chunks):
+                    break
+            stop = self._stop(chunks, start, sequence.length)
+            if stop == start:
                 break
-            stop = self._stop(chunks, sequence)
-            if stop == sequence.cached:
-                break
-            chunks.append(Chunk(sequence, sequence.cached, stop))
+            chunks.append(Chunk(sequence, start, stop))
+            fills += [fill] if fill else []
             width = wider
             if stop < sequence.length:
                 break
         for offset, chunk in enumerate(chunks):
             if chunk.sequence.row is None:
-                assert self.waiting.popleft() is chunk.sequence
-                chunk.sequence.row = first_row + offset
-        return Prefill(tuple(chunks), first_row, first_row + len(chunks), width, moves) if chunks else None
+                self._admit(chunk, first_row + offset)
+        rows = first_row + len(chunks)
+        return Prefill(tuple(chunks), first_row, rows, width, moves, tuple(fills)) if chunks else None
+
+    def _admit(self, chunk: Chunk, row: int) -> None:
+        sequence = chunk.sequence
+        assert self.waiting.popleft() is sequence
+        sequence.row, sequence.epoch, sequence.cached = row, self._epoch, chunk.start
+        self.shared_tokens += chunk.start
+
+    def _shared(self, sequence: Sequence, row: int) -> tuple[int, Copy | None]:
+        """How many of the sequence's first positions are computed somewhere, and the copy that brings them to ``row``.
+
+        Never all of them: the last token is computed in any case, for its logits.
+        """
+        if sequence.length <= self.limits.shortest_share:
+            return 0, None
+        wanted = sequence.tokens(0, sequence.length - 1)
+        number, best = self.prefixes.find(wanted)
+        copy: Copy | None = Restore(number, row, best) if best else None
+        for other in self.running:
+            if other.epoch == self._epoch:
+                length = self._common(wanted, other, other.cached)
+                if length > best:
+                    assert other.row is not None
+                    best, copy = length, Move(other.row, row, length)
+        return best, copy
+
+    def _is_being_computed(self, sequence: Sequence, shared: int, chunks: list[Chunk]) -> bool:
+        """Whether the batch under way computes much of what the sequence lacks: then it pays to wait for that."""
+        if sequence.length <= self.limits.shortest_share:
+            return False
+        wanted = sequence.tokens(0, sequence.length - 1)
+        worth = shared + self.limits.shortest_share
+        return any(self._common(wanted, chunk.sequence, chunk.stop) >= worth for chunk in chunks)
+
+    def _common(self, tokens: list[int], other: Sequence, computed: int) -> int:
+        head = self.limits.shortest_share
+        if other.prompt[:head] != tokens[: min(head, len(other.prompt))]:
+            return 0
+        return common_prefix(tokens, other.tokens(0, computed), self.limits.shortest_share)
 
     def _has_room(self, rows: int, width: int) -> bool:
         roomy = min(width + HEADROOM, self.limits.max_length)
         return rows <= self.limits.max_rows and rows * roomy <= self.limits.kv_tokens
 
-    def _stop(self, chunks: list[Chunk], sequence: Sequence) -> int:
-        """Where the sequence's chunk ends; where it starts if it must wait for another batch. A batch keeps the bound
+    def _stop(self, chunks: list[Chunk], start: int, length: int) -> int:
+        """Where a sequence's chunk ends; where it starts if it must wait for another batch. A batch keeps the bound
         with its padding, and is never more than half padding."""
         budget = self.limits.prefill_tokens
-        wanted = sequence.length - sequence.cached
+        wanted = length - start
         if not chunks:
-            return sequence.cached + min(wanted, budget)
+            return start + min(wanted, budget)
         total = sum(chunk.stop - chunk.start for chunk in chunks) + wanted
         padded = (len(chunks) + 1) * max(wanted, *(chunk.stop - chunk.start for chunk in chunks))
-        return sequence.length if padded <= min(budget, 2 * total) else sequence.cached
+        return length if padded <= min(budget, 2 * total) else start
 
     def _width(self) -> int:
         """Positions that the widest admitted row has once its newest token is computed."""
         width = max((sequence.length for sequence in self.decoding), default=0)
         return max(width, self.partial.length) if self.partial else width
 
-    def _shed(self) -> tuple[Move, ...]:
+    def _shed(self) -> tuple[Copy, ...]:
         """Give rows back, newest first, until the rectangle holds every row."""
-        moves: list[Move] = []
+        moves: list[Copy] = []
         while (rows := len(self.running)) > 1 and rows * self._width() > self.limits.kv_tokens:
             newest = self.partial or max(self.decoding, key=lambda each: each.arrival)
             moves += self._vacate(newest)
@@ -193,13 +207,13 @@ class Scheduler:
             self.preemptions += 1
         return tuple(moves)
 
-    def _vacate(self, sequence: Sequence) -> list[Move]:
+    def _vacate(self, sequence: Sequence) -> list[Copy]:
         """Free the row; the last decoding row fills the gap, and a partial one follows down."""
+        moves = self._keep(sequence)
         row, sequence.row, sequence.cached = sequence.row, None, 0
         if sequence is self.partial:
             self.partial = None
-            return []
-        moves: list[Move] = []
+            return moves
         last = self.decoding.pop()
         if last is not sequence:
             assert row is not None
@@ -208,6 +222,16 @@ class Scheduler:
         if self.partial:
             moves.append(self._move(self.partial, len(self.decoding)))
         return moves
+
+    def _keep(self, sequence: Sequence) -> list[Copy]:
+        """A later turn of the same conversation, or the same sequence in its next row, begins with these tokens."""
+        if sequence.epoch != self._epoch or sequence.row is None:
+            return []
+        number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached))
+        copies: list[Copy] = [Drop(each) for each in dropped]
+        if number is not None:
+            copies.append(Keep(sequence.row, sequence.cached, number))
+        return copies
 
     @staticmethod
     def _move(sequence: Sequence, target: int) -> Move:

@@ -31,6 +31,7 @@ class Sequence:
         "arrival",
         "cached",
         "counts",
+        "epoch",
         "finish",
         "index",
         "key",
@@ -66,6 +67,7 @@ class Sequence:
         self.row: int | None = None
         self.cached = 0
         self.arrival = 0  # order of arrival, given by the scheduler
+        self.epoch = 0  # of the weights when it got its row, given by the scheduler
         self.output: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []

@@ -16,12 +16,14 @@ import transformers
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.scheduler import Move
+from areal.services.inference.engines.embedded.steps import Copy, Move
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
 
 
 class TransformersRunner:
+    keeps_prefixes = False
+
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
         self._dtype = dtype
@@ -44,9 +46,10 @@ class TransformersRunner:
     def reserve(self, rows: int, width: int) -> None:
         self._caches += [None] * (rows - len(self._caches))
 
-    def move(self, move: Move) -> None:
-        # The scheduler moves a row only to leave it, so the cache itself can change hands.
-        self._caches[move.target], self._caches[move.source] = self._caches[move.source], None
+    def copy(self, copy: Copy) -> None:
+        # Without kept prefixes there are only moves of a row that is left, so the cache itself can change hands.
+        assert isinstance(copy, Move)
+        self._caches[copy.target], self._caches[copy.source] = self._caches[copy.source], None
 
     def prefill(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int) -> Tensor:
         logits = []

@@ -1,0 +1,93 @@
+"""What the scheduler is bound by, and what it tells the runner to do: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from areal.services.inference.engines.embedded.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_rows: int = 32
+    max_length: int = 2048  # positions of one sequence, prompt and output
+    kv_tokens: int = 65536  # positions of the cache, at least max_length
+    prefill_tokens: int = 2048  # padded positions of one prefill
+    kept_tokens: int = 0  # positions kept beside the cache for prompts that begin alike
+    shortest_share: int = 32  # positions; fewer are computed again rather than copied
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copy the first ``length`` positions of row ``source`` to row ``target``."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Copy the first ``length`` positions of ``row`` aside, as ``number``."""
+
+    row: int
+    length: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Copy the first ``length`` positions of what was kept as ``number`` to row ``target``."""
+
+    number: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget what was kept as ``number``."""
+
+    number: int
+
+
+Copy = Move | Keep | Restore | Drop
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compute positions start:stop of a sequence; when ``stop`` is its length, its next token is sampled."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def completes(self) -> bool:
+        return self.stop == self.sequence.length
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The chunks' sequences hold consecutive rows from ``first_row``.
+
+    Executed in this order: ``moves``, room for the rectangle, ``fills`` (what new rows share), the chunks.
+    """
+
+    chunks: tuple[Chunk, ...]
+    first_row: int
+    rows: int  # the rectangle that the step needs
+    width: int
+    moves: tuple[Copy, ...] = ()
+    fills: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One token more for each of ``sequences``, which hold rows 0, 1, ...; ``moves`` come before."""
+
+    sequences: tuple[Sequence, ...]
+    longest: int  # positions that the longest of them has after the step
+    rows: int  # the rectangle that the step needs, a partial prefill's row included
+    width: int
+    moves: tuple[Copy, ...] = ()
