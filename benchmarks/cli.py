@@ -1,4 +1,4 @@
-"""What the command line costs: CPU time of `areal --help`, completion, `version` and `get` against a bare click program.
+"""What the command line costs: CPU time of `areal --help`, completion and `get` against a bare click program.
 
     python benchmarks/cli.py [--rounds 40] [--write]
 
@@ -83,7 +83,9 @@ def fill(home: Path) -> None:
     store = ObjectStore(Home(home))
     for number in range(OBJECTS):
         kind, name = ("InferenceService", "default") if number == 0 else ("Model", f"model-{number}")
-        spec: dict[str, Any] = {"gateway": {"port": 8080}} if number == 0 else {"backend": "embedded", "path": "./model"}
+        spec: dict[str, Any] = (
+            {"gateway": {"port": 8080}} if number == 0 else {"backend": "embedded", "path": "./model"}
+        )
         layer = Layer("apply", spec, {"file": "service.yaml", "line": 1}, "user@host", time.time())
         store.put(StoredObject(kind, name, f"uid-{number}", layers=(layer,), created_at=time.time(), revision=1))
 

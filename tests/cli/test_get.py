@@ -154,7 +154,10 @@ def test_show_origin_names_layer_person_and_file(areal: Areal, objects: None, ho
 def test_show_defaults_fills_in_what_was_not_set(areal: Areal, objects: None) -> None:
     spec = areal("get", "inf/default", "--show-defaults", "--json").json["spec"]
     assert spec["gateway"] == {"host": "127.0.0.1", "port": 8081, "relays": 1}
-    origins = {row["path"]: row["origin"] for row in areal("get", "inf/default", "--show-origin", "--show-defaults", "--json").json}
+    origins = {
+        row["path"]: row["origin"]
+        for row in areal("get", "inf/default", "--show-origin", "--show-defaults", "--json").json
+    }
     assert origins["spec.gateway.port"] == "apply"
     assert origins["spec.gateway.host"] == "default"
 

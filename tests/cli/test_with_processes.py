@@ -1,0 +1,243 @@
+"""The verbs over a service that really runs: here, and from elsewhere through its gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import MODEL, Box, box, served  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def document(box: Box, *words: str) -> Any:  # noqa: F811
+    return json.loads(box.ok(*words, "-o", "json").out)
+
+
+def remote(box: Box) -> list[str]:  # noqa: F811
+    return ["--gateway", box.url, "--api-key-file", str(box.home / "credentials" / "default")]
+
+
+def test_get_shows_ready_objects_and_their_processes(served: Box) -> None:  # noqa: F811
+    items = {item["kind"]: item for item in document(served, "get")["items"]}
+    assert items["InferenceService"]["status"]["address"] == served.url
+    assert items["Model"]["status"]["phase"] == "Ready"
+    rows = document(served, "get", "processes", "inf/default")["items"]
+    assert sorted(f"{row['component']}/{row['replica']}" for row in rows) == [
+        "data-proxy/0",
+        "engine/0",
+        "gateway/0",
+        "router/0",
+    ]
+    assert all(isinstance(row["pid"], int) and row["uptimeSeconds"] >= 0 for row in rows)
+    assert {row["owner"] for row in document(served, "get", "processes", "model/reverse")["items"]} == {"Model/reverse"}
+
+
+def test_describe_names_processes_and_events(served: Box) -> None:  # noqa: F811
+    found = document(served, "describe", "inf/default")
+    assert [row["ref"] for row in found["related"]] == ["Model/reverse"]
+    assert {row["state"] for row in found["processes"]} == {"running"}
+    assert "Ready" in {event["reason"] for event in found["events"]}
+    assert "Processes:" in served.ok("describe", "model", "reverse").out
+
+
+def test_inf_status_is_healthy_and_exits_0(served: Box) -> None:  # noqa: F811
+    found = document(served, "inf", "status")
+    assert found["healthy"] is True and found["address"] == served.url
+    assert "reverse" in served.ok("inf", "status").out
+
+
+def test_logs_are_merged_prefixed_and_selected(served: Box) -> None:  # noqa: F811
+    merged = served.ok("logs", "inf/default").out.splitlines()
+    assert {line.split("|")[0].strip() for line in merged} >= {"default gateway/0", "reverse engine/0"}
+    rows = document(served, "logs", "inf/default")
+    assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
+    one = served.ok("logs", "model/reverse", "-c", "engine", "-r", "0", "-n", "1").out
+    assert one.count("\n") == 1 and "|" not in one.split()[0]
+    missing = served.areal("logs", "model/reverse", "-c", "enigne")
+    assert missing.code == 4 and 'did you mean "engine"' in missing.err
+    assert served.ok("inf", "logs", "--component", "gateway", "-n", "1").out
+
+
+def test_logs_follow_prints_what_is_written_later(served: Box) -> None:  # noqa: F811
+    following = served.start("logs", "inf/default", "-f", "-n", "1", "-o", "jsonl")
+    assert following.stdout is not None
+    assert len([following.stdout.readline() for _ in range(4)]) == 4  # the last line of each: it follows by now
+    log = next((served.home / "runs").glob("*engine*/log/current.log"))
+    with log.open("a") as file:
+        file.write("a line of the test\n")
+    assert json.loads(following.stdout.readline())["line"] == "a line of the test"
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=30)
+    assert following.returncode == 130
+
+
+def test_top_measures_each_process(served: Box) -> None:  # noqa: F811
+    rows = {row["process"]: row for row in document(served, "top")}
+    assert rows["engine/0"]["memoryBytes"] > 1 << 20
+    assert rows["engine/0"]["cpuPercent"] >= 0
+    assert rows["engine/0"]["tokensPerSecond"] is not None
+    assert rows["gateway/0"]["tokensPerSecond"] is None
+
+
+def test_wait_for_what_already_holds_returns_at_once(served: Box) -> None:  # noqa: F811
+    served.ok("wait", "model/reverse", "--for", "ready,deleted", "--for", "condition=Ready", "--timeout", "20s")
+    served.ok("wait", "inf/default", "--for", "jsonpath={.status.phase}=Ready", "--timeout", "20s")
+    late = served.areal("wait", "model/reverse", "--for", "deleted", "--timeout", "300ms")
+    assert late.code == 7
+
+
+def test_chat_one_shot_by_flag_and_by_pipe(served: Box) -> None:  # noqa: F811
+    assert served.ok("inf", "chat", "-m", "1234", "--temperature", "0").out.strip()
+    found = document(served, "inf", "chat", "-m", "1234", "--temperature", "0", "--show-logprobs", "--max-tokens", "4")
+    assert found["message"]["role"] == "assistant" and found["finishReason"] in ("stop", "length")
+    assert all(item["logprob"] <= 0 for item in found["logprobs"])
+    piped = subprocess.run(
+        [sys.executable, "-m", "areal.cli", "inf", "chat", "--temperature", "0", "--no-stream"],
+        input="1234\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "AREAL_HOME": str(served.home)},
+    )
+    assert piped.stdout.strip()
+    unknown = served.areal("inf", "chat", "-m", "x", "--model", "nope")
+    assert unknown.code == 4 and "nope" in unknown.err
+
+
+class Typist:
+    """A person at a terminal."""
+
+    def __init__(self, served: Box, *words: str) -> None:  # noqa: F811
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.environ.update(AREAL_HOME=str(served.home), TERM="dumb")
+            os.execv(sys.executable, [sys.executable, "-m", "areal.cli", *words])
+        self.seen = ""
+
+    def until(self, text: str, timeout_s: float = 60) -> str:
+        """What is printed up to and with ``text``."""
+        deadline = time.monotonic() + timeout_s
+        start = len(self.seen)
+        while text not in self.seen[start:]:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
+            if select.select([self._fd], [], [], 0.1)[0]:
+                self.seen += os.read(self._fd, 4096).decode("utf-8", "replace").replace("\r\n", "\n")
+        return self.seen[start:]
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def code(self) -> int:
+        _, status = os.waitpid(self._pid, 0)
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+def test_chat_prompt_keeps_saves_and_loads_a_conversation(served: Box, tmp_path: Path) -> None:  # noqa: F811
+    typist = Typist(served, "inf", "chat", "--temperature", "0")
+    assert "talking to reverse" in typist.until(">>> ")
+    typist.type("1234\n")
+    typist.until(">>> ")
+    typist.type('"""12\n')
+    typist.until("... ")
+    typist.type('34"""\n')
+    typist.until(">>> ")
+    typist.type(f"/save {tmp_path}/talk.json\n")
+    assert "saved 4 messages" in typist.until(">>> ")
+    typist.type("/clear\n")
+    typist.until(">>> ")
+    typist.type(f"/load {tmp_path}/talk.json\n")
+    assert "loaded 4 messages" in typist.until(">>> ")
+    typist.type("/sett x\n")
+    assert 'did you mean "set"' in typist.until(">>> ")
+    typist.type("/set max_tokens many\n")
+    assert "is a number" in typist.until(">>> ")
+    typist.type("/?\n")
+    assert "/load FILE" in typist.until(">>> ")
+    typist.type("\x03")
+    assert "/bye or Ctrl-D leaves" in typist.until(">>> ")
+    typist.type("/bye\n")
+    assert typist.code() == 0
+    saved = json.loads((tmp_path / "talk.json").read_text())
+    assert saved["messages"][2] == {"role": "user", "content": "12\n34"}
+    assert saved["settings"] == {"temperature": 0.0, "model": "reverse"}
+
+
+def test_verbs_through_a_gateway_need_no_state(served: Box, tmp_path: Path) -> None:  # noqa: F811
+    elsewhere = [*remote(served), "--home", str(tmp_path / "none")]
+    assert [item["metadata"]["name"] for item in document(served, "get", "models", *elsewhere)["items"]] == ["reverse"]
+    assert document(served, "get", "model/reverse", *elsewhere)["status"]["phase"] == "Ready"
+    assert document(served, "get", "processes", *elsewhere)["items"][0]["model"] == "reverse"
+    assert document(served, "describe", "model/reverse", *elsewhere)["workers"][0]["state"] == "ready"
+    assert document(served, "inf", "status", *elsewhere)["healthy"] is True
+    assert document(served, "inf", "models", *elsewhere)[0]["name"] == "reverse"
+    assert document(served, "inf", "ps", *elsewhere)[0]["address"] == served.url
+    assert served.ok("inf", "chat", "-m", "12", *elsewhere).out.strip()
+    served.ok("wait", "model/reverse", "--for", "ready", "--timeout", "20s", *elsewhere)
+    assert served.areal("wait", "model/none", "--for", "ready", "--timeout", "1s", *elsewhere).code == 7
+    assert served.areal("get", "model/none", *elsewhere).code == 4
+    assert served.areal("logs", "model/reverse", *elsewhere).code == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_gateway_by_environment_by_context_and_with_a_wrong_key(served: Box, tmp_path: Path) -> None:  # noqa: F811
+    env = {"AREAL_GATEWAY": served.url, "AREAL_API_KEY": served.key}
+    assert "reverse" in served.areal("inf", "models", env=env).out
+    home = ["--home", str(tmp_path / "other")]
+    key = str(served.home / "credentials" / "default")
+    served.ok("config", "set-context", "lab", "--gateway", served.url, "--api-key-file", key, *home)
+    assert "reverse" in served.ok("inf", "models", "--context", "lab", *home).out
+    served.ok("config", "use-context", "lab", *home)
+    assert "reverse" in served.ok("inf", "models", *home).out
+    refused = served.areal("inf", "models", env={**env, "AREAL_API_KEY": "wrong"})
+    assert refused.code == 1 and "--api-key-file" in refused.err
+    nobody = served.areal("inf", "status", "--gateway", "http://127.0.0.1:1")
+    assert nobody.code == 1 and "Unreachable" in nobody.out
+
+
+def test_child_that_fails_to_start_is_quoted(box: Box) -> None:  # noqa: F811
+    folder = box.folder / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    words = ["inf", "run", "-d", "--port", str(box.port), "--model", "broken", "--backend", "embedded"]
+    result = box.areal(*words, "--model-path", str(folder), "--timeout", "60s")
+    assert result.code != 0
+    assert "  | " in result.err and "hint: " in result.err
+    assert "Traceback (most recent call last)" not in result.err.split("  | ")[0]
+    described = box.ok("describe", "model/broken").out
+    assert "Last exit of Model/broken engine/0" in described or "RolloutFailed" in described
+
+
+def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:  # noqa: F811
+    words = ["inf", "run", "--port", str(box.port), "--model", "reverse", "--backend", "embedded"]
+    process = box.start(*words, "--model-path", str(MODEL))
+    assert process.stderr is not None
+    lines: list[str] = []
+    while "in the foreground" not in (line := process.stderr.readline()):
+        assert line, f"it ended: {lines}"
+        lines.append(line)
+    assert box.chat("12")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert box.living() == []
+    assert document(box, "inf", "ps") == []
+    assert [row["phase"] for row in document(box, "inf", "ps", "--all")] == ["Suspended"]
+    again = box.ok("inf", "run", "-d")
+    assert box.url in again.text
+    assert box.chat("12")
+    box.ok("inf", "stop")
+    assert box.living() == []
+    assert document(box, "get")["items"] == []
