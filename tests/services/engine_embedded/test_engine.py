@@ -91,7 +91,7 @@ def test_close_ends_running_and_refuses_further_calls(llama: tuple[Path, Any], s
     running = harness.submit([5], max_new_tokens=120)
     harness.engine.pause().result(10)
     harness.close()
-    assert running.finish is Finish.ABORT
+    assert running.finish is Finish.LOST
     with pytest.raises(Conflict, match="shutting down"):
         harness.engine.resume()
 
@@ -131,8 +131,23 @@ def test_failing_step_ends_everything_and_is_told(llama: tuple[Path, Any]) -> No
     harness = Harness(runner)
     sequences = [harness.submit([5, index], max_new_tokens=50) for index in range(10)]
     harness.wait(*sequences)
-    assert {sequence.finish for sequence in sequences} == {Finish.ABORT}
+    assert {sequence.finish for sequence in sequences} == {Finish.LOST}
     harness.engine._thread.join(10)
     assert [type(failure) for failure in harness.failures] == [MemoryError]
     with pytest.raises(ArealError, match="the engine failed: MemoryError"):
         harness.engine.stats()
+
+
+def test_weights_that_fail_half_way_end_the_engine(llama: tuple[Path, Any], start: Start) -> None:
+    harness = start(llama[0])
+
+    def install() -> None:
+        raise MemoryError("no room")
+
+    running = harness.submit([5], max_new_tokens=120)
+    harness.engine._runner.prepare = lambda folder: install  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        harness.engine.load_weights(llama[0], 1)
+    harness.wait(running)
+    assert running.finish is Finish.LOST
+    assert [type(failure) for failure in harness.failures] == [MemoryError]

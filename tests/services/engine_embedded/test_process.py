@@ -183,6 +183,15 @@ async def test_load_weights_of_nothing_is_400_and_keeps_version(client: Client, 
     assert await client.get("/get_version") == (200, {"version": 11})
 
 
+async def test_metrics_count_tokens_of_ended_requests(client: Client) -> None:
+    await client.generate(max_new_tokens=5, ignore_eos=True)
+    async with client.http.get("/metrics") as response:
+        text = await response.text()
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("areal_engine"))
+    assert float(values['areal_engine_tokens_total{kind="generated"}']) >= 5
+    assert (values["areal_engine_running"], values["areal_engine_waiting"]) == ("0.0", "0.0")
+
+
 async def test_admin_key_guards_all_but_probes(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("s3cret\n")
@@ -216,16 +225,20 @@ async def test_sigterm_lets_running_streams_finish_and_exits_0() -> None:
         process.kill()
 
 
-async def test_sigterm_while_paused_aborts_what_is_frozen() -> None:
+async def test_sigterm_while_paused_answers_what_is_frozen_with_an_error() -> None:
     process = EngineProcess().wait_ready()
     try:
         async with Client(process.url) as client:
             await client.post("/pause")
-            frozen = asyncio.create_task(client.post("/generate", {"input_ids": PROMPT, "sampling": LONG}))
-            await client.wait_stats(waiting=1)
-            process.popen.send_signal(signal.SIGTERM)
-            _, answer = await frozen
-        assert answer["choices"][0]["finish_reason"] == "abort"
+            body = {"input_ids": PROMPT, "sampling": LONG}
+            whole = asyncio.create_task(client.post("/generate", body))
+            async with client.http.post("/generate", json={**body, "stream": True}) as response:
+                await client.wait_stats(waiting=2)
+                process.popen.send_signal(signal.SIGTERM)
+                (line,) = await lines(response)
+            status, answer = await whole
+        assert (status, answer["error"]["code"]) == (503, "engine_stopped")
+        assert line["error"]["code"] == "engine_stopped"
         assert process.wait_exit() == 0
     finally:
         process.kill()
@@ -241,7 +254,9 @@ async def test_start_writes_stages_and_is_healthy_before_ready(tmp_path: Path) -
             process.wait_ready()
             while (await client.get("/ready"))[0] != 200:
                 pass
-            assert (await client.get("/health"))[1]["stage"] == "serving"
+            health = (await client.get("/health"))[1]
+            told = {name: health[name] for name in ("stage", "version", "paused", "max_model_len")}
+            assert told == {"stage": "serving", "version": 0, "paused": False, "max_model_len": 128}
         assert json.loads(file.read_text())["stage"] == "serving"
     finally:
         process.kill()

@@ -2,7 +2,8 @@
 
 POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new. The last token
 of a sequence that stopped is the end token itself, with its logprob and version, and is named in ``stop_token_id``: a
-trainer needs it, a text does not.
+trainer needs it, a text does not. Where the engine ends before its sequences do, the answer is an error, never a short
+text: status 503, or in a stream a line with the error object.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import dataclasses
 import secrets
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from aiohttp import web
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.services.inference.engines.embedded.loading import Loaded
 from areal.services.inference.engines.embedded.sampling import Sampling, parse, stream_key
-from areal.services.inference.engines.embedded.sequence import Sequence
+from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.streams import Delta, Stream, Streams
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
@@ -43,7 +45,19 @@ class EngineRoutes:
     def serve_with(self, loaded: Loaded) -> None:
         self._loaded = loaded
 
+    def details(self) -> dict[str, Any]:
+        """For probes: what a data proxy must know of a loaded model."""
+        if self._loaded is None:
+            return {}
+        engine = self._loaded.engine
+        return {"version": engine.version, "paused": engine.paused, "max_model_len": engine.limits.max_length}
+
     def add_to(self, service: Service) -> None:
+        metrics = service.metrics
+        self._tokens = metrics.counter("areal_engine_tokens_total", "Tokens of ended requests.", ("kind",))
+        for place, index in (("running", 0), ("waiting", 1)):
+            gauge = metrics.gauge(f"areal_engine_{place}", f"Sequences {place} now.")
+            gauge.set_function(partial(self._load, index))
         service.route("POST", "/generate", self._generate, Access.CALLER)
         posts: dict[str, Handler] = {
             "/abort": self._abort,
@@ -58,6 +72,9 @@ class EngineRoutes:
             service.route("POST", path, handler, Access.ADMIN)
         service.route("GET", "/get_version", self._get_version, Access.ADMIN)
         service.route("GET", "/stats", self._stats, Access.ADMIN)
+
+    def _load(self, index: int) -> float:
+        return self._loaded.engine.load[index] if self._loaded else 0
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         loaded = self._model()
@@ -80,6 +97,8 @@ class EngineRoutes:
         finally:
             del self._requests[request_id]
             self._streams.close(stream)
+            self._tokens.labels("prompt").inc(len(prompt))
+            self._tokens.labels("generated").inc(sum(each.produced for each in stream.sequences))
             if any(each.finish is None for each in stream.sequences):
                 loaded.engine.abort(stream.sequences)
 
@@ -185,6 +204,8 @@ async def _answer_whole(stream: Stream, prompt_tokens: int) -> web.Response:
     choices: list[Delta] = []
     while not stream.ended:
         choices += await stream.next()
+    if any(choice.finish_reason is Finish.LOST for choice in choices):
+        raise _lost()
     choices.sort(key=lambda choice: choice.index)
     return json_response({"choices": [_fields(choice) for choice in choices], "prompt_tokens": prompt_tokens})
 
@@ -193,11 +214,19 @@ async def _answer_stream(request: web.Request, stream: Stream) -> web.StreamResp
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     while not stream.ended:
-        lines = [orjson.dumps(_fields(delta), option=orjson.OPT_APPEND_NEWLINE) for delta in await stream.next()]
+        deltas = await stream.next()
+        if any(delta.finish_reason is Finish.LOST for delta in deltas):
+            await response.write(orjson.dumps(_lost().body(request[REQUEST_ID]), option=orjson.OPT_APPEND_NEWLINE))
+            break
+        lines = [orjson.dumps(_fields(delta), option=orjson.OPT_APPEND_NEWLINE) for delta in deltas]
         if lines:
             await response.write(b"".join(lines))
     await response.write_eof()
     return response
+
+
+def _lost() -> ApiError:
+    return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")
 
 
 def _fields(delta: Delta) -> dict[str, Any]:

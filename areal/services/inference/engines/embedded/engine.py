@@ -109,11 +109,20 @@ class Engine:
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Sequences that run and that wait, as they are at this moment."""
+        return len(self._scheduler.running), len(self._scheduler.waiting)
+
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End every sequence as aborted and the thread with it."""
+        """End the thread; what has not ended is lost."""
         if self._thread.is_alive():
             self._commands.put(_Command(self._close))
             self._thread.join()
@@ -126,9 +135,9 @@ class Engine:
         """End those that have not ended; done when no further token of them can appear."""
         return self._call(lambda: self._abort(sequences))
 
-    def abort_if_paused(self) -> None:
+    def let_go_if_paused(self) -> None:
         """End what a pause holds still, where nobody will resume it."""
-        self._call(lambda: self._abort(self._sequences()) if self._paused else None)
+        self._call(lambda: self._abort(self._sequences(), Finish.LOST) if self._paused else None)
 
     def pause(self) -> Future[None]:
         """Done when no step is under way; none begins until ``resume``."""
@@ -189,7 +198,7 @@ class Engine:
         while not self._commands.empty():
             self._commands.get().future.set_exception(refusal)
         for sequence in self._sequences():
-            sequence.finish = Finish.ABORT
+            sequence.finish = Finish.LOST
         self._on_progress(True)
 
     def _close(self) -> None:
@@ -200,10 +209,10 @@ class Engine:
         for sequence in sequences:
             self._scheduler.add(sequence)
 
-    def _abort(self, sequences: list[Sequence]) -> None:
+    def _abort(self, sequences: list[Sequence], finish: Finish = Finish.ABORT) -> None:
         ended = [sequence for sequence in sequences if sequence.finish is None]
         self.counters.aborted += len(ended)
-        self._end(ended, Finish.ABORT)
+        self._end(ended, finish)
         self._on_progress(True)
 
     def _sequences(self) -> list[Sequence]:

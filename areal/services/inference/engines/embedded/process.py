@@ -59,10 +59,14 @@ async def run(folder: ModelFolder, settings: Settings, serving: ServeOptions) ->
     stage, streams = Stage(), Streams(asyncio.get_running_loop())
     failed: Future[None] = _uncancellable()
     loading = _in_thread(lambda: load(folder, settings, stage.report, streams.progress, failed.set_exception))
-    service = Service(
-        "engine", key=serving.key, loopback=serving.loopback, not_ready=stage.not_ready, details=stage.details
-    )
     routes = EngineRoutes(streams)
+    service = Service(
+        "engine",
+        key=serving.key,
+        loopback=serving.loopback,
+        not_ready=stage.not_ready,
+        details=lambda: {**stage.details(), **routes.details()},
+    )
     routes.add_to(service)
 
     async def living() -> None:
@@ -89,7 +93,7 @@ async def run(folder: ModelFolder, settings: Settings, serving: ServeOptions) ->
 async def _let_go(loaded: Loaded, lifetime: Lifetime) -> None:
     """Requests frozen by a pause would hold a drain up for ever."""
     await lifetime.wait_draining()
-    loaded.engine.abort_if_paused()
+    loaded.engine.let_go_if_paused()
 
 
 def _in_thread(work: Callable[[], Loaded]) -> Future[Loaded]:

@@ -20,7 +20,8 @@ TopLogprobs = list[tuple[int, float]]
 class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
+    ABORT = "abort"  # whoever asked for it wanted no more
+    LOST = "lost"  # the engine ended first: no answer, though there may be tokens
 
 
 class Sequence:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from areal.services.inference.engines.embedded.sequence import Sequence, TopLogprobs
+from areal.services.inference.engines.embedded.sequence import Finish, Sequence, TopLogprobs
 
 FLUSH_S = 0.005
 
@@ -25,7 +25,7 @@ class Delta:
     logprobs: list[float]
     versions: list[int]
     top_logprobs: list[TopLogprobs] | None
-    finish_reason: str | None
+    finish_reason: Finish | None
     stop_token_id: int | None
 
 
