@@ -31,6 +31,8 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 def _misread(text: str) -> bool:
     """Whether our loader would not read the bare text as text; PyYAML quotes what 1.1 would misread by itself."""
+    if text == "<<":
+        return True
     try:
         return not isinstance(resolve_plain(text), str)
     except BadScalar:

@@ -78,6 +78,7 @@ class _Frame:
     key: str | None = None
     key_pos: Pos | None = None
     merges: list[Node] = field(default_factory=list)
+    merging: bool = False  # the key is a bare "<<"; a quoted one is a word like any other
     size: int = 1
 
     @property
@@ -140,7 +141,7 @@ class _Builder:
             first = frame.keys[key]
             message = f'duplicate key "{key}": first at line {first.line}, column {first.col}'
             self._problems.add(pos, "", message)
-        frame.key, frame.key_pos = key, pos
+        frame.key, frame.key_pos, frame.merging = key, pos, key == "<<" and event.implicit[0]
 
     def _open(self, event: Any) -> None:
         pos = self._pos(event)
@@ -157,7 +158,7 @@ class _Builder:
     def _bad_key(self, frame: _Frame, pos: Pos, what: str) -> None:
         """The key is reported and its value read under an empty one."""
         self._problems.add(pos, "", f"a key must be a word, not {what}", hint='quote a value that begins with "{"')
-        frame.key, frame.key_pos = "", pos
+        frame.key, frame.key_pos, frame.merging = "", pos, False
 
     def _close(self) -> None:
         frame = self._stack.pop()
@@ -213,7 +214,7 @@ class _Builder:
         frame.key = frame.key_pos = None
         if key is None or key_pos is None:  # a node where a key belongs has been reported
             return
-        if key == "<<":
+        if frame.merging:
             frame.merges.append(node)
         elif key not in frame.keys:
             frame.entries[key] = node

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from areal.resources import registry
@@ -192,6 +192,7 @@ _ARGS = st.dictionaries(
 
 
 @given(st.lists(st.tuples(_NAMES, st.integers(0, 9), _ARGS), unique_by=lambda item: item[0], max_size=4))
+@example([("a0", 0, {"<<": "", "yes": "no"})])
 def test_what_is_written_out_renders_back(items: list[tuple[str, int, dict[str, Any]]]) -> None:
     manifests = [
         {
