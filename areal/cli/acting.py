@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -38,15 +39,19 @@ def acting(cli: Invocation) -> Iterator[Context]:
 
     refuse_remote_context(cli)
     interrupted = threading.Event()
-    with ProgressPrinter(quiet=cli.quiet) as progress, graceful(interrupted):
+    who = actor()
+    cli.tell(f"home {cli.home.root}, as {who}")
+    began = time.monotonic()
+    with ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as progress, graceful(interrupted):
         yield Context(
             home=cli.home,
-            actor=actor(),
+            actor=who,
             command=command_line(),
             lock_timeout_s=cli.lock_timeout_s,
             progress=progress,
             interrupted=interrupted,
         )
+    cli.tell(f"took {time.monotonic() - began:.1f} s")
 
 
 def timeout_s(cli: Invocation, default: float = DEFAULT_TIMEOUT_S) -> float:

@@ -42,6 +42,12 @@ class Invocation:
             from areal.state.home import Home
 
             self._home = Home.resolve(self.home_flag)
+            if self._home.root.exists() and not self._home.root.is_dir():
+                from areal.errors import ArealError
+
+                raise ArealError(
+                    f"{self._home.root} is not a folder", hint="choose a home with --home DIR or AREAL_HOME"
+                )
         return self._home
 
     @property

@@ -6,6 +6,7 @@ Imports nothing but click and the static tree: this is what ``areal --help`` and
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ def cli() -> None:
 def main() -> int:
     """The console script. The process ends here, so the collector is told that nothing is left to look at: the
     interpreter's last collections would cost a short command a tenth of its time."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to fail
     status = run()
     gc.freeze()
     return status

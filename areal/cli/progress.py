@@ -23,12 +23,14 @@ class ProgressPrinter:
     """Shows ``Progress`` values as they come; safe to call from many threads. Use as a context manager.
 
     On a terminal every unfinished target keeps one line at the bottom, redrawn in place; a finished one is printed
-    once above them and let go. Elsewhere a line is written when a target's stage changes, and only then.
+    once above them and let go. Elsewhere a line is written when a target's stage changes, and only then (``verbose``:
+    also when its count does).
     """
 
-    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, verbose: bool = False, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._quiet = quiet
+        self._verbose = verbose
         self._moving = not quiet and fancy(self._stream)
         self._lock = threading.Lock()
         self._live: dict[str, tuple[Progress, float]] = {}
@@ -57,9 +59,12 @@ class ProgressPrinter:
         with self._lock:
             before = self._live.get(progress.ref)
             self._live[progress.ref] = (progress, time.monotonic())
-            if not self._moving and (before is None or before[0].stage != progress.stage):
+            if not self._moving and (before is None or self._differs(before[0], progress)):
                 self._stream.write(_line(progress) + "\n")
                 self._stream.flush()
+
+    def _differs(self, before: Progress, now: Progress) -> bool:
+        return before.stage != now.stage or (self._verbose and before.done != now.done)
 
     def _tick(self) -> None:
         turn = 0

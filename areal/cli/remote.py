@@ -54,6 +54,7 @@ def gateway(cli: Invocation) -> Gateway | None:
     if not url:
         return None
     key = _key(cli, context)
+    cli.tell(f"asking {url}" + ("" if key else ", without a key"))
     return Gateway(checked_url(str(url)), key, min(cli.timeout_s or _DEADLINE_S, _DEADLINE_S))
 
 

@@ -28,9 +28,16 @@ def objects(record: Record) -> None:
     record("Model", "llama", {"backend": "embedded", "path": "./llama"}, labels={"tier": "dev"})
 
 
-def test_get_of_nothing_prints_nothing_on_stdout(areal: Areal) -> None:
+def test_get_of_nothing_prints_nothing_on_stdout(areal: Areal, home: Home) -> None:
     result = areal("get")
-    assert (result.code, result.out, result.err) == (0, "", "nothing here yet\n")
+    assert (result.code, result.out, result.err) == (0, "", f"nothing in {home.root} yet\n")
+    assert areal("get", "-q").err == ""
+
+
+def test_home_that_is_a_file_is_an_error(areal: Areal) -> None:
+    result = areal("get", "--home", __file__)
+    assert result.code == 1
+    assert "is not a folder" in result.err and "--home" in result.err
 
 
 def test_get_lists_all_kinds_by_kind_and_name(areal: Areal, objects: None) -> None:

@@ -38,6 +38,14 @@ def test_off_a_terminal_a_line_is_written_when_the_stage_changes() -> None:
     ]
 
 
+def test_verbose_writes_every_count() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream, verbose=True) as progress:
+        for done in (1, 1, 2):
+            progress(Progress("a", "loading weights", done, 2))
+    assert stream.getvalue().splitlines() == ["a: loading weights 1/2", "a: loading weights 2/2"]
+
+
 def test_quiet_says_nothing() -> None:
     stream = Terminal()
     with ProgressPrinter(quiet=True, stream=stream) as progress:

@@ -57,13 +57,13 @@ _MODELS = (
 @pass_invocation
 def stop(cli: Invocation, service: str | None, grace: float | None, force: bool, keep_state: bool, all_: bool) -> int:
     """Stop a service and its models, and forget them. Running streams finish within the grace."""
-    from areal.reconcilers import operations
-
     refs = _every(cli) if all_ else [stored(cli.home, Ref(_KIND, service_name(cli, service))).ref]
     if not refs:
         cli.say("no inference service to stop")
         return 0
     seconds = 0.0 if force else grace
+    from areal.reconcilers import operations
+
     with acting(cli) as context:
         if keep_state:
             outcome = together([operations.suspend(context, ref, timeout_s=timeout_s(cli)) for ref in refs])

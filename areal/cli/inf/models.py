@@ -123,9 +123,9 @@ def _service_must_exist(cli: Invocation, ref: Ref) -> None:
 @pass_invocation
 def deregister(cli: Invocation, model: str, service: str | None, grace: float | None, force: bool) -> int:
     """Take a model out of its service: no new requests, running ones finish, its replicas stop."""
+    ref = _model(cli, model, service)
     from areal.reconcilers import operations
 
-    ref = _model(cli, model, service)
     with acting(cli) as context:
         outcome = operations.delete(
             context,
@@ -235,7 +235,6 @@ def scaledown(
 def _scale(
     cli: Invocation, model: str, service: str | None, replicas: int | None, by: int | None, force: bool, *, up: bool
 ) -> int:
-    from areal.reconcilers import operations
     from areal.reconcilers.health import desired_replicas
 
     if replicas is not None and by is not None:
@@ -246,6 +245,8 @@ def _scale(
     if wanted < 0 or ((wanted < present) == up and wanted != present):
         verb, other = ("scaleup", "scaledown") if up else ("scaledown", "scaleup")
         raise UsageFault(f"{verb} from {present} to {wanted} makes no sense", hint=f"areal inf {other} --model {model}")
+    from areal.reconcilers import operations
+
     with acting(cli) as context:
         outcome = operations.scale(
             context, ref, wanted, current=present, force=force, timeout_s=timeout_s(cli, _MODEL_S)

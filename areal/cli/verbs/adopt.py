@@ -7,6 +7,7 @@ import click
 from areal.cli import options
 from areal.cli.acting import acting, finish
 from areal.cli.invocation import Invocation, pass_invocation
+from areal.cli.remote import checked_url
 from areal.cli.targets import complete_targets, parse_refs
 from areal.errors import UsageFault
 
@@ -28,15 +29,15 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
     areal adopt --url http://10.0.0.7:8000 --as model/qwen
     areal adopt --pid 4711 --as model/qwen
     """
-    from areal.cli.remote import checked_url
-    from areal.reconcilers import operations
-
     name = as_ or target
     if name is None or (as_ and target and as_ != target):
         raise UsageFault("say what it becomes: --as KIND/NAME", hint="areal adopt --url URL --as model/NAME")
     if (pid is None) == (url is None):
         raise UsageFault("give one of --pid and --url")
     (ref,) = parse_refs([name])
+    address = checked_url(url) if url else None
+    from areal.reconcilers import operations
+
     with acting(cli) as context:
-        outcome = operations.adopt(context, ref, pid=pid, url=checked_url(url) if url else None)
+        outcome = operations.adopt(context, ref, pid=pid, url=address)
     return finish(cli, outcome, interrupted=context.interrupted.is_set())

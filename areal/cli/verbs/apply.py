@@ -147,9 +147,9 @@ def diff(
 
 
 def _diff(cli: Invocation, source: SourceFlags, policy: PolicyFlags) -> Plan:
+    _check(None, source, policy, verb="diff")
     from areal.reconcilers.apply import diff as make_plan
 
-    _check(None, source, policy, verb="diff")
     with acting(cli) as context:
         return make_plan(context, _request(cli, None, source, policy))
 

@@ -39,8 +39,6 @@ def delete(
     ignore_not_found: bool,
 ) -> int:
     """Stop an object's processes, everything in their sessions, and forget the object."""
-    from areal.reconcilers.operations import delete as remove
-
     if bool(targets) == (not source.is_empty):
         raise UsageFault("name the objects to delete, or give their manifests with -f", hint="areal delete model/qwen")
     require_approval(cli, "delete")
@@ -50,6 +48,8 @@ def delete(
     if not refs:
         cli.say("nothing to delete")
         return 0
+    from areal.reconcilers.operations import delete as remove
+
     with acting(cli) as context:
         outcome = remove(
             context,

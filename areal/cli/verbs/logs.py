@@ -95,7 +95,7 @@ def show_logs(
     states = _select(cli, backend, ref, wanted)
     if not states and not follow:
         raise _no_process(cli, backend, ref, wanted)
-    printer = _Printer(cli, states)
+    printer = _Printer(cli, states, lines=follow or cli.format.kind == "jsonl")
     tails = {state.spec.uid: _Tail(cli, state, printer) for state in states} if follow else {}
     found = {state.spec.uid: _lines(backend, state, wanted) for state in states}
     printer.print(list(merged([of(state, found[state.spec.uid]) for state in states])))
@@ -179,10 +179,12 @@ def _follow(
 
 
 class _Printer:
-    """Lines as people read them: a prefix a process when there are several; or one document a line."""
+    """Lines as people read them, with a prefix a process when there are several; or as documents, one a line where
+    the end cannot be awaited (``lines``)."""
 
-    def __init__(self, cli: Invocation, states: Sequence[RunState]) -> None:
+    def __init__(self, cli: Invocation, states: Sequence[RunState], *, lines: bool) -> None:
         self._cli = cli
+        self._lines = lines
         self._several_owners = len({state.spec.owner for state in states}) > 1
         self._prefixed = len(states) != 1
         self._labels: dict[str, str] = {}
@@ -193,7 +195,7 @@ class _Printer:
         chosen = self._cli.format
         if chosen.is_table:
             write("\n".join(self._readable(line) for line in lines))
-        elif chosen.kind == "jsonl":
+        elif self._lines and chosen.kind != "name":
             write("\n".join(compact(_row(line)) for line in lines))
         else:
             emit_rows(self._cli, [_row(line) for line in lines], _COLUMNS, name=_name, empty="no lines")

@@ -39,9 +39,9 @@ def scale(
     force_conflicts: bool,
 ) -> int:
     """Set the number of replicas. A later apply of a manifest that says another number is a conflict."""
+    ref = one_ref(targets)
     from areal.reconcilers import operations
 
-    ref = one_ref(targets)
     with acting(cli) as context:
         outcome = operations.scale(
             context,
