@@ -28,6 +28,7 @@ class Listing(NamedTuple):
     single: bool = False
     unreadable: Sequence[tuple[str, str]] = ()
     manifests: Sequence[Mapping[str, Any]] = ()
+    where: str = ""  # what was looked at, when it is not this home
 
 
 def show(cli: Invocation, listing: Listing, sort_by: str | None) -> int:
@@ -38,7 +39,14 @@ def show(cli: Invocation, listing: Listing, sort_by: str | None) -> int:
     elif listing.single and not cli.format.is_table:
         emit_one(cli, rows[0], name=listing.name(rows[0]), text=str)
     else:
-        emit_rows(cli, rows, listing.columns, name=listing.name, empty=f"nothing in {cli.home.root} yet", wrap=as_list)
+        emit_rows(
+            cli,
+            rows,
+            listing.columns,
+            name=listing.name,
+            empty=f"nothing in {listing.where or cli.home.root} yet",
+            wrap=as_list,
+        )
     from areal.cli.failures import report_line
 
     for path, reason in listing.unreadable:

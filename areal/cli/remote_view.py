@@ -38,7 +38,7 @@ _COLUMNS = (
 
 def get_remote(chosen: Gateway, targets: Sequence[str]) -> Listing:
     if targets and targets[0] in ("processes", "process", "proc", "ps", "workers"):
-        return Listing(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]))
+        return Listing(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]), where=chosen.url)
     wanted, kinds = _asked(targets)
     rows = [row for row in documents(chosen) if row["kind"] in kinds]
     if wanted:
@@ -47,7 +47,7 @@ def get_remote(chosen: Gateway, targets: Sequence[str]) -> Listing:
         if lost is not None:
             raise NotFound(f"{lost} is not served by {chosen.url}", hint=f"it serves: {', '.join(map(str, by_ref))}")
         rows = [by_ref[ref] for ref in wanted]
-    return Listing(rows, _COLUMNS, document_name, single=len(wanted) == 1)
+    return Listing(rows, _COLUMNS, document_name, single=len(wanted) == 1, where=chosen.url)
 
 
 def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
