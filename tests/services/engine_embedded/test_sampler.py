@@ -89,6 +89,19 @@ def test_filters_of_any_parameters_keep_what_transformers_keeps(
     assert torch.allclose(kept[kept.isfinite()], expected[kept.isfinite()])
 
 
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("top_k", [1, 100, 128, 129, 1500, 3000, 0])
+def test_filters_of_large_vocabulary_keep_what_transformers_keeps(top_k: int, top_p: float, spread: float) -> None:
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(top_k)) * spread
+    expected = TopKLogitsWarper(top_k)(NO_IDS, logits) if top_k else logits
+    if top_p < 1.0:
+        expected = TopPLogitsWarper(top_p)(NO_IDS, expected)
+    kept = keep_only(logits, [Sampling(top_k=top_k, top_p=top_p)] * 3)
+    different = (kept.isfinite() != expected.isfinite()).sum(dim=-1)
+    assert different.max() <= 1  # a sum of thousands may round to either side of the nucleus
+
+
 def test_filters_of_mixed_rows_touch_each_row_by_its_own() -> None:
     logits = logits_of(1, rows=4)
     params = [Sampling(), Sampling(top_k=2), Sampling(top_p=0.5), Sampling(min_p=0.3)]
