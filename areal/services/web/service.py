@@ -1,7 +1,7 @@
 """One service process as an aiohttp application: routes with their access, probes, errors and request ids.
 
-Every request passes ``_boundary`` once: it names the request, turns errors into OpenAI's object, and counts. A
-handler that has sent its first byte reports its own failures as events; nothing here can change a sent status.
+Every request passes ``_boundary`` once: it names the request and turns errors into OpenAI's object, as the status where
+none is sent yet, else as the last event of the stream.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from areal.services.web.ids import unique_id
 from areal.services.web.keys import AdminKey
 from areal.services.web.lifetime import Lifetime
 from areal.services.web.metrics import CONTENT_TYPE, Metrics
+from areal.services.web.streaming import last_word
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+_STREAM: web.RequestKey[web.StreamResponse] = web.RequestKey("stream", web.StreamResponse)
 
 _log = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -54,7 +56,7 @@ class Service:
         self.metrics = Metrics()
         self._details = details
         self.app = web.Application(middlewares=[self._boundary], client_max_size=0)
-        self.app.on_response_prepare.append(_name_request)
+        self.app.on_response_prepare.append(_on_prepare)
         self.route("GET", "/health", self._health, Access.PROBE)
         self.route("GET", "/ready", self._ready, Access.PROBE)
         self.route("GET", "/metrics", self._metrics, Access.PROBE)
@@ -107,14 +109,14 @@ class Service:
         except ApiError as error:
             if error.status >= 500:
                 _log.warning("%s %s: %d %s [%s]", request.method, request.path, error.status, error, request_id)
-            return error.response(request_id)
+            return await _failure(request, error)
         except web.HTTPException as error:
             return from_http_exception(error, request).response(request_id)
         except ConnectionResetError:  # the caller went away while we wrote
             raise
         except Exception:  # noqa: BLE001 - the process boundary: the log gets the detail, the caller an id
             _log.exception("%s %s failed [%s]", request.method, request.path, request_id)
-            return ApiError(500, "internal error", code="internal_error").response(request_id)
+            return await _failure(request, ApiError(500, "internal error", code="internal_error"))
 
     async def _health(self, request: web.Request) -> web.Response:
         body = {"status": "ok", "component": self.component, "pid": os.getpid(), **self._details()}
@@ -133,7 +135,18 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
     return web.Response(status=status, body=orjson.dumps(data), content_type="application/json", headers=more_headers)
 
 
-async def _name_request(request: web.Request, response: web.StreamResponse) -> None:
+async def _failure(request: web.Request, error: ApiError) -> web.StreamResponse:
+    """The error as a status where none is sent yet, else as the last event of the stream."""
+    stream = request.get(_STREAM)
+    if stream is None:
+        return error.response(request[REQUEST_ID])
+    await last_word(stream, error.event(request[REQUEST_ID]))
+    return stream
+
+
+async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.pop("Server", None)  # versions are nobody's business
+    if response.content_type == "text/event-stream":
+        request[_STREAM] = response
     if headers.REQUEST_ID not in response.headers and (request_id := request.get(REQUEST_ID)) is not None:
         response.headers[headers.REQUEST_ID] = request_id

@@ -1,4 +1,4 @@
-"""Ends of streams that go wrong."""
+"""Server-sent events that are passed on, and streams that end badly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,28 @@ import contextlib
 from aiohttp import web
 
 _LAST_WORD_S = 5.0
+_LONGEST_EVENT = 16 * 1024 * 1024
+
+
+class EventCutter:
+    """Cuts a byte stream between events, so that a source that breaks off never leaves half an event behind."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def push(self, part: bytes) -> bytes:
+        """What may be passed on: whole events."""
+        if self._held:
+            part = self._held + part
+        end = max(part.rfind(b"\n\n") + 2, part.rfind(b"\n\r\n") + 3)
+        if end < 3:
+            end = len(part) if len(part) > _LONGEST_EVENT else 0
+        self._held = part[end:]
+        return part[:end] if self._held else part
+
+    def rest(self) -> bytes:
+        """What came after the last event of a source that ended well."""
+        return self._held
 
 
 async def last_word(out: web.StreamResponse, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from collections.abc import Iterator
@@ -99,6 +100,30 @@ def test_silence_in_a_stream_is_an_error_event(house: House) -> None:
     house.tell_router("/configure", limits={"request_timeout_seconds": 1})
     events = list(house.stream_chat().events())
     assert chat_text(events) and events[-1]["error"]["code"] == "progress_timeout"
+
+
+async def test_worker_lost_in_the_middle_of_an_event_leaves_no_half_event(house: House) -> None:
+    """A worker of its own kind: it answers /ready, and any call with one event and a half."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"GET"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        else:
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            events = b'data: {"choices": []}\n\ndata: {"cho'
+            writer.write(head + f"{len(events):x}\r\n".encode() + events + b"\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    async with server:
+        worker = {"worker_id": "raw-0", "worker_addr": address}
+        await asyncio.to_thread(house.tell_router, "/register_model", model="raw", workers=[worker])
+        events = await asyncio.to_thread(lambda: list(house.stream_chat(model="raw").events()))
+    assert events[0] == {"choices": []}
+    assert [event["error"]["code"] for event in events[1:]] == ["worker_lost"]
 
 
 def test_slow_answer_with_progress_outlives_the_deadline(house: House) -> None:

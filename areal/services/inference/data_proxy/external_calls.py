@@ -16,7 +16,7 @@ from areal.services.web import headers as names
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError
 from areal.services.web.service import REQUEST_ID, Handler
-from areal.services.web.streaming import last_word
+from areal.services.web.streaming import EventCutter
 
 _PASSED_HEADERS = ("Content-Type", "Retry-After")
 
@@ -26,7 +26,6 @@ class _Call:
     request: web.Request
     started: float
     waited: float = 0.0
-    out: web.StreamResponse | None = None  # once the first byte is there
 
     def overhead(self) -> str:
         return str(int((time.perf_counter() - self.started - self.waited) * 1e6))
@@ -55,16 +54,10 @@ class ExternalCalls:
         if data.get("model") not in (None, self._model):
             message = f"the model {data['model']!r} does not exist; here is {self._model!r}"
             raise ApiError(404, message, code="model_not_found", param="model")
-        try:
-            with _failures():
-                timeout = idle_s(request, self._idle_s)
-                async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
-                    return await _pass_on(call, upstream)
-        except ApiError as failure:
-            if call.out is None:
-                raise
-            await last_word(call.out, b"\n\n" + failure.event(request[REQUEST_ID]))
-            return call.out
+        timeout = idle_s(request, self._idle_s)
+        with _failures():
+            async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
+                return await _pass_on(call, upstream)
 
 
 async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -75,14 +68,17 @@ async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse) -> web.StreamR
         call.waited = time.perf_counter() - call.started
         return web.Response(status=upstream.status, body=body, headers={**headers, names.OVERHEAD: call.overhead()})
     out = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
-    async for part in upstream.content.iter_any():
-        try:
-            if call.out is None:
-                await out.prepare(call.request)
-                call.out = out
-            await out.write(part)
-        except ConnectionResetError:  # the caller is gone
-            return out
+    cutter = EventCutter()
+    try:
+        async for part in upstream.content.iter_any():
+            if events := cutter.push(part):
+                if not out.prepared:
+                    await out.prepare(call.request)
+                await out.write(events)
+        if out.prepared:
+            await out.write(cutter.rest())
+    except aiohttp.ClientConnectionResetError:  # ours, not the API's: the caller is gone
+        return out
     return out
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.choice import Choice, Update
-from areal.services.inference.engines.base import EngineCall, TokenEngine
+from areal.services.inference.engines.base import EngineCall, EngineFailed, TokenEngine
 
 
 class Pulse:
@@ -70,6 +70,7 @@ class Generator:
                     yield update
                     if not running:
                         return
+            raise EngineFailed("the engine's stream ended before its choices did")
         finally:
             if finished_by_engine < len(drive.choices):
                 self._abort(drive.call.request_id)

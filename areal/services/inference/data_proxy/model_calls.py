@@ -33,7 +33,6 @@ from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
 from areal.services.web.ids import unique_id
 from areal.services.web.service import REQUEST_ID
-from areal.services.web.streaming import last_word
 from areal.services.web.watchdog import Watchdog
 
 
@@ -176,21 +175,16 @@ class ModelCalls:
     async def _stream(self, prepared: Prepared) -> web.StreamResponse:
         out: web.StreamResponse | None = None
         shape = prepared.shape
-        try:
-            async with self._running(prepared) as updates:
-                async for update in updates:
-                    said = shape.update(update)
-                    if out is None:
-                        out = await _open_stream(prepared)
-                        said = shape.opening() + said
-                    if said:
-                        await out.write(said)
-            assert out is not None, "a generation has at least one update"
-            await out.write(shape.closing())
-        except ApiError as error:
-            if out is None:
-                raise
-            await last_word(out, error.event(prepared.request[REQUEST_ID]))
+        async with self._running(prepared) as updates:
+            async for update in updates:
+                said = shape.update(update)
+                if out is None:
+                    out = await _open_stream(prepared)
+                    said = shape.opening() + said
+                if said:
+                    await out.write(said)
+        assert out is not None, "a generation that ends well has an update for each choice"
+        await out.write(shape.closing())
         return out
 
     @contextlib.asynccontextmanager

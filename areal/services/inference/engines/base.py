@@ -120,7 +120,10 @@ class TokenEngine(Protocol):
     capabilities: Capabilities
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        """Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time."""
+        """Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time.
+
+        A stream that ends before every choice has its finish reason is a failure too; the caller sees to that.
+        """
         ...
 
     async def abort(self, request_id: str) -> None:

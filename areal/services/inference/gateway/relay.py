@@ -31,7 +31,7 @@ from areal.services.web import headers as names
 from areal.services.web.body import read_body
 from areal.services.web.errors import ApiError
 from areal.services.web.service import REQUEST_ID
-from areal.services.web.streaming import last_word
+from areal.services.web.streaming import EventCutter
 from areal.services.web.watchdog import Watchdog
 
 _REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", "x-stainless-retry-count", "anthropic-version")
@@ -62,8 +62,7 @@ class Call:
     started: float
     elsewhere: float = 0.0  # spent waiting: for a worker, or for its answer
     attempts: int = 0
-    out: web.StreamResponse | None = None  # once the answer's first byte is there
-    ending: bytes = b""  # of what was written to ``out``
+    answering: bool = False  # the caller has the answer's first byte
 
     def overhead_us(self) -> int:
         return int((time.perf_counter() - self.started - self.elsewhere) * 1e6)
@@ -136,14 +135,12 @@ class Relay:
                     return await self._pass_on(call, worker, upstream, watchdog)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError):
             return Failed(worker, begun=False, reason="connect")
-        except TimeoutError:
-            failure = ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout")
-            return await _end_broken(call, failure)
-        except (aiohttp.ClientError, OSError):
-            if call.out is None:
+        except TimeoutError as error:
+            raise ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout") from error
+        except (aiohttp.ClientError, OSError) as error:
+            if not call.answering:
                 return Failed(worker, begun=True, reason="lost")
-            failure = ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost")
-            return await _end_broken(call, failure)
+            raise ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost") from error
         finally:
             self._admission.end(worker, call.envelope.key)
 
@@ -194,25 +191,27 @@ class Relay:
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream)
         out = web.StreamResponse(headers=headers)
+        cutter = EventCutter()
         async for part in upstream.content.iter_any():
             watchdog.kick()
-            try:
-                if call.out is None:
-                    await out.prepare(call.request)
-                    call.out = out
-                await out.write(part)
-            except ConnectionResetError:  # the caller is gone: leaving closes the worker's connection too
+            events = cutter.push(part)
+            if events and not await _write(call, out, events):
                 return out
-            call.ending = (call.ending + part)[-2:]
+        if rest := cutter.rest():
+            await _write(call, out, rest)
         return out
 
 
-async def _end_broken(call: Call, failure: ApiError) -> web.StreamResponse:
-    """Before the first byte ``failure`` is the answer; after it, close the event that was cut and say it there."""
-    if call.out is None:
-        raise failure
-    await last_word(call.out, (b"" if call.ending == b"\n\n" else b"\n\n") + failure.event(call.request[REQUEST_ID]))
-    return call.out
+async def _write(call: Call, out: web.StreamResponse, data: bytes) -> bool:
+    """False when the caller is gone: leaving then closes the worker's connection, which ends its work."""
+    try:
+        if not call.answering:
+            call.answering = True
+            await out.prepare(call.request)
+        await out.write(data)
+    except ConnectionResetError:
+        return False
+    return True
 
 
 def _give_up(failed: Failed) -> web.StreamResponse:
