@@ -9,6 +9,7 @@ text: status 503, or in a stream a line with the error object.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import secrets
 from concurrent.futures import Future
@@ -100,7 +101,8 @@ class EngineRoutes:
             self._tokens.labels("prompt").inc(len(prompt))
             self._tokens.labels("generated").inc(sum(each.produced for each in stream.sequences))
             if any(each.finish is None for each in stream.sequences):
-                loaded.engine.abort(stream.sequences)
+                with contextlib.suppress(ArealError):  # an engine that ended has nothing left to abort
+                    loaded.engine.abort(stream.sequences)
 
     async def _abort(self, request: web.Request) -> web.Response:
         """Idempotent: a request that ended, or never was, has nothing to abort."""
@@ -111,9 +113,16 @@ class EngineRoutes:
         return json_response({"aborted": stream is not None})
 
     async def _pause(self, request: web.Request) -> web.Response:
+        """Returns when no token of these weights can still appear. A caller that leaves meanwhile paused nothing."""
         loaded = self._model()
-        await _done(loaded.engine.pause())
-        await self._streams.settle(_SETTLE_S)
+        was_paused = loaded.engine.paused
+        try:
+            await _done(loaded.engine.pause())
+            await self._streams.settle(_SETTLE_S)
+        except asyncio.CancelledError:
+            if not was_paused:
+                loaded.engine.resume()
+            raise
         return json_response({"status": "ok", "paused": True, "version": loaded.engine.version})
 
     async def _resume(self, request: web.Request) -> web.Response:
@@ -166,9 +175,9 @@ def _prompt(raw: Any, loaded: Loaded) -> list[int]:
     if len(raw) >= most:
         message = f"the prompt has {len(raw)} tokens; this model has room for {most} of prompt and answer together"
         raise bad_request(message, param="input_ids", code="context_length_exceeded")
-    for token in raw:
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise bad_request(f"input_ids holds {token!r}, which is no token id below {vocab_size}", param="input_ids")
+    if set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) >= vocab_size:
+        wrong = next(token for token in raw if type(token) is not int or not 0 <= token < vocab_size)
+        raise bad_request(f"input_ids holds {wrong!r}, which is no token id below {vocab_size}", param="input_ids")
     return raw
 
 

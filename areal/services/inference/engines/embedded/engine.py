@@ -77,6 +77,10 @@ class _Command:
         except Exception as error:  # noqa: BLE001 (the caller's thread gets it)
             self.future.set_exception(error)
 
+    def refuse(self, refusal: ArealError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(refusal)
+
 
 class Engine:
     """Both callbacks are called by the engine's thread: ``on_progress`` after each step, with True when a sequence
@@ -196,7 +200,7 @@ class Engine:
         with self._gate:
             self._refusal = refusal
         while not self._commands.empty():
-            self._commands.get().future.set_exception(refusal)
+            self._commands.get().refuse(refusal)
         for sequence in self._sequences():
             sequence.finish = Finish.LOST
         self._on_progress(True)
@@ -272,9 +276,9 @@ class Engine:
         self._scheduler.commit(step)
         if not completed:
             return False
-        return self._append(
-            completed, Batch(completed, self.vocab_size, self._runner.device).sample(logits[: len(completed)])
-        )
+        self._batch = None
+        sampled = Batch(completed, self.vocab_size, self._runner.device).sample(logits[: len(completed)])
+        return self._append(completed, sampled)
 
     def _decode(self, step: Decode) -> bool:
         if self._batch is None or self._batch.sequences != step.sequences:

@@ -173,10 +173,12 @@ def _free_memory(device: torch.device) -> int:
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(int(line.split()[1]) * 1024 * _CPU_SHARE)
-    raise ArealError("/proc/meminfo does not say how much memory is free", hint="give --kv-memory-gib")
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (bound := limit.read_text().strip()).isdigit():
+        free = min(free, max(0, int(bound) - int(used.read_text())))
+    return int(free * _CPU_SHARE)
 
 
 def _warm_up(runner: ModelRunner) -> None:
