@@ -150,7 +150,7 @@ def timeout(default: str = "", what: str = "Give up waiting after this long (exi
 
 def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
     """``-o`` and ``--json``. ``extra`` formats are the verb's own; no ``dest`` where the verb has its own --output."""
-    listed = "|".join(("table", "wide", "json", "yaml", "name", "jsonl", *extra, "jsonpath=EXPR"))
+    listed = ", ".join(("table", "wide", "json", "yaml", "name", "jsonl", *extra)) + " or jsonpath=EXPR"
     return _stack(
         click.option(
             *(["-o", dest] if dest else ["-o"]),

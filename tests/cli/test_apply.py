@@ -89,6 +89,18 @@ def test_diff_of_bad_manifests_exits_3_and_of_bad_usage_2(areal: Areal, tmp_path
 def test_diff_of_drift_of_nothing_is_empty(areal: Areal) -> None:
     result = areal("diff", "--drift")
     assert (result.code, result.out) == (0, "no difference\n")
+    assert areal("diff", "--drift", "model/none").code == 4
+
+
+def test_operation_on_several_reports_each(areal: Areal, record: Any) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    result = areal("suspend", "inf/default", "inf/none", "-o", "json")
+    assert result.code == 4
+    assert {row["ref"]: row["action"] for row in result.json["objects"]} == {
+        "InferenceService/default": "unchanged",
+        "InferenceService/none": "failed",
+    }
+    assert "does not exist" in result.err
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(areal: Areal, manifest: str, home: Home) -> None:

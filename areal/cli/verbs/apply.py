@@ -155,10 +155,10 @@ def _diff(cli: Invocation, source: SourceFlags, policy: PolicyFlags) -> Plan:
 
 
 def _drift(cli: Invocation, targets: tuple[str, ...]) -> Plan:
-    from areal.cli.targets import parse_refs
+    from areal.cli.targets import parse_refs, stored
     from areal.reconcilers.apply import drift as make_plan
 
-    refs = [str(ref) for ref in parse_refs(targets)]
+    refs = [str(stored(cli.home, ref).ref) for ref in parse_refs(targets)]
     with acting(cli) as context:
         return make_plan(context, refs or None)
 

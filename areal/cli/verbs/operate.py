@@ -10,9 +10,11 @@ from areal.cli import options
 from areal.cli.acting import acting, finish, timeout_s
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.targets import complete_names, complete_targets, one_ref, parse_refs
+from areal.errors import ArealError
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Outcome
+    from areal.resources.kinds import Ref
 
 _targets = click.argument(
     "targets", nargs=-1, required=True, metavar="KIND/NAME | KIND NAME", shell_complete=complete_targets
@@ -92,12 +94,31 @@ def resume(cli: Invocation, targets: tuple[str, ...]) -> int:
 
 
 def _each(cli: Invocation, targets: tuple[str, ...], verb: str) -> int:
+    """One after the other; what fails on one object is reported beside what was done to the others."""
+    refs = parse_refs(targets)
     from areal.reconcilers import operations
 
     operation = {"restart": operations.restart, "suspend": operations.suspend, "resume": operations.resume}[verb]
+    outcomes = []
     with acting(cli) as context:
-        outcome = together([operation(context, ref, timeout_s=timeout_s(cli)) for ref in parse_refs(targets)])
-    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+        for ref in refs:
+            try:
+                outcomes.append(operation(context, ref, timeout_s=timeout_s(cli)))
+            except ArealError as error:
+                if len(refs) == 1:
+                    raise
+                outcomes.append(_failed(ref, error))
+            if context.interrupted.is_set():
+                break
+    return finish(cli, together(outcomes), interrupted=context.interrupted.is_set())
+
+
+def _failed(ref: Ref, error: ArealError) -> Outcome:
+    from areal.reconcilers.context import ObjectOutcome, Outcome
+
+    return Outcome(
+        (ObjectOutcome(str(ref), "failed", error.message, error.exit_code, error),), exit_code=error.exit_code
+    )
 
 
 def together(outcomes: list[Outcome]) -> Outcome:
