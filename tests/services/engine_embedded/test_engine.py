@@ -104,7 +104,7 @@ def test_cancelled_command_of_a_caller_that_left_is_not_run(llama: tuple[Path, A
         held.set()
         let_go.wait(10)
 
-    harness.engine._call(hold)
+    harness.engine._mailbox.call(hold)
     assert held.wait(10)
     pause = harness.engine.pause()
     assert pause.cancel()

@@ -1,30 +1,27 @@
-"""The engine's routes. All but the probes need the admin key, where there is one: only the data proxy calls them.
-
-POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new. The last token
-of a sequence that stopped is the end token itself, with its logprob and version, and is named in ``stop_token_id``: a
-trainer needs it, a text does not. Where the engine ends before its sequences do, the answer is an error, never a short
-text: status 503, or in a stream a line with the error object.
-"""
+"""The engine's routes. All but the probes need the admin key, where there is one: only the data proxy calls them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
 from aiohttp import web
 
-from areal.errors import ArealError, Conflict, UsageFault
+from areal.errors import ArealError, Conflict
+from areal.services.inference.engines.embedded.generation import (
+    answer_stream,
+    answer_whole,
+    make_sequences,
+    read_prompt,
+    read_sampling,
+)
 from areal.services.inference.engines.embedded.loading import Loaded
-from areal.services.inference.engines.embedded.sampling import Sampling, parse, stream_key
-from areal.services.inference.engines.embedded.sequence import Finish, Sequence
-from areal.services.inference.engines.embedded.streams import Delta, Stream, Streams
+from areal.services.inference.engines.embedded.streams import Stream, Streams
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
@@ -80,21 +77,21 @@ class EngineRoutes:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         loaded = self._model()
         body = await read_object(request)
-        prompt = _prompt(body.get("input_ids"), loaded)
-        sampling = _sampling(body.get("sampling"), loaded.engine.vocab_size)
+        prompt = read_prompt(body.get("input_ids"), loaded)
+        sampling = read_sampling(body.get("sampling"), loaded.engine.vocab_size)
         request_id = str(body.get("request_id") or request[REQUEST_ID])
         if request_id in self._requests:
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
         whole = not body.get("stream", False)
-        stream = self._streams.open(_sequences(prompt, sampling, loaded), whole=whole)
+        stream = self._streams.open(make_sequences(prompt, sampling, loaded), whole=whole)
         self._requests[request_id] = stream
         try:
             _submit(loaded, stream)
             if whole:
-                return await _answer_whole(stream, len(prompt))
-            return await _answer_stream(request, stream)
+                return await answer_whole(stream, len(prompt))
+            return await answer_stream(request, stream)
         finally:
             del self._requests[request_id]
             self._streams.close(stream)
@@ -168,86 +165,11 @@ class EngineRoutes:
         return self._loaded
 
 
-def _prompt(raw: Any, loaded: Loaded) -> list[int]:
-    if not isinstance(raw, list) or not raw:
-        raise bad_request("input_ids must be a list of at least one token id", param="input_ids")
-    vocab_size, most = loaded.engine.vocab_size, loaded.engine.limits.max_length
-    if len(raw) >= most:
-        message = f"the prompt has {len(raw)} tokens; this model has room for {most} of prompt and answer together"
-        raise bad_request(message, param="input_ids", code="context_length_exceeded")
-    if set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) >= vocab_size:
-        wrong = next(token for token in raw if type(token) is not int or not 0 <= token < vocab_size)
-        raise bad_request(f"input_ids holds {wrong!r}, which is no token id below {vocab_size}", param="input_ids")
-    return raw
-
-
-def _sampling(raw: Any, vocab_size: int) -> Sampling:
-    if raw is not None and not isinstance(raw, dict):
-        raise bad_request("sampling must be an object", param="sampling")
-    try:
-        return parse(raw or {}, vocab_size)
-    except UsageFault as fault:
-        raise bad_request(fault.message, param=fault.message.split(" ")[0]) from fault
-
-
-def _sequences(prompt: list[int], sampling: Sampling, loaded: Loaded) -> list[Sequence]:
-    """The request's n choices, each with its own random numbers."""
-    room = loaded.engine.limits.max_length - len(prompt)
-    allowance = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
-    stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
-    seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-    return [
-        Sequence(prompt, sampling, allowance=allowance, stop_ids=stop_ids, index=index, key=stream_key(seed, index))
-        for index in range(sampling.n)
-    ]
-
-
 def _submit(loaded: Loaded, stream: Stream) -> None:
     try:
         loaded.engine.submit(stream.sequences)
     except ArealError as error:
         raise ApiError(503, error.message, code="engine_unavailable") from error
-
-
-async def _answer_whole(stream: Stream, prompt_tokens: int) -> web.Response:
-    choices: list[Delta] = []
-    while not stream.ended:
-        choices += await stream.next()
-    if any(choice.finish_reason is Finish.LOST for choice in choices):
-        raise _lost()
-    choices.sort(key=lambda choice: choice.index)
-    return json_response({"choices": [_fields(choice) for choice in choices], "prompt_tokens": prompt_tokens})
-
-
-async def _answer_stream(request: web.Request, stream: Stream) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    while not stream.ended:
-        deltas = await stream.next()
-        if any(delta.finish_reason is Finish.LOST for delta in deltas):
-            await response.write(orjson.dumps(_lost().body(request[REQUEST_ID]), option=orjson.OPT_APPEND_NEWLINE))
-            break
-        lines = [orjson.dumps(_fields(delta), option=orjson.OPT_APPEND_NEWLINE) for delta in deltas]
-        if lines:
-            await response.write(b"".join(lines))
-    await response.write_eof()
-    return response
-
-
-def _lost() -> ApiError:
-    return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")
-
-
-def _fields(delta: Delta) -> dict[str, Any]:
-    return {
-        "index": delta.index,
-        "token_ids": delta.token_ids,
-        "logprobs": delta.logprobs,
-        "versions": delta.versions,
-        "top_logprobs": delta.top_logprobs,
-        "finish_reason": delta.finish_reason,
-        "stop_token_id": delta.stop_token_id,
-    }
 
 
 def _version(value: Any) -> int:

@@ -11,19 +11,19 @@ engine refuses all further calls, and ``on_failure`` is told.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
 from areal.errors import ArealError, Conflict
+from areal.services.inference.engines.embedded.mailbox import Mailbox
 from areal.services.inference.engines.embedded.runner import ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.scheduler import Scheduler
@@ -31,7 +31,6 @@ from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 @dataclass
@@ -62,26 +61,6 @@ class Stats:
     counters: Counters = field(default_factory=Counters)
 
 
-class _Command:
-    """An action for the engine's thread, and what became of it for the thread that asked."""
-
-    def __init__(self, action: Callable[[], Any]) -> None:
-        self._action = action
-        self.future: Future[Any] = Future()
-
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return  # whoever asked went away before it was begun
-        try:
-            self.future.set_result(self._action())
-        except Exception as error:  # noqa: BLE001 (the caller's thread gets it)
-            self.future.set_exception(error)
-
-    def refuse(self, refusal: ArealError) -> None:
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(refusal)
-
-
 class Engine:
     """Both callbacks are called by the engine's thread: ``on_progress`` after each step, with True when a sequence
     began or ended in it."""
@@ -99,9 +78,7 @@ class Engine:
         self._runner = runner
         self._scheduler = Scheduler(limits if runner.keeps_prefixes else replace(limits, shortest_share=2**62))
         self._on_progress, self._on_failure = on_progress, on_failure
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._gate = threading.Lock()  # between putting a command and refusing all further ones
-        self._refusal: ArealError | None = None
+        self._mailbox = Mailbox()
         self._paused = False
         self._closing = False
         self._broken: Exception | None = None
@@ -128,30 +105,31 @@ class Engine:
     def close(self) -> None:
         """End the thread; what has not ended is lost."""
         if self._thread.is_alive():
-            self._commands.put(_Command(self._close))
+            with contextlib.suppress(ArealError):  # it is ending already
+                self._mailbox.call(self._close)
             self._thread.join()
 
     def submit(self, sequences: list[Sequence]) -> None:
         """Queue sequences; they are read as they grow (``Sequence``)."""
-        self._call(lambda: self._admit(sequences))
+        self._mailbox.call(lambda: self._admit(sequences))
 
     def abort(self, sequences: list[Sequence]) -> Future[None]:
         """End those that have not ended; done when no further token of them can appear."""
-        return self._call(lambda: self._abort(sequences))
+        return self._mailbox.call(lambda: self._abort(sequences))
 
     def let_go_if_paused(self) -> None:
         """End what a pause holds still, where nobody will resume it."""
-        self._call(lambda: self._abort(self._sequences(), Finish.LOST) if self._paused else None)
+        self._mailbox.call(lambda: self._abort(self._sequences(), Finish.LOST) if self._paused else None)
 
     def pause(self) -> Future[None]:
         """Done when no step is under way; none begins until ``resume``."""
-        return self._call(lambda: self._set_paused(True))
+        return self._mailbox.call(lambda: self._set_paused(True))
 
     def resume(self) -> Future[None]:
-        return self._call(lambda: self._set_paused(False))
+        return self._mailbox.call(lambda: self._set_paused(False))
 
     def set_version(self, version: int) -> Future[None]:
-        return self._call(lambda: self._set_version(version))
+        return self._mailbox.call(lambda: self._set_version(version))
 
     def load_weights(self, folder: Path, version: int | None) -> None:
         """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller.
@@ -159,20 +137,12 @@ class Engine:
         Raises ArealError when the folder does not hold this model whole; the old weights then stay, and their version.
         """
         install = self._runner.prepare(folder)
-        self._call(lambda: self._install(install, version)).result()
+        self._mailbox.call(lambda: self._install(install, version)).result()
 
     def stats(self) -> Future[Stats]:
-        return self._call(self._stats)
+        return self._mailbox.call(self._stats)
 
-    # The engine's thread ---------------------------------------------------------------------------------------
-
-    def _call(self, action: Callable[[], T]) -> Future[T]:
-        command = _Command(action)
-        with self._gate:
-            if self._refusal is not None:
-                raise self._refusal
-            self._commands.put(command)
-        return command.future
+    # The rest is the engine's thread.
 
     def _run(self) -> None:
         try:
@@ -180,27 +150,23 @@ class Engine:
                 self._obey(wait=self._paused or not self._scheduler.has_work)
                 if not self._paused and not self._closing and self._scheduler.has_work:
                     self._step()
-            self._refuse(Conflict("the engine is shutting down"))
+            self._lose(Conflict("the engine is shutting down"))
         except Exception as error:  # the boundary of the thread
             logger.exception("a step failed")
-            self._refuse(ArealError(f"the engine failed: {error!r}"))
+            self._lose(ArealError(f"the engine failed: {error!r}"))
             self._on_failure(error)
 
     def _obey(self, *, wait: bool) -> None:
         """Run the commands at hand; with ``wait``, at least one."""
-        if wait:
-            self._commands.get().run()
-        while not self._commands.empty() and self._broken is None:
-            self._commands.get().run()
+        self._mailbox.obey(wait=wait)
+        while not self._mailbox.is_empty and self._broken is None:
+            self._mailbox.obey(wait=False)
         if self._broken is not None:
             raise self._broken
 
-    def _refuse(self, refusal: ArealError) -> None:
-        """The end of the thread: nobody is left waiting, and nobody can begin to."""
-        with self._gate:
-            self._refusal = refusal
-        while not self._commands.empty():
-            self._commands.get().refuse(refusal)
+    def _lose(self, refusal: ArealError) -> None:
+        """The end of the thread: what has not ended never will."""
+        self._mailbox.close(refusal)
         for sequence in self._sequences():
             sequence.finish = Finish.LOST
         self._on_progress(True)

@@ -1,0 +1,99 @@
+"""One request to generate: what it asks for, and how it is answered.
+
+POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new. The last token
+of a sequence that stopped is the end token itself, with its logprob and version, and is named in ``stop_token_id``: a
+trainer needs it, a text does not. Where the engine ends before its sequences do, the answer is an error, never a short
+text: status 503, or in a stream a line with the error object.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from areal.errors import UsageFault
+from areal.services.inference.engines.embedded.loading import Loaded
+from areal.services.inference.engines.embedded.sampling import Sampling, parse, stream_key
+from areal.services.inference.engines.embedded.sequence import Finish, Sequence
+from areal.services.inference.engines.embedded.streams import Delta, Stream
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.service import REQUEST_ID, json_response
+
+
+def read_prompt(raw: Any, loaded: Loaded) -> list[int]:
+    """The token ids of a request. Raises 400 for what is no prompt, or has no room for a single token more."""
+    if not isinstance(raw, list) or not raw:
+        raise bad_request("input_ids must be a list of at least one token id", param="input_ids")
+    vocab_size, most = loaded.engine.vocab_size, loaded.engine.limits.max_length
+    if len(raw) >= most:
+        message = f"the prompt has {len(raw)} tokens; this model has room for {most} of prompt and answer together"
+        raise bad_request(message, param="input_ids", code="context_length_exceeded")
+    if set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) >= vocab_size:
+        wrong = next(token for token in raw if type(token) is not int or not 0 <= token < vocab_size)
+        raise bad_request(f"input_ids holds {wrong!r}, which is no token id below {vocab_size}", param="input_ids")
+    return raw
+
+
+def read_sampling(raw: Any, vocab_size: int) -> Sampling:
+    if raw is not None and not isinstance(raw, dict):
+        raise bad_request("sampling must be an object", param="sampling")
+    try:
+        return parse(raw or {}, vocab_size)
+    except UsageFault as fault:
+        raise bad_request(fault.message, param=fault.message.split(" ")[0]) from fault
+
+
+def make_sequences(prompt: list[int], sampling: Sampling, loaded: Loaded) -> list[Sequence]:
+    """The request's n choices, each with its own random numbers."""
+    room = loaded.engine.limits.max_length - len(prompt)
+    allowance = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
+    stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
+    seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+    return [
+        Sequence(prompt, sampling, allowance=allowance, stop_ids=stop_ids, index=index, key=stream_key(seed, index))
+        for index in range(sampling.n)
+    ]
+
+
+async def answer_whole(stream: Stream, prompt_tokens: int) -> web.Response:
+    choices: list[Delta] = []
+    while not stream.ended:
+        choices += await stream.next()
+    if any(choice.finish_reason is Finish.LOST for choice in choices):
+        raise _lost()
+    choices.sort(key=lambda choice: choice.index)
+    return json_response({"choices": [_fields(choice) for choice in choices], "prompt_tokens": prompt_tokens})
+
+
+async def answer_stream(request: web.Request, stream: Stream) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    while not stream.ended:
+        deltas = await stream.next()
+        if any(delta.finish_reason is Finish.LOST for delta in deltas):
+            await response.write(orjson.dumps(_lost().body(request[REQUEST_ID]), option=orjson.OPT_APPEND_NEWLINE))
+            break
+        lines = [orjson.dumps(_fields(delta), option=orjson.OPT_APPEND_NEWLINE) for delta in deltas]
+        if lines:
+            await response.write(b"".join(lines))
+    await response.write_eof()
+    return response
+
+
+def _lost() -> ApiError:
+    return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")
+
+
+def _fields(delta: Delta) -> dict[str, Any]:
+    return {
+        "index": delta.index,
+        "token_ids": delta.token_ids,
+        "logprobs": delta.logprobs,
+        "versions": delta.versions,
+        "top_logprobs": delta.top_logprobs,
+        "finish_reason": delta.finish_reason,
+        "stop_token_id": delta.stop_token_id,
+    }
