@@ -10,7 +10,7 @@ from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, pruned, target_for
 from areal.reconcilers.manifests import check_against_state, rendered, wanted_of
-from areal.reconcilers.model import Policy
+from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan

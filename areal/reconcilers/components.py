@@ -15,6 +15,7 @@ from typing import Any
 from areal.reconcilers.observed import ObservedRun, Seen
 from areal.reconcilers.plan import FieldChange, spec_path
 from areal.resources.backend_grammar import Part, parse_backend
+from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.registry import effective, update_class
 from areal.resources.tree import changes
 from areal.resources.update import Update
@@ -25,6 +26,7 @@ LIVE = (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
 
 
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
+KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep a key that is no longer declared
 
 
 class Action(StrEnum):
@@ -39,7 +41,8 @@ class Action(StrEnum):
 @dataclass(frozen=True)
 class Component:
     """What one process of an object should be. ``fields`` are the top-level spec keys that it depends on;
-    ``inputs`` what it must have been told about its neighbours (a key absent here is not compared)."""
+    ``inputs`` what it must have been told about its neighbours (a key absent here is not compared, but for the key's
+    origin)."""
 
     ref: str
     name: str
@@ -65,13 +68,23 @@ class Decision:
     decided_by: FieldChange | None = None
 
 
+def key_input(service: InferenceServiceSpec) -> dict[str, str]:
+    """Where the key comes from that all processes of a service must share; nothing when it is generated."""
+    source = service.auth.admin_key_from
+    if source is None:
+        return {}
+    return {KEY_INPUT: f"file {source.file}" if source.file else f"env {source.env}"}
+
+
 def outdated(component: Component, run: ObservedRun) -> FieldChange | None:
     """The leaf that makes ``run`` the wrong process for ``component``, or None when it may stay."""
+    told = run.state.spec.inputs
+    wanted = {KEY_INPUT: None, **component.inputs}
     stale_input = next(
         (
-            FieldChange(f"inputs.{name}", run.state.spec.inputs.get(name), value, Update.ROLL)
-            for name, value in sorted(component.inputs.items())
-            if run.state.spec.inputs.get(name) != value
+            FieldChange(f"inputs.{name}", told.get(name), value, Update.ROLL)
+            for name, value in sorted(wanted.items())
+            if told.get(name) != value
         ),
         None,
     )

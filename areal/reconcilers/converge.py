@@ -20,13 +20,14 @@ from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.desired import Target
 from areal.reconcilers.effects import Effects
 from areal.reconcilers.executor import Report, execute
-from areal.reconcilers.model import Policy, gpus_per_replica
+from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observe import observe
 from areal.reconcilers.observed import Observed
 from areal.reconcilers.outcomes import outcome_of, with_endings
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import Scope, make_plan
 from areal.reconcilers.recover import recover
+from areal.reconcilers.replicas import gpus_per_replica
 from areal.reconcilers.slots import claim_slots
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import Ref, parse_ref

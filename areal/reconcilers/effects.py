@@ -166,7 +166,7 @@ class Effects:
     def _gpus(self, stored: StoredObject, slot: Slot) -> tuple[str, ...]:
         if slot.component != "engine":
             return ()
-        from areal.reconcilers.model import gpus_per_replica
+        from areal.reconcilers.replicas import gpus_per_replica
 
         spec = effective("Model", stored.spec)
         assert isinstance(spec, ModelSpec)

@@ -11,23 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal.reconcilers.components import Action, Component, Decision, decide, ended
+from areal.reconcilers.components import Action, Component, Decision, decide, key_input
 from areal.reconcilers.desired import Target
+from areal.reconcilers.findings import Findings
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
-from areal.reconcilers.plan import Drift, PlanBuilder, Verb
+from areal.reconcilers.plan import PlanBuilder, Verb
+from areal.reconcilers.processes import (
+    SWEPT,
+    Started,
+    end_cause,
+    erase,
+    keep,
+    slot_of,
+    start,
+    stop_in_order,
+    stoppable,
+    unseen,
+)
 from areal.resources.inference_service import InferenceServiceSpec
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")
-
-
-@dataclass
-class Findings:
-    """What planning collects beside the ops."""
-
-    drift: list[Drift] = field(default_factory=list)
-    destructive: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class ServiceView:
     """What a Model's plan must know of its service. ``router`` is a run uid or symbol, "" when there is none.
 
     ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
-    a sentence when it cannot be read.
+    a sentence when it cannot be read. ``unseen``: whether the router, the gateway are out of sight, and left alone.
     """
 
     ref: str
@@ -46,22 +50,53 @@ class ServiceView:
     table: RouteTable | str | None = None
     gone: bool = False
     gateway_stopped: tuple[int, ...] = ()
+    router_unseen: bool = False
+    gateway_unseen: bool = False
 
     @property
     def suspended(self) -> bool:
         return self.spec.suspend
 
 
-def routers(ref: str, sparse: Mapping[str, Any], restarted: str) -> Component:
-    return Component(ref, "router", 0, "InferenceService", sparse, ROUTER_FIELDS, _token(restarted))
+@dataclass
+class _Front:
+    """The working state of one service's plan."""
 
+    build: PlanBuilder
+    target: Target
+    spec: InferenceServiceSpec
+    observed: Observed
+    findings: Findings
+    recorded: tuple[int, ...]
+    swept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by slot
 
-def gateways(ref: str, sparse: Mapping[str, Any], restarted: str) -> Component:
-    return Component(ref, "gateway", 0, "InferenceService", sparse, GATEWAY_FIELDS, _token(restarted))
+    @property
+    def ref(self) -> str:
+        return self.target.ref
 
+    def sweep(self) -> None:
+        """End what dead shims have left, before anything is started in their place."""
+        for run in self.observed.of(self.ref):
+            if run.leaves_session:
+                op = self.build.add(Verb.STOP, self.ref, slot_of(run), SWEPT, needs=self.recorded, run=run.uid)
+                self.swept[slot_of(run)] = (*self.swept.get(slot_of(run), ()), op)
 
-def _token(restarted: str) -> dict[str, str]:
-    return {"restartedAt": restarted} if restarted else {}
+    def start(
+        self, component: Component, decision: Decision, needs: Sequence[int], args: Mapping[str, Any] | None = None
+    ) -> Started:
+        needs = (*needs, *self.swept.get(component.target, ()))
+        return start(self.build, component, decision, self.observed, needs, args)
+
+    def component(self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None) -> Component:
+        restarted = str(self.target.object.status.get("restartedAt", ""))
+        token = {**({"restartedAt": restarted} if restarted else {}), **key_input(self.spec)}
+        sparse = self.target.object.spec
+        return Component(self.ref, name, 0, "InferenceService", sparse, fields, {**(inputs or {}), **token})
+
+    def decide(self, component: Component) -> Decision:
+        decision = decide(component, self.observed.of(self.ref, component.name))
+        self.findings.note(component, decision)
+        return decision
 
 
 def plan_service(
@@ -73,29 +108,50 @@ def plan_service(
     recorded: tuple[int, ...],
 ) -> ServiceView:
     """Ops for the router and the gateway; returns what the service's models need to know."""
-    ref, sparse = target.ref, target.object.spec
-    restarted = str(target.object.status.get("restartedAt", ""))
+    front = _Front(build, target, spec, observed, findings, recorded)
     if spec.suspend:
-        _stop_everything(build, ref, observed, "suspended", recorded)
-        return ServiceView(ref, spec)
-    router_run, router_ready, fresh = _plan_router(build, routers(ref, sparse, restarted), observed, findings, recorded)
-    gateway_ready = _plan_gateway(
-        build, gateways(ref, sparse, restarted), router_run, observed, findings, recorded, spec
-    )
-    table = None if fresh else observed.routes.get(ref)
+        return ServiceView(front.ref, spec, gateway_stopped=_suspend(front))
+    front.sweep()
+    routing = front.component("router", ROUTER_FIELDS)
+    decision = front.decide(routing)
+    router, fresh = _plan_router(front, routing, decision)
+    table = None if fresh else observed.routes.get(front.ref)
     if isinstance(table, str):
         findings.unknown.append(table)
-    hot = _configuration(spec)
-    if table is None or (isinstance(table, RouteTable) and _differs(table, hot)):
-        cause = "router starts empty" if table is None else "settings changed"
-        configured = build.add(Verb.CONFIGURE, ref, "router", cause, needs=router_ready, run=router_run, args=hot)
-        router_ready = (configured,)
-    return ServiceView(ref, spec, router_run, router_ready, gateway_ready, table)
+    router_unseen = decision.action is Action.LEAVE
+    gateway, gateway_unseen = _plan_gateway(front, router.run, decision)
+    ready = router.ready if router_unseen else _configure(front, router, table)
+    return ServiceView(
+        front.ref,
+        spec,
+        router.run,
+        ready,
+        gateway,
+        table,
+        router_unseen=router_unseen,
+        gateway_unseen=gateway_unseen,
+    )
 
 
-def _configuration(spec: InferenceServiceSpec) -> dict[str, Any]:
-    limits = spec.limits.model_dump(mode="json", by_alias=False)
-    return {"strategy": spec.router.strategy, "limits": limits}
+def _suspend(front: _Front) -> tuple[int, ...]:
+    """Stop the gateway, which lets running streams finish, then the router; the ops after which no request comes."""
+    runs = front.observed.of(front.ref)
+    front.findings.cannot_see(front.ref, unseen(runs))
+    args = {"graceSeconds": front.spec.strategy.drain_timeout_seconds}
+    ending = stoppable(runs)
+    closed = stop_in_order(front.build, front.ref, ending, ["gateway"], "suspended", front.recorded, args)
+    stop_in_order(front.build, front.ref, ending, ["router"], "suspended", closed)
+    return closed
+
+
+def _configure(front: _Front, router: Started, table: RouteTable | str | None) -> tuple[int, ...]:
+    """Hot settings, where the router does not have them; the ops after which it does."""
+    hot = {"strategy": front.spec.router.strategy, "limits": front.spec.limits.model_dump(mode="json", by_alias=False)}
+    if isinstance(table, str) or (isinstance(table, RouteTable) and not _differs(table, hot)):
+        return router.ready
+    cause = "router starts empty" if table is None else "settings changed"
+    needs = router.ready or front.recorded
+    return (front.build.add(Verb.CONFIGURE, front.ref, "router", cause, needs=needs, run=router.run, args=hot),)
 
 
 def _differs(table: RouteTable, hot: Mapping[str, Any]) -> bool:
@@ -104,142 +160,63 @@ def _differs(table: RouteTable, hot: Mapping[str, Any]) -> bool:
     )
 
 
-def _plan_router(
-    build: PlanBuilder, component: Component, observed: Observed, findings: Findings, recorded: tuple[int, ...]
-) -> tuple[str, tuple[int, ...], bool]:
-    """(run, ops after which it is ready, whether its table starts empty)."""
-    runs = observed.of(component.ref, component.name)
-    decision = decide(component, runs)
-    _note(findings, component, decision)
-    if decision.action in (Action.KEEP, Action.LEAVE):
-        return _uid(decision), (), False
-    if decision.action is Action.AWAIT:
-        waited = build.add(
-            Verb.AWAIT, component.ref, component.target, decision.cause, needs=recorded, run=_uid(decision)
-        )
-        return _uid(decision), (waited,), observed.routes.get(component.ref) is None
-    needs = recorded
-    if decision.action is Action.REPLACE:
-        findings.destructive.append(f"{component.ref}: the router is restarted (gateways serve on meanwhile)")
-        needs = (
-            build.add(Verb.STOP, component.ref, component.target, decision.cause, needs=recorded, run=_uid(decision)),
-        )
-    run, ready = start_component(build, component, decision, runs, needs)
-    return run, ready, True
-
-
-def _plan_gateway(
-    build: PlanBuilder,
-    component: Component,
-    router_run: str,
-    observed: Observed,
-    findings: Findings,
-    recorded: tuple[int, ...],
-    spec: InferenceServiceSpec,
-) -> tuple[int, ...]:
-    runs = observed.of(component.ref, component.name)
-    decision = decide(component, runs)
-    _note(findings, component, decision)
-    if decision.action in (Action.KEEP, Action.LEAVE):
-        return _stop_extras(build, component, decision, runs, ())
-    if decision.action is Action.AWAIT:
-        waited = build.add(
-            Verb.AWAIT, component.ref, component.target, decision.cause, needs=recorded, run=_uid(decision)
-        )
-        return (waited,)
-    _, ready = start_component(build, component, decision, runs, recorded, args={"router": router_run})
+def _plan_router(front: _Front, component: Component, decision: Decision) -> tuple[Started, bool]:
+    """The router, and whether its table starts empty."""
+    if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
+        _stop_extras(front, component, decision)
+        kept = keep(front.build, component, decision, front.recorded)
+        return kept, decision.action is Action.AWAIT and front.observed.routes.get(front.ref) is None
+    needs = front.recorded
     if decision.action is Action.REPLACE:
         assert decision.run is not None
-        build.add(
-            Verb.STOP,
-            component.ref,
-            component.target,
-            f"replaced: {decision.cause}",
-            needs=ready,
-            run=decision.run.uid,
-            args={"graceSeconds": spec.strategy.drain_timeout_seconds},
-        )
-    return ready
+        front.findings.destructive.append(f"{front.ref}: the router is restarted (gateways serve on meanwhile)")
+        old = front.build.add(Verb.STOP, front.ref, component.target, decision.cause, needs=needs, run=decision.run.uid)
+        needs = (old,)
+    return front.start(component, decision, needs), True
 
 
-def start_component(
-    build: PlanBuilder,
-    component: Component,
-    decision: Decision,
-    runs: Sequence[ObservedRun],
-    needs: tuple[int, ...],
-    args: Mapping[str, Any] | None = None,
-    after: tuple[int, ...] = (),
-) -> tuple[str, tuple[int, ...]]:
-    """SPAWN or KICK, then AWAIT: (the run's uid or symbol, the op after which it is ready).
-
-    It is waited for only ``after`` what it waits for itself: an engine that fails ends the wait for its data proxy.
-    Records of earlier runs of this slot are forgotten, all but the newest: `logs --previous` reads that one.
-    """
-    if decision.action is Action.KICK:
+def _plan_gateway(front: _Front, router_run: str, router: Decision) -> tuple[tuple[int, ...], bool]:
+    """The ops after which the gateway is ready, and whether it is out of sight."""
+    stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
+    inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
+    component = front.component("gateway", GATEWAY_FIELDS, inputs)
+    decision = front.decide(component)
+    if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
+        kept = keep(front.build, component, decision, front.recorded)
+        _stop_extras(front, component, decision, kept.ready)
+        return kept.ready, decision.action is Action.LEAVE
+    if router.action is Action.LEAVE:
+        return (), True  # a gateway without its router would serve nothing
+    started = front.start(component, decision, front.recorded, {"router": router_run})
+    if decision.action is Action.REPLACE:
         assert decision.run is not None
-        begun = build.add(Verb.KICK, component.ref, component.target, decision.cause, needs=needs, run=decision.run.uid)
-        run = decision.run.uid
-    else:
-        if decision.run is not None and decision.run.leaves_session:
-            swept = "sweep what its session left"
-            needs = (build.add(Verb.STOP, component.ref, component.target, swept, needs=needs, run=decision.run.uid),)
-        for old in sorted(ended(runs), key=lambda run: run.ended_at)[:-1]:
-            build.add(Verb.FORGET, component.ref, component.target, "an older record", needs=needs, run=old.uid)
-        run = f"+{component.ref}/{component.target}"
-        begun = build.add(
-            Verb.SPAWN,
-            component.ref,
-            component.target,
-            decision.cause,
-            needs=needs,
-            run=run,
-            args={**(args or {}), **({"inputs": dict(component.inputs)} if component.inputs else {})},
-        )
-    ready = build.add(Verb.AWAIT, component.ref, component.target, "started", needs=(begun, *after), run=run)
-    return run, (ready,)
+        cause = f"replaced: {decision.cause}"
+        _drain_out(front, component, decision.run, cause, started.ready)
+    return started.ready, False
 
 
-def _stop_extras(
-    build: PlanBuilder,
-    component: Component,
-    decision: Decision,
-    runs: Sequence[ObservedRun],
-    needs: tuple[int, ...],
-) -> tuple[int, ...]:
-    """A second live gateway is what an interrupted replacement leaves behind."""
-    for run in runs:
-        if run.is_live and decision.action is Action.KEEP and run.uid != _uid(decision):
-            build.add(Verb.STOP, component.ref, component.target, "not wanted beside another", needs=needs, run=run.uid)
-    return ()
+def _drain_out(front: _Front, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
+    """SIGTERM, and as much time as running streams may take."""
+    args = {"graceSeconds": front.spec.strategy.drain_timeout_seconds}
+    front.build.add(Verb.STOP, front.ref, component.target, cause, needs=needs, run=run.uid, args=args)
 
 
-def _stop_everything(
-    build: PlanBuilder, ref: str, observed: Observed, cause: str, needs: tuple[int, ...]
-) -> tuple[int, ...]:
-    last = needs
-    for name in ("gateway", "router"):
-        stops = [
-            build.add(Verb.STOP, ref, f"{name}/{run.state.spec.replica}", cause, needs=last, run=run.uid)
-            for run in observed.of(ref, name)
-            if run.is_live
-        ]
-        last = tuple(stops) or last
-    return last
+def _stop_extras(front: _Front, component: Component, decision: Decision, needs: tuple[int, ...] = ()) -> None:
+    """A second live process is what an interrupted replacement leaves behind."""
+    if decision.action is Action.LEAVE or decision.run is None:
+        return
+    for run in front.observed.of(front.ref, component.name):
+        if run.is_live and run.uid != decision.run.uid:
+            _drain_out(front, component, run, "not wanted beside another", needs)
 
 
 def plan_service_end_of_traffic(
-    build: PlanBuilder, target: Target, observed: Observed, grace_s: float | None
+    build: PlanBuilder, target: Target, observed: Observed, spec: InferenceServiceSpec, grace_s: float | None
 ) -> tuple[int, ...]:
     """First half of a deletion: the gateway drains and goes; its models go next."""
-    args = {} if grace_s is None else {"graceSeconds": grace_s}
-    return tuple(
-        build.add(
-            Verb.STOP, target.ref, f"gateway/{run.state.spec.replica}", _end_cause(target), run=run.uid, args=args
-        )
-        for run in observed.of(target.ref, "gateway")
-        if run.is_live or run.leaves_session
-    )
+    grace = spec.strategy.drain_timeout_seconds if grace_s is None else grace_s
+    runs = stoppable(observed.of(target.ref))
+    return stop_in_order(build, target.ref, runs, ["gateway"], end_cause(target), (), {"graceSeconds": grace})
 
 
 def plan_service_end(
@@ -247,51 +224,6 @@ def plan_service_end(
 ) -> None:
     """Second half of a deletion: the router, every record, the object."""
     args = {} if grace_s is None else {"graceSeconds": grace_s}
-    stops = tuple(
-        build.add(
-            Verb.STOP,
-            target.ref,
-            f"router/{run.state.spec.replica}",
-            _end_cause(target),
-            needs=needs,
-            run=run.uid,
-            args=args,
-        )
-        for run in observed.of(target.ref, "router")
-        if run.is_live or run.leaves_session
-    )
-    erase(build, target, observed, (*needs, *stops))
-
-
-def erase(build: PlanBuilder, target: Target, observed: Observed, needs: tuple[int, ...]) -> int:
-    """Forget every run's record, then the object."""
-    forgotten = tuple(
-        build.add(
-            Verb.FORGET,
-            target.ref,
-            f"{run.state.spec.component}/{run.state.spec.replica}",
-            _end_cause(target),
-            needs=needs,
-            run=run.uid,
-        )
-        for run in observed.of(target.ref)
-    )
-    return build.add(Verb.ERASE, target.ref, "", _end_cause(target), needs=(*needs, *forgotten))
-
-
-def _end_cause(target: Target) -> str:
-    return target.cause or ("pruned" if target.action == "prune" else "deleted")
-
-
-def _note(findings: Findings, component: Component, decision: Decision) -> None:
-    if decision.drift is not None:
-        findings.drift.append(Drift(component.ref, decision.drift[0], component.target, decision.drift[1]))
-    if decision.action is Action.LEAVE:
-        findings.unknown.append(f"{component.ref} {component.target}: {decision.cause}")
-
-
-note = _note
-
-
-def _uid(decision: Decision) -> str:
-    return decision.run.uid if decision.run else ""
+    runs = stoppable(observed.of(target.ref))
+    stopped = stop_in_order(build, target.ref, runs, ["router"], end_cause(target), needs, args)
+    erase(build, target, observed, (*needs, *stopped))

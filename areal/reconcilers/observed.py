@@ -43,6 +43,11 @@ class ObservedRun:
         return self.state.phase in (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
 
     @property
+    def may_live(self) -> bool:
+        """Alive, or out of sight."""
+        return self.is_live or self.state.phase is Phase.UNKNOWN
+
+    @property
     def leaves_session(self) -> bool:
         """A shim that died may have left members of its session behind: stopping sweeps them."""
         return self.state.phase is Phase.DEAD

@@ -12,7 +12,7 @@ from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import APPLY, Target, field_changes, with_layer
 from areal.reconcilers.health import desired_replicas
-from areal.reconcilers.model import Policy
+from areal.reconcilers.model_work import Policy
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.resources.kinds import Ref, parse_ref

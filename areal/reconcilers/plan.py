@@ -7,11 +7,13 @@ planning again. Runs that the plan starts are named by a symbol ("+engine/0"); r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from areal.errors import NoCapacity
 from areal.resources.tree import ABSENT, path_text
 from areal.resources.update import Update
 
@@ -231,3 +233,16 @@ class PlanBuilder:
 
     def ops(self) -> tuple[Op, ...]:
         return tuple(self._ops)
+
+    def ops_of(self, ref: str) -> tuple[Op, ...]:
+        return tuple(op for op in self._ops if op.ref == ref)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A plan that turns out not to fit leaves no op behind."""
+        mark = len(self._ops)
+        try:
+            yield
+        except NoCapacity:
+            del self._ops[mark:]
+            raise

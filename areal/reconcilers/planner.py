@@ -2,7 +2,11 @@
 
 Order: records first (an object is ours before its processes exist); services before models; within a service the
 router, the gateway, the engines and the data proxies start side by side, then routes. Deletions run the other way
-round: the gateway stops taking requests, models go, the router goes.
+round: the gateway stops taking requests, models go, the router goes. Models that give GPUs back are planned before
+those that take some.
+
+An object of which a run cannot be seen is never deleted, and a model that only has to be healed and does not fit is
+left as it is: both are *refused*, and the rest of the plan goes on.
 """
 
 from __future__ import annotations
@@ -11,17 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from areal.errors import NoCapacity
+from areal.reconcilers.capacity import GpuPool
 from areal.reconcilers.desired import Target
+from areal.reconcilers.findings import Findings
 from areal.reconcilers.inference_service import (
-    Findings,
     ServiceView,
     plan_service,
     plan_service_end,
     plan_service_end_of_traffic,
 )
-from areal.reconcilers.model import Policy, plan_model, plan_model_end
+from areal.reconcilers.model import plan_model, plan_model_end, plan_routes_only
+from areal.reconcilers.model_work import ModelWork, Policy
 from areal.reconcilers.observed import Observed, RouteTable
-from areal.reconcilers.plan import ObjectPlan, Plan, PlanBuilder, Verb
+from areal.reconcilers.plan import ObjectPlan, Plan, PlanBuilder, Refusal, Verb
+from areal.reconcilers.processes import erase, unseen
+from areal.reconcilers.replicas import ENGINE, gpus_per_replica, replica_count
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import KINDS
 from areal.resources.model import ModelSpec
@@ -35,6 +44,7 @@ _HOW = {
     Update.RECREATE: "processes are replaced",
     Update.IMMUTABLE: "deleted and created again",
 }
+_SERVICE, _MODEL = "InferenceService", "Model"
 
 
 @dataclass(frozen=True)
@@ -51,14 +61,6 @@ class Scope:
         return tuple(ordered)
 
 
-@dataclass
-class _Assembly:
-    build: PlanBuilder = field(default_factory=PlanBuilder)
-    findings: Findings = field(default_factory=Findings)
-    recorded: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    services: dict[str, ServiceView] = field(default_factory=dict)
-
-
 def make_plan(
     scope: Scope,
     observed: Observed,
@@ -68,31 +70,215 @@ def make_plan(
     source: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Everything that must be done so that reality agrees with ``scope.targets``. Raises NoCapacity."""
-    work = _Assembly()
-    everything = scope.all
-    _record_all(work, everything)
-    gone_services = [t for t in everything if t.gone and t.object.kind == "InferenceService"]
-    _end_traffic(work, gone_services, observed, policy)
-    for target in everything:
-        if target.object.kind == "InferenceService" and not target.gone:
-            work.services[target.ref] = _service(work, target, observed)
-    context = {target.ref for target in scope.context}
-    asked = {target.ref for target in scope.targets}
-    erased = _models(work, everything, context, asked, observed, policy)
-    for target in gone_services:
-        models = tuple(op for ref, ops in erased.items() if ref[1] == target.ref for op in ops)
-        plan_service_end(
-            work.build, target, observed, (*work.services[target.ref].gateway_stopped, *models), policy.grace_s
+    return _Planning(scope, observed, policy).plan(serial, source or {})
+
+
+@dataclass
+class _Planning:
+    scope: Scope
+    observed: Observed
+    policy: Policy
+    build: PlanBuilder = field(default_factory=PlanBuilder)
+    findings: Findings = field(default_factory=Findings)
+    gpus: GpuPool = field(default_factory=GpuPool)
+    recorded: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    services: dict[str, ServiceView] = field(default_factory=dict)
+
+    def plan(self, serial: int, source: Mapping[str, Any]) -> Plan:
+        self.gpus = GpuPool(self.policy.free_gpus)
+        self._refuse_unseen()
+        self._record_all()
+        ending = [target for target in self._of(_SERVICE) if target.gone]
+        self._end_traffic(ending)
+        for target in self._of(_SERVICE):
+            if not target.gone:
+                self._service(target)
+        ended = self._end_models()
+        for target in sorted(self._of(_MODEL), key=self._gpus_more):
+            if not target.gone:
+                self._model(target)
+        self._unroute_strangers()
+        self._mark_synced()
+        for target in ending:
+            models = tuple(op for ref, ops in ended.items() if ref == target.ref for op in ops)
+            needs = (*self.services[target.ref].gateway_stopped, *models)
+            plan_service_end(self.build, target, self.observed, needs, self.policy.grace_s)
+        self._erase_plain()
+        return self._finished(serial, source)
+
+    def _of(self, kind: str) -> list[Target]:
+        """Targets and neighbours of a kind that something may be done about."""
+        return [t for t in self.scope.all if t.object.kind == kind and t.ref not in self.findings.refused]
+
+    # -- refusals
+
+    def _refuse_unseen(self) -> None:
+        """What may be alive where nobody can look is not deleted, nor is what it hangs on."""
+        gone = [target for target in self.scope.all if target.gone]
+        for target in gone:
+            for run in unseen(self.observed.of(target.ref))[:1]:
+                slot = f"{run.state.spec.component}/{run.state.spec.replica}"
+                self._refuse(target, f"its {slot} cannot be seen: {run.state.reason}")
+        for target in gone:
+            service = _service_ref(target)
+            if target.object.kind == _MODEL and target.ref in self.findings.refused and service:
+                self._refuse_ref(gone, service, f"{target.ref} still belongs to it")
+        for target in gone:
+            if target.object.kind == _MODEL and _service_ref(target) in self.findings.refused:
+                self._refuse(target, f"{_service_ref(target)} cannot be deleted")
+
+    def _refuse_ref(self, targets: Sequence[Target], ref: str, why: str) -> None:
+        for target in targets:
+            if target.ref == ref:
+                self._refuse(target, why)
+
+    def _refuse(self, target: Target, why: str) -> None:
+        message = f"{target.ref} is not deleted: {why}"
+        hint = f"delete it where it runs; if that place is gone: areal describe {target.ref}"
+        self.findings.refused.setdefault(target.ref, Refusal("unseen", message, hint))
+
+    # -- records
+
+    def _record_all(self) -> None:
+        for target in self.scope.all:
+            if target.action in ("create", "configure"):
+                cause = "new object" if target.action == "create" else target.cause or _change_cause(target)
+                self.recorded[target.ref] = (self.build.add(Verb.RECORD, target.ref, "", cause),)
+
+    # -- services
+
+    def _end_traffic(self, ending: Sequence[Target]) -> None:
+        for target in ending:
+            spec = _service_spec(target)
+            stopped = plan_service_end_of_traffic(self.build, target, self.observed, spec, self.policy.grace_s)
+            self.services[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
+
+    def _service(self, target: Target) -> None:
+        recorded = self.recorded.get(target.ref, ())
+        spec = _service_spec(target)
+        self.services[target.ref] = plan_service(self.build, target, spec, self.observed, self.findings, recorded)
+        if any(change.path.startswith("spec.auth.") for change in target.changes) and target.action == "configure":
+            self.findings.destructive.append(
+                f"{target.ref}: the key changes; requests fail until every process has the new one"
+            )
+
+    # -- models
+
+    def _work(self, target: Target, service: ServiceView) -> ModelWork:
+        return ModelWork(
+            self.build,
+            target,
+            effective(_MODEL, target.object.spec),
+            service,
+            self.observed,
+            self.findings,
+            self.policy,
+            self.gpus,
+            self.recorded.get(target.ref, ()),
         )
-    _erase_plain(work, everything)
-    return _finish(work, scope, serial, source or {})
+
+    def _end_models(self) -> dict[str, tuple[int, ...]]:
+        """Plan the end of every deleted model; the last ops, by service."""
+        ended: dict[str, tuple[int, ...]] = {}
+        for target in self._of(_MODEL):
+            if target.gone:
+                ref = _service_ref(target)
+                service = self.services.get(ref) or ServiceView(ref, InferenceServiceSpec())
+                last = plan_model_end(self._work(target, service), service.gateway_stopped)
+                ended[ref] = (*ended.get(ref, ()), *last)
+        return ended
+
+    def _gpus_more(self, target: Target) -> tuple[int, str]:
+        """How many GPUs more than now the model will hold; those that give are planned before those that take."""
+        held = sum(len(run.state.spec.gpus) for run in self.observed.of(target.ref, ENGINE) if run.is_live)
+        if target.gone:
+            return -held, target.object.name
+        spec: ModelSpec = effective(_MODEL, target.object.spec)
+        service = self.services.get(_service_ref(target))
+        idle = spec.suspend or (service is not None and service.suspended)
+        return (0 if idle else replica_count(spec) * gpus_per_replica(spec)) - held, target.object.name
+
+    def _model(self, target: Target) -> None:
+        service = self.services.get(_service_ref(target))
+        if service is None or service.gone:
+            self.findings.unknown.append(f"{target.ref}: its service {_service_ref(target)} is not recorded")
+            return
+        asked = {item.ref for item in self.scope.targets}
+        if target.ref not in asked and service.ref not in asked:
+            plan_routes_only(self._work(target, service))
+            return
+        try:
+            with self.build.all_or_nothing(), self.gpus.all_or_nothing():
+                plan_model(self._work(target, service))
+        except NoCapacity as error:
+            if target.action != "unchanged":
+                raise
+            self.findings.refused[target.ref] = Refusal("capacity", error.message, error.hint or "")
+            plan_routes_only(self._work(target, service))
+
+    def _unroute_strangers(self) -> None:
+        """Models in a router's table that no object declares."""
+        declared = {target.ref for target in self.scope.all}
+        for view in self.services.values():
+            if not isinstance(view.table, RouteTable) or view.gone:
+                continue
+            for name in sorted(view.table.models):
+                if f"{_MODEL}/{name}" not in declared:
+                    args = {"service": view.ref, "router": view.router, "model": name}
+                    cause = f"route-extra: no object declares model {name}"
+                    self.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
+
+    def _mark_synced(self) -> None:
+        """A router that started empty is whole again when every route op of its models has ended.
+
+        It does not need them: a model that failed to come up must not keep the rest of the table from being trusted.
+        """
+        for view in self.services.values():
+            if view.gone or not view.router or view.router_unseen or isinstance(view.table, str):
+                continue
+            if isinstance(view.table, RouteTable) and view.table.synced:
+                continue
+            routes = [
+                op.id
+                for op in self.build.ops()
+                if op.verb in (Verb.ROUTE, Verb.UNROUTE) and op.args.get("service") == view.ref
+            ]
+            cause = "its table is whole again"
+            args = {"after": routes}
+            self.build.add(Verb.SYNC, view.ref, "router", cause, needs=view.router_ready, run=view.router, args=args)
+
+    def _erase_plain(self) -> None:
+        for target in self.scope.all:
+            if target.gone and target.object.kind not in (_SERVICE, _MODEL):
+                erase(self.build, target, self.observed, ())
+
+    # -- the result
+
+    def _finished(self, serial: int, source: Mapping[str, Any]) -> Plan:
+        ops = self.build.ops()
+        touched = {op.ref for op in ops}
+        refused = self.findings.refused
+        shown = [t for t in self.scope.all if t not in self.scope.context or t.ref in touched or t.ref in refused]
+        ended = [t for t in self.scope.all if t.gone and t.ref not in refused]
+        past = {"prune": "pruned", "delete": "deleted"}
+        return Plan(
+            objects=tuple(_object_plan(target, target.ref in touched, self.findings) for target in shown),
+            ops=ops,
+            drift=tuple(self.findings.drift),
+            destructive=(*self.findings.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
+            unknown=tuple(dict.fromkeys(self.findings.unknown)),
+            serial=serial,
+            source=source,
+        )
 
 
-def _record_all(work: _Assembly, targets: Sequence[Target]) -> None:
-    for target in targets:
-        if target.action in ("create", "configure"):
-            cause = "new object" if target.action == "create" else target.cause or _change_cause(target)
-            work.recorded[target.ref] = (work.build.add(Verb.RECORD, target.ref, "", cause),)
+def _service_ref(target: Target) -> str:
+    return f"{_SERVICE}/{target.object.spec.get('service', 'default')}"
+
+
+def _service_spec(target: Target) -> InferenceServiceSpec:
+    spec: InferenceServiceSpec = effective(_SERVICE, target.object.spec)
+    return spec
 
 
 def _change_cause(target: Target) -> str:
@@ -100,130 +286,11 @@ def _change_cause(target: Target) -> str:
     return f"{decisive.path} changed" if decisive else "metadata changed"
 
 
-def _end_traffic(work: _Assembly, gone: Sequence[Target], observed: Observed, policy: Policy) -> None:
-    for target in gone:
-        stopped = plan_service_end_of_traffic(work.build, target, observed, policy.grace_s)
-        spec = _service_spec(target)
-        work.services[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
-
-
-def _service_spec(target: Target) -> InferenceServiceSpec:
-    spec = effective("InferenceService", target.object.spec)
-    assert isinstance(spec, InferenceServiceSpec)
-    return spec
-
-
-def _service(work: _Assembly, target: Target, observed: Observed) -> ServiceView:
-    recorded = work.recorded.get(target.ref, ())
-    return plan_service(work.build, target, _service_spec(target), observed, work.findings, recorded)
-
-
-def _models(
-    work: _Assembly,
-    everything: Sequence[Target],
-    context: set[str],
-    asked: set[str],
-    observed: Observed,
-    policy: Policy,
-) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Plan every model; returns the last op of each deleted one, keyed by (model, service)."""
-    erased: dict[tuple[str, str], tuple[int, ...]] = {}
-    routed_services: dict[str, set[str]] = {}
-    for target in everything:
-        if target.object.kind != "Model":
-            continue
-        spec = effective("Model", target.object.spec)
-        assert isinstance(spec, ModelSpec)
-        service = work.services.get(f"InferenceService/{spec.service}")
-        if target.gone:
-            needs = service.gateway_stopped if service is not None else ()
-            last = plan_model_end(work.build, target, service, observed, policy, needs)
-            erased[(target.ref, f"InferenceService/{spec.service}")] = last
-            continue
-        if service is None or service.gone:
-            work.findings.unknown.append(f"{target.ref}: its service {spec.service} is not recorded")
-            continue
-        routed_services.setdefault(service.ref, set()).add(target.object.name)
-        routes_only = target.ref in context and service.ref not in asked
-        recorded = work.recorded.get(target.ref, ())
-        plan_model(
-            work.build, target, spec, service, observed, work.findings, policy, recorded, routes_only=routes_only
-        )
-    _unroute_strangers(work, routed_services, {ref for ref, _ in erased})
-    _mark_synced(work, everything)
-    return erased
-
-
-def _unroute_strangers(work: _Assembly, known: Mapping[str, set[str]], erased: set[str]) -> None:
-    """Models in a router's table that no object declares."""
-    for view in work.services.values():
-        if not isinstance(view.table, RouteTable) or view.gone:
-            continue
-        for name in sorted(set(view.table.models) - known.get(view.ref, set())):
-            if f"Model/{name}" in erased:
-                continue
-            args = {"service": view.ref, "router": view.router, "model": name}
-            cause = f"route-extra: no object declares model {name}"
-            work.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
-
-
-def _mark_synced(work: _Assembly, everything: Sequence[Target]) -> None:
-    """A router that started empty is whole again when every route op of its models has run."""
-    for view in work.services.values():
-        if view.gone or not view.router or isinstance(view.table, str):
-            continue
-        if isinstance(view.table, RouteTable) and view.table.synced:
-            continue
-        routes = tuple(
-            op.id
-            for op in work.build.ops()
-            if op.verb in (Verb.ROUTE, Verb.UNROUTE) and op.args.get("service") == view.ref
-        )
-        # A model that failed to come up must not keep the rest of the table from being trusted.
-        work.build.add(
-            Verb.SYNC,
-            view.ref,
-            "router",
-            "its table is whole again",
-            needs=view.router_ready,
-            run=view.router,
-            args={"after": list(routes)},
-        )
-
-
-def _erase_plain(work: _Assembly, everything: Sequence[Target]) -> None:
-    for target in everything:
-        if target.gone and target.object.kind not in ("InferenceService", "Model"):
-            work.build.add(Verb.ERASE, target.ref, "", target.cause or "deleted")
-
-
-def _finish(work: _Assembly, scope: Scope, serial: int, source: Mapping[str, Any]) -> Plan:
-    ops = work.build.ops()
-    touched = {op.ref for op in ops}
-    objects = []
-    for target in scope.all:
-        if target in scope.context and target.ref not in touched:
-            continue
-        objects.append(_object_plan(target, target.ref in touched, work.findings))
-    deleted = [t for t in scope.all if t.gone]
-    destructive = [*work.findings.destructive, *(f"{t.ref} is {_past(t.action)}" for t in deleted)]
-    return Plan(
-        objects=tuple(objects),
-        ops=ops,
-        drift=tuple(work.findings.drift),
-        destructive=tuple(destructive),
-        unknown=tuple(work.findings.unknown),
-        serial=serial,
-        source=source,
-    )
-
-
-def _past(action: str) -> str:
-    return "pruned" if action == "prune" else "deleted"
-
-
 def _object_plan(target: Target, touched: bool, findings: Findings) -> ObjectPlan:
     action, cause, decided = target.action, target.cause, ""
+    refusal = findings.refused.get(target.ref)
+    if refusal is not None:
+        return ObjectPlan(target.ref, "blocked", refusal.message, refusal=refusal)
     if action == "configure" and target.decisive is not None:
         decided = target.decisive.path
         cause = cause or _HOW[target.decisive.update]

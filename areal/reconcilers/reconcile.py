@@ -8,7 +8,7 @@ from areal.errors import NotFound
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import Desk, converge, plan_targets
 from areal.reconcilers.desired import Target
-from areal.reconcilers.model import Policy
+from areal.reconcilers.model_work import Policy
 from areal.resources.kinds import Ref
 from areal.state.records import StoredObject
 

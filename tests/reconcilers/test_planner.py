@@ -8,11 +8,12 @@ import pytest
 
 from areal.errors import Conflict, NoCapacity
 from areal.reconcilers.desired import Target, with_layer
-from areal.reconcilers.model import Policy
-from areal.reconcilers.observed import Observed, RouteTable, Seen
+from areal.reconcilers.model_work import Policy
+from areal.reconcilers.observed import Observed, RouteTable
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import Scope, make_plan
 from areal.runtime.backends.base import Phase
+from areal.state.records import StoredObject
 from tests.reconcilers.worlds import (
     MODEL,
     SERVICE,
@@ -281,14 +282,26 @@ def test_plan_of_an_immutable_change_is_a_conflict_naming_the_leaf() -> None:
         changed(item, {**item.spec, "service": "other"})
 
 
-def test_plan_of_a_neighbour_model_only_touches_its_routes() -> None:
+def neighbourhood(synced: bool) -> tuple[StoredObject, StoredObject, StoredObject, Observed]:
+    """A routed model, and beside it one whose engine has died and which is not in the router's table."""
     home, item, observed = steady()
     other = model(name="other")
-    crashed = [replace(one, seen=Seen.READY) for one in replica(other)]
-    seen = replace(observed, runs={**observed.runs, "Model/other": tuple(crashed)})
-    broken = without(seen, "other-engine-0")
-    plan = make_plan(Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), broken, Policy())
+    seen = replace(observed, runs={**observed.runs, "Model/other": tuple(replica(other))})
+    routed = {"qwen": observed.of(MODEL, "data-proxy")}
+    seen = replace(seen, routes={SERVICE: table(routed, synced=synced)})
+    return home, item, other, without(seen, "other-engine-0")
+
+
+def test_plan_of_a_neighbour_model_gives_a_router_that_came_back_empty_its_routes_and_no_more() -> None:
+    home, item, other, observed = neighbourhood(synced=False)
+    plan = make_plan(Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
     assert verbs(plan, "Model/other") == ["route routes", "visible routes"]
+
+
+def test_plan_of_a_neighbour_model_that_another_command_is_starting_leaves_it_alone() -> None:
+    home, item, other, observed = neighbourhood(synced=True)
+    plan = make_plan(Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
+    assert verbs(plan, "Model/other") == []
 
 
 def test_plan_of_deleting_service_and_model_stops_traffic_first_and_erases_last() -> None:

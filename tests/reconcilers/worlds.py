@@ -8,6 +8,8 @@ from typing import Any
 
 from areal.reconcilers.desired import Target, Wanted, target_for
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.replicas import gpus_per_replica
+from areal.resources.registry import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.layers import Layer
 from areal.state.records import StoredObject
@@ -49,6 +51,11 @@ def created(kind: str, name: str, spec: Mapping[str, Any]) -> Target:
     return target_for(wish(kind, name, spec), None, set_name=None, force_conflicts=False, replace_it=False)
 
 
+def gpus_of(item: StoredObject) -> int:
+    """GPUs of one replica of a model."""
+    return gpus_per_replica(effective("Model", item.spec))
+
+
 def run(
     item: StoredObject,
     component: str,
@@ -59,13 +66,15 @@ def run(
     **inputs: Any,
 ) -> ObservedRun:
     port = {"router": 20001, "gateway": 8080, "engine": 21000, "data-proxy": 22000}[component] + replica
+    uid = uid or f"{item.name}-{component}-{replica}"
     spec = RunSpec(
-        uid=uid or f"{item.name}-{component}-{replica}",
+        uid=uid,
         owner=str(item.ref),
         component=component,
         replica=replica,
         argv=("true",),
         ports=(port,),
+        gpus=tuple(f"GPU-of-{uid}-{index}" for index in range(gpus_of(item) if component == "engine" else 0)),
         url=f"http://127.0.0.1:{port}",
         spec=item.spec,
         inputs=inputs,
@@ -86,9 +95,9 @@ def front(item: StoredObject) -> list[ObservedRun]:
     return [router, run(item, "gateway", routerUrl=router.url)]
 
 
-def table(routes: Mapping[str, Sequence[ObservedRun]], **fields: Any) -> RouteTable:
+def table(routes: Mapping[str, Sequence[ObservedRun]], *, synced: bool = True) -> RouteTable:
     models = {name: tuple((r.uid, r.url, "ready") for r in runs) for name, runs in routes.items()}
-    return RouteTable(models, "auto", LIMITS, synced=True, **fields)
+    return RouteTable(models, "auto", LIMITS, synced=synced)
 
 
 def world(runs: Sequence[ObservedRun], routes: RouteTable | str | None = None, gpus: int = 0) -> Observed:
