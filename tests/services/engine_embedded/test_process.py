@@ -131,17 +131,6 @@ async def test_client_that_leaves_frees_its_row(client: Client, stream: bool) ->
     await client.post("/resume")
 
 
-async def test_pause_whose_caller_left_pauses_nothing(client: Client) -> None:
-    """The reply waits for a stream that nobody reads, and its caller does not."""
-    body = {"input_ids": PROMPT, "sampling": {"n": 1024, **LONG}, "stream": True}
-    async with client.http.post("/generate", json=body):
-        await client.wait_stats(paused=False)
-        leaving = asyncio.create_task(client.post("/pause"))
-        await client.wait_stats(paused=True)
-        leaving.cancel()
-        await client.wait_stats(paused=False)
-
-
 async def test_pause_of_open_streams_returns_after_their_last_old_token(tmp_path: Path) -> None:
     """1,500 tokens take long enough for a pause to come in between."""
     make_model(tmp_path / "old", seed=1, max_position_embeddings=2048)
