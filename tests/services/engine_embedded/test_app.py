@@ -20,11 +20,6 @@ Start = Callable[..., Harness]
 NO_REQUEST: Any = None  # a pause looks at nothing of it
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    while not reached():
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("paused_before", [False, True])
 async def test_pause_whose_caller_left_leaves_the_engine_as_it_was(
     llama: tuple[Path, Any], start: Start, monkeypatch: pytest.MonkeyPatch, paused_before: bool
@@ -41,7 +36,8 @@ async def test_pause_whose_caller_left_leaves_the_engine_as_it_was(
     if paused_before:
         engine.pause().result(10)
     pausing = asyncio.create_task(routes._pause(NO_REQUEST), name="pause")
-    await until(lambda: engine.paused and stream._news.is_set())
+    await asyncio.wait_for(stream._news.wait(), 10)
+    assert engine.paused
     pausing.cancel()
     await asyncio.wait([pausing])
     engine.stats().result(10)  # commands run in order: the resume, if there is one, has been
