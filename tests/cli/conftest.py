@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
 import time
@@ -120,3 +122,32 @@ def record(home: Home) -> Callable[..., StoredObject]:
         return accepted
 
     return put
+
+
+class Typist:
+    """A person at a terminal."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.environ.update(AREAL_HOME=str(home), PYTHONPATH=str(REPOSITORY), TERM="dumb")
+            os.execv(sys.executable, [sys.executable, "-m", "areal.cli", *words])
+        self.seen = ""
+
+    def until(self, text: str, timeout_s: float = 60) -> str:
+        """What is printed up to and with ``text``."""
+        deadline = time.monotonic() + timeout_s
+        start = len(self.seen)
+        while text not in self.seen[start:]:
+            assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
+            if select.select([self._fd], [], [], 0.1)[0]:
+                self.seen += os.read(self._fd, 4096).decode("utf-8", "replace").replace("\r\n", "\n")
+        return self.seen[start:]
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def code(self) -> int:
+        _, status = os.waitpid(self._pid, 0)
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(status)

@@ -15,7 +15,8 @@ from areal.cli.invocation import Invocation
 from areal.errors import UsageFault
 from areal.reconcilers.plan import Plan
 from areal.state.home import Home
-from tests.cli.conftest import Areal, Spawner
+from areal.state.objects import ObjectStore
+from tests.cli.conftest import Areal, Spawner, Typist
 
 MANIFEST = """apiVersion: areal.dev/v1alpha1
 kind: InferenceService
@@ -201,3 +202,13 @@ def test_wait_ends_at_its_deadline(areal: Areal, record: Callable[..., Any], sus
     assert result.code == 7
     result = areal("wait", "model/qwen", "--for", "jsonpath={.status.phase}=Suspended", "--timeout", "200ms", "-q")
     assert result.code == (0 if suspended else 7)
+
+
+def test_destructive_verb_at_a_terminal_asks_and_takes_no_for_an_answer(home: Home, record: Any) -> None:
+    record("Model", "qwen", {"backend": "embedded", "path": ".", "suspend": True})
+    for answer, code, left in (("n", 2, ["qwen"]), ("y", 0, [])):
+        typist = Typist(home.root, "delete", "model/qwen")
+        assert "Model/qwen" in typist.until("[y/N]: ")
+        typist.type(f"{answer}\n")
+        assert typist.code() == code
+        assert [item.name for item in ObjectStore(home).list()] == left

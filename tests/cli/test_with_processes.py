@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Typist
 from tests.e2e.conftest import MODEL, Box, box, served  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.timeout(300)
@@ -116,37 +114,8 @@ def test_chat_one_shot_by_flag_and_by_pipe(served: Box) -> None:  # noqa: F811
     assert unknown.code == 4 and "nope" in unknown.err
 
 
-class Typist:
-    """A person at a terminal."""
-
-    def __init__(self, served: Box, *words: str) -> None:  # noqa: F811
-        self._pid, self._fd = pty.fork()
-        if self._pid == 0:
-            os.environ.update(AREAL_HOME=str(served.home), TERM="dumb")
-            os.execv(sys.executable, [sys.executable, "-m", "areal.cli", *words])
-        self.seen = ""
-
-    def until(self, text: str, timeout_s: float = 60) -> str:
-        """What is printed up to and with ``text``."""
-        deadline = time.monotonic() + timeout_s
-        start = len(self.seen)
-        while text not in self.seen[start:]:
-            assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
-            if select.select([self._fd], [], [], 0.1)[0]:
-                self.seen += os.read(self._fd, 4096).decode("utf-8", "replace").replace("\r\n", "\n")
-        return self.seen[start:]
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def code(self) -> int:
-        _, status = os.waitpid(self._pid, 0)
-        os.close(self._fd)
-        return os.waitstatus_to_exitcode(status)
-
-
 def test_chat_prompt_keeps_saves_and_loads_a_conversation(served: Box, tmp_path: Path) -> None:  # noqa: F811
-    typist = Typist(served, "inf", "chat", "--temperature", "0")
+    typist = Typist(served.home, "inf", "chat", "--temperature", "0")
     assert "talking to reverse" in typist.until(">>> ")
     typist.type("1234\n")
     typist.until(">>> ")
