@@ -161,11 +161,11 @@ class ContinuousBatching:
     """transformers' manager, started once, a cache of 512 blocks of 32 positions (the faster of the settings tried)."""
 
     def __init__(self, folder: Path, model: Model) -> None:
-        from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+        library = transformers_library()
         self._tokens = model.tokens
-        generation = GenerationConfig(do_sample=True, top_k=0, max_new_tokens=model.tokens, eos_token_id=-1)
+        generation = library.GenerationConfig(do_sample=True, top_k=0, max_new_tokens=model.tokens, eos_token_id=-1)
         batching = ContinuousBatchingConfig(page_size=32, num_blocks=512, max_batch_tokens=512, return_logprobs=True)
         self._manager = _reference(folder, model).init_continuous_batching(
             generation_config=generation, continuous_batching_config=batching
@@ -189,17 +189,25 @@ class ContinuousBatching:
         self._manager.stop(block=True, timeout=30)
 
 
-def _reference(folder: Path, model: Model) -> Any:
-    import torch
+def transformers_library() -> Any:
     import transformers
 
+    return transformers
+
+
+def _reference(folder: Path, model: Model) -> Any:
+    import torch
+
     dtype = getattr(torch, model.dtype)
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+    return (
+        transformers_library()
+        .AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        .eval()
+    )
 
 
 def quiet() -> None:
-    from transformers.utils import logging
-
+    logging = transformers_library().utils.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 

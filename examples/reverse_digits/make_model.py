@@ -50,7 +50,6 @@ def make_model() -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=128,
-        rope_theta=10000.0,
         tie_word_embeddings=False,
         pad_token_id=IDS[PAD],
         bos_token_id=IDS[BOS],
