@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from hypothesis import HealthCheck, settings
 
 from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
 from areal.services.inference.engines.embedded.engine import Engine
@@ -32,6 +33,8 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# A busy machine makes no example slow enough to be a failure.
+STEADY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LIMITS = Limits(max_rows=8, max_length=128, kv_tokens=8 * 128, prefill_tokens=64)
 
 

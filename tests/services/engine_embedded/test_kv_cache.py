@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 
+from .support import STEADY
+
 LIMIT = 1000
 
 
@@ -16,7 +18,7 @@ def make_cache() -> KVCache:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, LIMIT)), min_size=1, max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(STEADY, max_examples=150)
 def test_reserve_of_any_history_holds_the_rectangle_and_its_content(asked: list[tuple[int, int]]) -> None:
     cache = make_cache()
     held: dict[tuple[int, int], float] = {}

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from areal.services.inference.engines.embedded.prefixes import Prefixes, common_prefix
 
+from .support import STEADY
+
 TOKENS = st.lists(st.integers(0, 1), max_size=12)
 
 
@@ -20,13 +22,14 @@ def reference(one: list[int], other: list[int]) -> int:
 
 
 @given(TOKENS, TOKENS, st.integers(1, 5))
+@settings(STEADY)
 def test_common_prefix_of_any_lists_equals_reference(one: list[int], other: list[int], shortest: int) -> None:
     expected = reference(one, other)
     assert common_prefix(one, other, shortest) == (expected if expected >= shortest else 0)
 
 
 @given(st.lists(TOKENS, max_size=25), TOKENS)
-@settings(max_examples=300)
+@settings(STEADY, max_examples=300)
 def test_prefixes_of_any_history_find_the_longest_and_keep_the_bound(added: list[list[int]], wanted: list[int]) -> None:
     prefixes = Prefixes(capacity=30, shortest=3)
     model: dict[int, list[int]] = {}

@@ -22,7 +22,7 @@ from areal.services.inference.engines.embedded.sampler import Batch, invert
 from areal.services.inference.engines.embedded.sampling import Sampling
 from areal.services.inference.engines.embedded.sequence import Sequence
 
-from .support import make_sequence
+from .support import STEADY, make_sequence
 
 CPU = torch.device("cpu")
 NO_IDS: Any = None  # what a filter of transformers does not look at
@@ -72,7 +72,7 @@ def test_numbers_of_successive_positions_are_independent() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, VOCAB), st.floats(0.05, 1.0), st.floats(0.0, 0.9), st.floats(0.2, 3.0))
-@settings(max_examples=150, deadline=None)
+@settings(STEADY, max_examples=150)
 def test_filters_of_any_parameters_keep_what_transformers_keeps(
     seed: int, top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:
@@ -170,7 +170,7 @@ def test_greedy_and_drawn_rows_of_one_batch_keep_their_kind() -> None:
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True, width=32))
-@settings(max_examples=200, deadline=None)
+@settings(STEADY, max_examples=200)
 def test_invert_of_any_distribution_never_draws_the_impossible(weights: list[float], uniform: float) -> None:
     probabilities = torch.tensor([weights])
     if float(probabilities.sum()) < 1e-30:

@@ -10,7 +10,7 @@ from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Sequence
 from areal.services.inference.engines.embedded.steps import Copy, Decode, Drop, Keep, Limits, Move, Prefill, Restore
 
-from .support import make_sequence
+from .support import STEADY, make_sequence
 
 LENGTH = 40
 # A cached position: the tokens up to it, and whose it is: those of anybody under the weights of that number, or, when
@@ -165,7 +165,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHistory.settings = settings(STEADY, max_examples=60, stateful_step_count=40)
 
 
 def complete(scheduler: Scheduler) -> Prefill | Decode:
@@ -180,7 +180,7 @@ def complete(scheduler: Scheduler) -> Prefill | Decode:
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
+@settings(STEADY, max_examples=50)
 def test_prefill_of_mixed_prompts_is_never_more_than_half_padding(lengths: list[int]) -> None:
     scheduler = Scheduler(Limits(max_rows=20, max_length=LENGTH, kv_tokens=20 * LENGTH, prefill_tokens=200))
     for length in lengths:
