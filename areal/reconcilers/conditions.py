@@ -41,7 +41,7 @@ def write_statuses(
             continue
         runs = seen.of(target.ref)
         gateway = (run.url for run in runs if run.state.spec.component == "gateway" and run.is_live)
-        idle = stored.kind == "Model" and not runs and service_is_suspended(ctx.home, stored)
+        idle = stored.kind == "Model" and service_is_suspended(ctx.home, stored)
         health = assess(stored.kind, stored.spec, runs, service_suspended=idle)
         ending = Ending(health.phase, health.message, next(gateway, ""))
         endings[target.ref] = ending

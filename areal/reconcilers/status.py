@@ -46,7 +46,7 @@ def object_status(
         seen = [ObservedRun(state) for state in mine]
     now = time.time()
     health = assess(obj.kind, obj.spec, seen)
-    if health.phase == "Missing" and obj.kind == "Model" and service_is_suspended(home, obj):
+    if health.phase in ("Missing", "Failed") and obj.kind == "Model" and service_is_suspended(home, obj):
         health = assess(obj.kind, obj.spec, seen, service_suspended=True)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = _stored_failure(obj, previous)
