@@ -2,13 +2,15 @@
 
 The router and the gateway start side by side; the gateway follows the router's table and waits for it. A gateway
 that must change on the same address starts beside the old one (the port is shared) and the old one drains. A router
-is replaced in place: the relays keep serving from their last table meanwhile.
+is replaced in place: the relays keep serving from their last table meanwhile, and do so until they are told that the
+new table is whole (SYNC); until then nothing that they may still pick is stopped, and no gateway that knows only the
+new table is started beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from areal.reconcilers.components import Action, Component, Decision, decide, key_input
@@ -39,13 +41,15 @@ class ServiceView:
     """What a Model's plan must know of its service. ``router`` is a run uid or symbol, "" when there is none.
 
     ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
-    a sentence when it cannot be read. ``unseen``: whether the router, the gateway are out of sight, and left alone.
+    a sentence when it cannot be read. Relays go by the table alone after the ops ``synced``. ``router_unseen``,
+    ``gateway_unseen``: out of sight, and left alone.
     """
 
     ref: str
     spec: InferenceServiceSpec
     router: str = ""
     router_ready: tuple[int, ...] = ()
+    synced: tuple[int, ...] = ()
     gateway_ready: tuple[int, ...] = ()
     table: RouteTable | str | None = None
     gone: bool = False
@@ -57,9 +61,16 @@ class ServiceView:
     def suspended(self) -> bool:
         return self.spec.suspend
 
+    @property
+    def needs_sync(self) -> bool:
+        """Whether relays still go by what they inherited from an earlier router."""
+        if self.gone or not self.router or self.router_unseen or isinstance(self.table, str):
+            return False
+        return self.table is None or not self.table.synced
+
 
 @dataclass
-class _Front:
+class ServicePlan:
     """The working state of one service's plan."""
 
     build: PlanBuilder
@@ -69,6 +80,7 @@ class _Front:
     findings: Findings
     recorded: tuple[int, ...]
     swept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by slot
+    gateway: tuple[Component, Decision] | None = None
 
     @property
     def ref(self) -> str:
@@ -99,41 +111,37 @@ class _Front:
         return decision
 
 
-def plan_service(
-    build: PlanBuilder,
-    target: Target,
-    spec: InferenceServiceSpec,
-    observed: Observed,
-    findings: Findings,
-    recorded: tuple[int, ...],
-) -> ServiceView:
-    """Ops for the router and the gateway; returns what the service's models need to know."""
-    front = _Front(build, target, spec, observed, findings, recorded)
-    if spec.suspend:
-        return ServiceView(front.ref, spec, gateway_stopped=_suspend(front))
+def open_service(front: ServicePlan) -> ServiceView:
+    """The router, and a gateway where there is none: what the service's models need to know."""
+    if front.spec.suspend:
+        return ServiceView(front.ref, front.spec, gateway_stopped=_suspend(front))
     front.sweep()
     routing = front.component("router", ROUTER_FIELDS)
     decision = front.decide(routing)
     router, fresh = _plan_router(front, routing, decision)
-    table = None if fresh else observed.routes.get(front.ref)
+    table = None if fresh else front.observed.routes.get(front.ref)
     if isinstance(table, str):
-        findings.unknown.append(table)
-    router_unseen = decision.action is Action.LEAVE
-    gateway, gateway_unseen = _plan_gateway(front, router.run, decision)
-    ready = router.ready if router_unseen else _configure(front, router, table)
-    return ServiceView(
-        front.ref,
-        spec,
-        router.run,
-        ready,
-        gateway,
-        table,
-        router_unseen=router_unseen,
-        gateway_unseen=gateway_unseen,
-    )
+        front.findings.unknown.append(table)
+    view = ServiceView(front.ref, front.spec, router.run, router.ready, table=table)
+    if decision.action is Action.LEAVE:
+        view = replace(view, router_unseen=True)
+    front.gateway = _decide_gateway(front, decision)
+    view = _plan_gateway(front, view)
+    return view if view.router_unseen else replace(view, router_ready=_configure(front, router, table))
 
 
-def _suspend(front: _Front) -> tuple[int, ...]:
+def close_service(front: ServicePlan, view: ServiceView) -> ServiceView:
+    """A gateway that has to change follows its predecessor, once the table that it will follow is whole."""
+    if front.gateway is None or front.gateway[1].action is not Action.REPLACE or view.router_unseen:
+        return view
+    component, decision = front.gateway
+    assert decision.run is not None
+    started = front.start(component, decision, (*front.recorded, *view.synced), {"router": view.router})
+    _drain_out(front, component, decision.run, f"replaced: {decision.cause}", started.ready)
+    return replace(view, gateway_ready=started.ready)
+
+
+def _suspend(front: ServicePlan) -> tuple[int, ...]:
     """Stop the gateway, which lets running streams finish, then the router; the ops after which no request comes."""
     runs = front.observed.of(front.ref)
     front.findings.cannot_see(front.ref, unseen(runs))
@@ -144,7 +152,7 @@ def _suspend(front: _Front) -> tuple[int, ...]:
     return closed
 
 
-def _configure(front: _Front, router: Started, table: RouteTable | str | None) -> tuple[int, ...]:
+def _configure(front: ServicePlan, router: Started, table: RouteTable | str | None) -> tuple[int, ...]:
     """Hot settings, where the router does not have them; the ops after which it does."""
     hot = {"strategy": front.spec.router.strategy, "limits": front.spec.limits.model_dump(mode="json", by_alias=False)}
     if isinstance(table, str) or (isinstance(table, RouteTable) and not _differs(table, hot)):
@@ -160,7 +168,7 @@ def _differs(table: RouteTable, hot: Mapping[str, Any]) -> bool:
     )
 
 
-def _plan_router(front: _Front, component: Component, decision: Decision) -> tuple[Started, bool]:
+def _plan_router(front: ServicePlan, component: Component, decision: Decision) -> tuple[Started, bool]:
     """The router, and whether its table starts empty."""
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         _stop_extras(front, component, decision)
@@ -175,33 +183,36 @@ def _plan_router(front: _Front, component: Component, decision: Decision) -> tup
     return front.start(component, decision, needs), True
 
 
-def _plan_gateway(front: _Front, router_run: str, router: Decision) -> tuple[tuple[int, ...], bool]:
-    """The ops after which the gateway is ready, and whether it is out of sight."""
+def _decide_gateway(front: ServicePlan, router: Decision) -> tuple[Component, Decision]:
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
     component = front.component("gateway", GATEWAY_FIELDS, inputs)
-    decision = front.decide(component)
+    return component, front.decide(component)
+
+
+def _plan_gateway(front: ServicePlan, view: ServiceView) -> ServiceView:
+    """Keep, heal or start the gateway; one that has to be replaced waits until the routes are whole."""
+    assert front.gateway is not None
+    component, decision = front.gateway
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         kept = keep(front.build, component, decision, front.recorded)
         _stop_extras(front, component, decision, kept.ready)
-        return kept.ready, decision.action is Action.LEAVE
-    if router.action is Action.LEAVE:
-        return (), True  # a gateway without its router would serve nothing
-    started = front.start(component, decision, front.recorded, {"router": router_run})
+        return replace(view, gateway_ready=kept.ready, gateway_unseen=decision.action is Action.LEAVE)
+    if view.router_unseen:
+        return replace(view, gateway_unseen=True)  # a gateway without its router would serve nothing
     if decision.action is Action.REPLACE:
-        assert decision.run is not None
-        cause = f"replaced: {decision.cause}"
-        _drain_out(front, component, decision.run, cause, started.ready)
-    return started.ready, False
+        return view
+    started = front.start(component, decision, front.recorded, {"router": view.router})
+    return replace(view, gateway_ready=started.ready)
 
 
-def _drain_out(front: _Front, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
+def _drain_out(front: ServicePlan, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
     """SIGTERM, and as much time as running streams may take."""
     args = {"graceSeconds": front.spec.strategy.drain_timeout_seconds}
     front.build.add(Verb.STOP, front.ref, component.target, cause, needs=needs, run=run.uid, args=args)
 
 
-def _stop_extras(front: _Front, component: Component, decision: Decision, needs: tuple[int, ...] = ()) -> None:
+def _stop_extras(front: ServicePlan, component: Component, decision: Decision, needs: tuple[int, ...] = ()) -> None:
     """A second live process is what an interrupted replacement leaves behind."""
     if decision.action is Action.LEAVE or decision.run is None:
         return

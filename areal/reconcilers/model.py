@@ -7,7 +7,7 @@ of it is warm; what is superfluous drains and stops; what has changed is replace
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from areal.reconcilers.components import Action, Decision
@@ -15,28 +15,44 @@ from areal.reconcilers.model_work import ModelWork
 from areal.reconcilers.observed import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Drift, Verb
 from areal.reconcilers.processes import end_cause, erase, stoppable, unseen
-from areal.reconcilers.replicas import ENGINE, PROXY, Extras, Replica, extras_of, read_replica
+from areal.reconcilers.replicas import ENGINE, PROXY, Extras, Replica, extras_of
 from areal.reconcilers.rollout import replace_all
 
 
-def plan_model(work: ModelWork) -> None:
-    """Ops for one model. Raises NoCapacity."""
-    runs = work.observed.of(work.ref)
-    replicas = [
-        read_replica(work.target, work.spec, work.service.spec, work.observed, work.findings, index)
-        for index in range(work.count)
-    ]
-    if work.service.router_unseen:
-        return  # whatever happened to its processes could not be routed
-    extras = extras_of(runs, replicas)
+@dataclass
+class ModelPlan:
+    """One model between the two halves of its plan."""
+
+    work: ModelWork
+    replicas: list[Replica] = field(default_factory=list)
+    extras: Extras = field(default_factory=Extras)
+    last: tuple[int, ...] = ()
+
+
+def open_model(work: ModelWork, *, routes_only: bool = False) -> ModelPlan:
+    """First half: what serves is routed at once. ``routes_only``: a neighbour, whose processes are another command's
+    business; a router that started anew learns what serves."""
+    if work.service.router_unseen or (routes_only and (work.suspended or not work.table_lost)):
+        return ModelPlan(work)
+    if routes_only:
+        work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
+        return ModelPlan(work, last=_restore_routes(work))
+    replicas = [work.replica(index) for index in range(work.count)]
+    extras = extras_of(work.observed.of(work.ref), replicas)
     if not work.table_readable:
         replicas, extras = [_not_replaced(replica) for replica in replicas], Extras()
-    if not replicas or not extras.all:
-        work.findings.cannot_see(work.ref, [run for run in unseen(runs) if run.replica >= work.count])
-    work.sweep()
     work.routed = _routed_now(work, replicas)
-    last = _restore_routes(work)
-    fresh = [replica for replica in replicas if not replica.replaced]
+    return ModelPlan(work, replicas, extras, _restore_routes(work))
+
+
+def close_model(plan: ModelPlan) -> None:
+    """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
+    work, extras, last = plan.work, plan.extras, plan.last
+    if work.service.router_unseen:
+        return  # whatever happened to its processes could not be routed
+    work.findings.cannot_see(work.ref, [run for run in unseen(work.observed.of(work.ref)) if run.replica >= work.count])
+    work.sweep()
+    fresh = [replica for replica in plan.replicas if not replica.replaced]
     short = work.need * sum(1 for replica in fresh if replica.new_engine) > work.gpus.available
     if short:
         last = _remove(work, extras.early, last, _extra_cause(work))
@@ -44,19 +60,9 @@ def plan_model(work: ModelWork) -> None:
     last = _bring_up(work, fresh, last)
     if not short:
         last = _remove(work, extras.early, last, _extra_cause(work))
-    last = replace_all(work, [replica for replica in replicas if replica.replaced], last)
+    last = replace_all(work, [replica for replica in plan.replicas if replica.replaced], last)
     last = _remove(work, extras.late, last, "nothing calls it any more")
     _forget_routes(work, last)
-    _settle(work, last)
-
-
-def plan_routes_only(work: ModelWork) -> None:
-    """A neighbour, whose processes are another command's business: a router that started anew learns what serves."""
-    if work.service.router_unseen or work.suspended or not work.table_lost:
-        return
-    work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
-    if work.routed:
-        _settle(work, _restore_routes(work))
 
 
 def _not_replaced(replica: Replica) -> Replica:
@@ -172,12 +178,12 @@ def _forget_routes(work: ModelWork, last: tuple[int, ...]) -> None:
         work.unroute(_extra_cause(work), last or work.recorded)
 
 
-def _settle(work: ModelWork, last: tuple[int, ...]) -> None:
+def settle(work: ModelWork) -> None:
     """The model is visible where users ask for it: at the gateway."""
     changed = [op.id for op in work.build.ops_of(work.ref) if op.verb in (Verb.ROUTE, Verb.AWAIT)]
     if not changed or not work.routed or not work.count or work.service.gateway_unseen:
         return
-    needs = (*changed, *last, *work.service.gateway_ready, *work.service.router_ready)
+    needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
     args = {"service": work.service.ref}
     work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
 

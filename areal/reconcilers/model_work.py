@@ -19,7 +19,7 @@ from areal.reconcilers.inference_service import ServiceView
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
 from areal.reconcilers.plan import PlanBuilder, Verb
 from areal.reconcilers.processes import SWEPT, Started, keep, slot_of, start
-from areal.reconcilers.replicas import ENGINE, Replica, gpus_per_replica, replica_count
+from areal.reconcilers.replicas import ENGINE, Replica, gpus_per_replica, read_replica, replica_count
 from areal.resources.blocks import Strategy
 from areal.resources.model import ModelSpec
 
@@ -91,6 +91,10 @@ class ModelWork:
     @property
     def table_readable(self) -> bool:
         return not isinstance(self.service.table, str)
+
+    def replica(self, index: int) -> Replica:
+        """What is to be done about one slot."""
+        return read_replica(self.target, self.spec, self.service.spec, self.observed, self.findings, index)
 
     def start(
         self,
@@ -164,7 +168,7 @@ class ModelWork:
     ) -> tuple[int, ...]:
         """No new picks, running requests finish; ``seconds`` None: as long as the strategy says."""
         args = {**self._router, "seconds": self.strategy.drain_timeout_seconds if seconds is None else seconds}
-        needs = (*needs, *self.service.router_ready)
+        needs = (*needs, *self.service.router_ready, *self.service.synced)
         drains = [
             self.build.add(Verb.DRAIN, self.ref, "data-proxy", cause, needs=needs, run=uid, args=args)
             for uid in proxies

@@ -1,9 +1,10 @@
 """The whole plan: every target's ops in dependency order. Pure: no I/O, no clock, no randomness.
 
 Order: records first (an object is ours before its processes exist); services before models; within a service the
-router, the gateway, the engines and the data proxies start side by side, then routes. Deletions run the other way
-round: the gateway stops taking requests, models go, the router goes. Models that give GPUs back are planned before
-those that take some.
+router, the gateway, the engines and the data proxies start side by side, then routes. A router that starts empty
+learns at once what serves, and its relays that its table is whole; only then is anything taken away. Deletions run
+the other way round: the gateway stops taking requests, models go, the router goes. Models that give GPUs back are
+planned before those that take some.
 
 An object of which a run cannot be seen is never deleted, and a model that only has to be healed and does not fit is
 left as it is: both are *refused*, and the rest of the plan goes on.
@@ -20,15 +21,17 @@ from areal.reconcilers.capacity import GpuPool
 from areal.reconcilers.desired import Target
 from areal.reconcilers.findings import Findings
 from areal.reconcilers.inference_service import (
+    ServicePlan,
     ServiceView,
-    plan_service,
+    close_service,
+    open_service,
     plan_service_end,
     plan_service_end_of_traffic,
 )
-from areal.reconcilers.model import plan_model, plan_model_end, plan_routes_only
+from areal.reconcilers.model import ModelPlan, close_model, open_model, plan_model_end, settle
 from areal.reconcilers.model_work import ModelWork, Policy
 from areal.reconcilers.observed import Observed, RouteTable
-from areal.reconcilers.plan import ObjectPlan, Plan, PlanBuilder, Refusal, Verb
+from areal.reconcilers.plan import ObjectPlan, Op, Plan, PlanBuilder, Refusal, Verb
 from areal.reconcilers.processes import erase, unseen
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica, replica_count
 from areal.resources.inference_service import InferenceServiceSpec
@@ -83,6 +86,7 @@ class _Planning:
     gpus: GpuPool = field(default_factory=GpuPool)
     recorded: dict[str, tuple[int, ...]] = field(default_factory=dict)
     services: dict[str, ServiceView] = field(default_factory=dict)
+    fronts: list[ServicePlan] = field(default_factory=list)
 
     def plan(self, serial: int, source: Mapping[str, Any]) -> Plan:
         self.gpus = GpuPool(self.policy.free_gpus)
@@ -92,16 +96,17 @@ class _Planning:
         self._end_traffic(ending)
         for target in self._of(_SERVICE):
             if not target.gone:
-                self._service(target)
+                self._open_service(target)
         ended = self._end_models()
-        for target in sorted(self._of(_MODEL), key=self._gpus_more):
-            if not target.gone:
-                self._model(target)
+        models = self._open_models()
         self._unroute_strangers()
         self._mark_synced()
+        for front in self.fronts:
+            self.services[front.ref] = close_service(front, self.services[front.ref])
+        for model in models:
+            self._close_model(model)
         for target in ending:
-            models = tuple(op for ref, ops in ended.items() if ref == target.ref for op in ops)
-            needs = (*self.services[target.ref].gateway_stopped, *models)
+            needs = (*self.services[target.ref].gateway_stopped, *ended.get(target.ref, ()))
             plan_service_end(self.build, target, self.observed, needs, self.policy.grace_s)
         self._erase_plain()
         return self._finished(serial, source)
@@ -153,11 +158,12 @@ class _Planning:
             stopped = plan_service_end_of_traffic(self.build, target, self.observed, spec, self.policy.grace_s)
             self.services[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
 
-    def _service(self, target: Target) -> None:
+    def _open_service(self, target: Target) -> None:
         recorded = self.recorded.get(target.ref, ())
-        spec = _service_spec(target)
-        self.services[target.ref] = plan_service(self.build, target, spec, self.observed, self.findings, recorded)
-        if any(change.path.startswith("spec.auth.") for change in target.changes) and target.action == "configure":
+        front = ServicePlan(self.build, target, _service_spec(target), self.observed, self.findings, recorded)
+        self.fronts.append(front)
+        self.services[target.ref] = open_service(front)
+        if target.action == "configure" and any(change.path.startswith("spec.auth.") for change in target.changes):
             self.findings.destructive.append(
                 f"{target.ref}: the key changes; requests fail until every process has the new one"
             )
@@ -198,23 +204,31 @@ class _Planning:
         idle = spec.suspend or (service is not None and service.suspended)
         return (0 if idle else replica_count(spec) * gpus_per_replica(spec)) - held, target.object.name
 
-    def _model(self, target: Target) -> None:
-        service = self.services.get(_service_ref(target))
-        if service is None or service.gone:
-            self.findings.unknown.append(f"{target.ref}: its service {_service_ref(target)} is not recorded")
-            return
+    def _open_models(self) -> list[ModelPlan]:
         asked = {item.ref for item in self.scope.targets}
-        if target.ref not in asked and service.ref not in asked:
-            plan_routes_only(self._work(target, service))
-            return
+        opened = []
+        for target in sorted(self._of(_MODEL), key=self._gpus_more):
+            service = self.services.get(_service_ref(target))
+            if target.gone:
+                continue
+            if service is None or service.gone:
+                self.findings.unknown.append(f"{target.ref}: its service {_service_ref(target)} is not recorded")
+                continue
+            neighbour = target.ref not in asked and service.ref not in asked
+            opened.append(open_model(self._work(target, service), routes_only=neighbour))
+        return opened
+
+    def _close_model(self, model: ModelPlan) -> None:
+        work = model.work
+        work.service = self.services[work.service.ref]
         try:
             with self.build.all_or_nothing(), self.gpus.all_or_nothing():
-                plan_model(self._work(target, service))
+                close_model(model)
         except NoCapacity as error:
-            if target.action != "unchanged":
+            if work.target.action != "unchanged":
                 raise
-            self.findings.refused[target.ref] = Refusal("capacity", error.message, error.hint or "")
-            plan_routes_only(self._work(target, service))
+            self.findings.refused[work.ref] = Refusal("capacity", error.message, error.hint or "")
+        settle(work)
 
     def _unroute_strangers(self) -> None:
         """Models in a router's table that no object declares."""
@@ -229,23 +243,17 @@ class _Planning:
                     self.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
 
     def _mark_synced(self) -> None:
-        """A router that started empty is whole again when every route op of its models has ended.
-
-        It does not need them: a model that failed to come up must not keep the rest of the table from being trusted.
-        """
-        for view in self.services.values():
-            if view.gone or not view.router or view.router_unseen or isinstance(view.table, str):
+        """A router that started empty is whole again when it knows what serves today. What has yet to start comes
+        later: it must not keep the rest of the table from being trusted."""
+        for view in list(self.services.values()):
+            if not view.needs_sync:
                 continue
-            if isinstance(view.table, RouteTable) and view.table.synced:
-                continue
-            routes = [
-                op.id
-                for op in self.build.ops()
-                if op.verb in (Verb.ROUTE, Verb.UNROUTE) and op.args.get("service") == view.ref
-            ]
-            cause = "its table is whole again"
-            args = {"after": routes}
-            self.build.add(Verb.SYNC, view.ref, "router", cause, needs=view.router_ready, run=view.router, args=args)
+            restored = [op for op in self.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == view.ref]
+            strangers = [op for op in self.build.ops_of(view.ref) if op.verb is Verb.UNROUTE]
+            routes = [op.id for op in (*restored, *strangers)]
+            needs = (*view.router_ready, *routes)
+            op = self.build.add(Verb.SYNC, view.ref, "router", "its table is whole again", needs=needs, run=view.router)
+            self.services[view.ref] = replace(view, synced=(op,))
 
     def _erase_plain(self) -> None:
         for target in self.scope.all:
@@ -256,13 +264,15 @@ class _Planning:
 
     def _finished(self, serial: int, source: Mapping[str, Any]) -> Plan:
         ops = self.build.ops()
-        touched = {op.ref for op in ops}
+        touched: dict[str, list[Op]] = {}
+        for op in ops:
+            touched.setdefault(op.ref, []).append(op)
         refused = self.findings.refused
         shown = [t for t in self.scope.all if t not in self.scope.context or t.ref in touched or t.ref in refused]
         ended = [t for t in self.scope.all if t.gone and t.ref not in refused]
         past = {"prune": "pruned", "delete": "deleted"}
         return Plan(
-            objects=tuple(_object_plan(target, target.ref in touched, self.findings) for target in shown),
+            objects=tuple(_object_plan(target, touched.get(target.ref, []), self.findings) for target in shown),
             ops=ops,
             drift=tuple(self.findings.drift),
             destructive=(*self.findings.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
@@ -286,7 +296,7 @@ def _change_cause(target: Target) -> str:
     return f"{decisive.path} changed" if decisive else "metadata changed"
 
 
-def _object_plan(target: Target, touched: bool, findings: Findings) -> ObjectPlan:
+def _object_plan(target: Target, ops: Sequence[Op], findings: Findings) -> ObjectPlan:
     action, cause, decided = target.action, target.cause, ""
     refusal = findings.refused.get(target.ref)
     if refusal is not None:
@@ -296,10 +306,11 @@ def _object_plan(target: Target, touched: bool, findings: Findings) -> ObjectPla
         cause = cause or _HOW[target.decisive.update]
     elif action == "configure":
         cause = cause or "metadata"
-    if action == "unchanged" and touched:
+    if action == "unchanged" and ops:
         action = "heal"
         mine = [drift for drift in findings.drift if drift.ref == target.ref]
-        cause = "; ".join(f"{drift.target} {drift.kind}" for drift in mine) or "not converged yet"
+        cause = "; ".join(f"{drift.target} {drift.kind}" for drift in mine)
+        cause = cause or next((op.cause for op in ops if op.verb is Verb.STOP), "not converged yet")
     return ObjectPlan(target.ref, action, cause, decided, target.changes, target.taken)
 
 

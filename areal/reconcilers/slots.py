@@ -8,65 +8,82 @@ is shared between the two for as long as both live.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from areal.errors import NoCapacity
 from areal.reconcilers.launch import LOOPBACK, Slot
-from areal.reconcilers.observed import Observed
+from areal.reconcilers.observed import Observed, ObservedRun
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.resources.inference_service import InferenceServiceSpec
-from areal.runtime.backends.base import Backend
-from areal.runtime.ports import port_owner
+from areal.runtime.ports import PortOwner, port_owner
+
+
+class PortSource(Protocol):
+    """The part of a backend that slots need."""
+
+    def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]: ...
 
 
 def claim_slots(
-    plan: Plan, observed: Observed, services: Mapping[str, InferenceServiceSpec], backend: Backend
-) -> dict[str, Slot]:
-    """Symbol -> slot for every SPAWN of the plan. Raises NoCapacity naming who holds a declared port."""
-    stopping = {op.run for op in plan.ops if op.verb is Verb.STOP}
-    return {op.run: _claim(op, observed, services, backend, stopping) for op in plan.ops if op.verb is Verb.SPAWN}
-
-
-def _claim(
-    op: Op,
+    plan: Plan,
     observed: Observed,
     services: Mapping[str, InferenceServiceSpec],
-    backend: Backend,
-    stopping: set[str],
-) -> Slot:
-    component, _, replica = op.target.rpartition("/")
-    uid = f"{op.ref.partition('/')[2]}-{component}-{replica}-{secrets.token_hex(4)}"
-    if component == "gateway":
-        spec = services[op.ref]
-        port = spec.gateway.port
-        _require_free(op.ref, port, observed)
-        return Slot(uid, op.ref, component, int(replica), port, spec.gateway.host, shared=True)
-    former = [run for run in observed.of(op.ref, component, int(replica)) if run.state.spec.ports]
-    sticky = [
-        port
-        for run in sorted(former, key=lambda run: run.ended_at, reverse=True)
-        if not run.is_live or (run.uid in stopping and not op.args.get("successor"))
-        for port in run.state.spec.ports
-    ]
-    declared = services[op.ref].router.port if component == "router" else None
-    if declared:
-        return Slot(uid, op.ref, component, int(replica), declared)
-    held = [port for run in former if run.is_live and run.uid in stopping for port in run.state.spec.ports]
-    if component == "router" and held and not op.args.get("successor"):
-        return Slot(uid, op.ref, component, int(replica), held[0])
-    (port,) = backend.claim_ports(1, owner=op.ref, prefer=sticky)
-    return Slot(uid, op.ref, component, int(replica), port, LOOPBACK)
+    backend: PortSource,
+    *,
+    owner_of: Callable[[int], PortOwner | None] = port_owner,
+    new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
+) -> dict[str, Slot]:
+    """Symbol -> slot for every SPAWN of the plan. Raises NoCapacity naming who holds a declared port."""
+    stopping = frozenset(op.run for op in plan.ops if op.verb is Verb.STOP)
+    claims = _Claims(observed, services, backend, stopping, owner_of)
+    return {op.run: claims.slot(op, new_suffix()) for op in plan.ops if op.verb is Verb.SPAWN}
 
 
-def _require_free(ref: str, port: int, observed: Observed) -> None:
-    """A declared port that a stranger holds fails here, before anything is changed."""
-    owner = port_owner(port)
-    if owner is None:
-        return
-    ours = {pid for run in observed.of(ref, "gateway") for pid in (run.state.pid, run.state.shim_pid) if pid}
-    if owner.pid in ours or any(run.is_live for run in observed.of(ref, "gateway")):
-        return
-    raise NoCapacity(
-        f"{ref}: port {port} is in use by {owner}",
-        hint="stop that process, or choose another spec.gateway.port",
-    )
+@dataclass(frozen=True)
+class _Claims:
+    observed: Observed
+    services: Mapping[str, InferenceServiceSpec]
+    backend: PortSource
+    stopping: frozenset[str]
+    owner_of: Callable[[int], PortOwner | None]
+
+    def slot(self, op: Op, suffix: str) -> Slot:
+        component, _, replica = op.target.rpartition("/")
+        uid = f"{op.ref.partition('/')[2]}-{component}-{replica}-{suffix}"
+        if component == "gateway":
+            gateway = self.services[op.ref].gateway
+            self._require_free(op.ref, component, gateway.port, "spec.gateway.port")
+            return Slot(uid, op.ref, component, int(replica), gateway.port, gateway.host, shared=True)
+        return Slot(uid, op.ref, component, int(replica), self._port(op, component, int(replica)), LOOPBACK)
+
+    def _port(self, op: Op, component: str, replica: int) -> int:
+        former = self.observed.of(op.ref, component, replica)
+        if component == "router":
+            declared = self.services[op.ref].router.port
+            if declared:
+                self._require_free(op.ref, component, declared, "spec.router.port")
+                return declared
+            held = [port for run in former if run.is_live and run.uid in self.stopping for port in _ports(run)]
+            if held:
+                return held[0]  # a router is replaced in place: its port is free when it is needed
+        ended = sorted((run for run in former if not run.is_live), key=lambda run: run.ended_at, reverse=True)
+        sticky = [port for run in ended for port in _ports(run)]
+        (port,) = self.backend.claim_ports(1, owner=op.ref, prefer=sticky)
+        return port
+
+    def _require_free(self, ref: str, component: str, port: int, field: str) -> None:
+        """A declared port that a stranger holds fails here, before anything is changed."""
+        if any(run.is_live and port in _ports(run) for run in self.observed.of(ref, component)):
+            return
+        owner = self.owner_of(port)
+        if owner is not None:
+            raise NoCapacity(
+                f"{ref}: port {port} is in use by {owner}",
+                hint=f"stop that process, or choose another {field}",
+            )
+
+
+def _ports(run: ObservedRun) -> tuple[int, ...]:
+    return (*run.state.spec.ports, *run.state.spec.shared_ports)
