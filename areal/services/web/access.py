@@ -4,8 +4,8 @@ Routes are OPEN, PROBE (health, ready, metrics: open on loopback, else the admin
 admin key) or ADMIN. A missing or malformed key is 401; a wrong one is 403 on an ADMIN route and 401 on a CALLER
 route, where it can only be an unknown session key.
 
-Without a key (loopback only) a Host that is a name other than localhost is refused, so that
-a web page cannot reach the service by rebinding its DNS name.
+Without a key (loopback only) a Host or Origin that is a name other than localhost is refused, so
+that a web page elsewhere cannot reach the service through somebody's browser.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Gatekeeper:
 
     def check(self, headers: Mapping[str, str], access: Access) -> None:
         if self.key is None:
-            _check_host(headers.get("Host", ""))
+            _refuse_foreign_pages(headers)
             return
         if access is Access.OPEN or (access is Access.PROBE and self._loopback):
             return
@@ -66,12 +66,24 @@ class Gatekeeper:
         raise ApiError(403, "this route needs the admin key", code="admin_key_required")
 
 
-def _check_host(host_header: str) -> None:
-    name = host_header.rpartition("]")[0].lstrip("[") if host_header.startswith("[") else host_header.split(":")[0]
-    if name in {"", "localhost"} or name.endswith(".localhost"):
-        return
+def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
+    """Without a key a browser is the danger: a page elsewhere could name us in its DNS, or just post to us."""
+    host, origin = headers.get("Host", ""), headers.get("Origin")
+    if not _is_this_machine(host):
+        message = f"host {host!r} is not allowed: without an admin key only localhost or an address is"
+        raise ApiError(403, message, code="host_not_allowed")
+    if origin is not None and not _is_this_machine(origin.partition("://")[2]):
+        message = f"origin {origin!r} is not allowed: without an admin key only pages of this machine may call"
+        raise ApiError(403, message, code="origin_not_allowed")
+
+
+def _is_this_machine(authority: str) -> bool:
+    """A name that DNS cannot give to somebody else: localhost, or an address."""
+    name = authority.rpartition("]")[0].lstrip("[") if authority.startswith("[") else authority.split(":")[0]
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        message = f"host {name!r} is not allowed: without an admin key only localhost or an address is"
-        raise ApiError(403, message, code="host_not_allowed") from None
+        return False
+    return True

@@ -137,7 +137,7 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
 
 async def _failure(request: web.Request, error: ApiError) -> web.StreamResponse:
     """The error as a status where none is sent yet, else as the last event of the stream."""
-    stream = request.get(_STREAM)
+    stream: web.StreamResponse | None = request.get(_STREAM)
     if stream is None:
         return error.response(request[REQUEST_ID])
     await last_word(stream, error.event(request[REQUEST_ID]))

@@ -214,6 +214,11 @@ def test_unknown_fields_are_named_and_known_harmless_ones_are_not(house: House) 
     stream.close()
 
 
+def test_unknown_fields_with_odd_names_are_named_too(house: House) -> None:
+    answer = house.chat(**{"naïve field": 1, "a\nb": 2})
+    assert answer.headers["x-areal-ignored"] == "a%0Ab, na%C3%AFve%20field"
+
+
 def test_reply_carries_request_id_and_overhead(house: House) -> None:
     answer = house.gateway.call(
         "POST",
@@ -249,9 +254,12 @@ def test_completion_of_a_string(house: House, ids: Tokenizer) -> None:
     assert house.engine_saw()["input_ids"] == ids.encode("Hello").ids
 
 
-def test_completion_without_max_tokens_has_sixteen(house: House) -> None:
-    house.complete()
-    assert house.engine_saw()["sampling"]["max_new_tokens"] == 16
+@pytest.mark.parametrize(("prompt", "room"), [([5], 16), ([5] * 4090, 6)])
+def test_completion_without_max_tokens_has_sixteen_or_what_there_is_room_for(
+    house: House, prompt: list[int], room: int
+) -> None:
+    assert house.complete(prompt=prompt).status == 200
+    assert house.engine_saw()["sampling"]["max_new_tokens"] == room
 
 
 @pytest.mark.parametrize(("prompt", "count"), [(["a", "b", "c"], 3), ([5, 6, 7], 1), ([[5, 6], [7]], 2), (["only"], 1)])

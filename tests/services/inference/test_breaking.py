@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -79,9 +82,39 @@ def test_sigterm_finishes_running_streams_and_exits_0(house: House, which: str) 
 
 
 def test_sigterm_with_nothing_to_do_exits_0_at_once(house: House) -> None:
-    for process in (house.gateway, house.proxy, house.router):
+    for process in (house.router, house.gateway, house.proxy):  # the router while it is followed
         process.signal(TERM)
-        assert process.wait() == 0
+        assert process.wait(20) == 0
+
+
+def test_sigterm_under_a_storm_of_connections_leaves_none_of_them_hanging(house: House) -> None:
+    """While one stream still runs: whoever was accepted is answered or told to go, and so is who never spoke."""
+
+    def storm() -> list[int]:
+        answers = []
+        while True:
+            try:
+                answers.append(house.gateway.call("GET", "/ready").status)
+            except ConnectionRefusedError:
+                return answers
+            except (ConnectionError, http.client.BadStatusLine):
+                continue
+
+    script(house.engine, gate=2)
+    stream = house.stream_chat()
+    events = stream.events()
+    next(events)
+    silent = socket.create_connection(("127.0.0.1", house.gateway.port), timeout=20)
+    storms = [later(storm) for _ in range(4)]
+    wait_until(lambda: house.gateway.call("GET", "/health").json()["in_flight"] == 1, what="served in the storm")
+    house.gateway.signal(TERM)
+    assert {status for answers in storms for status in answers.result(20)} <= {200, 503}
+    with contextlib.closing(silent):
+        assert silent.recv(1) == b""
+    release(house.engine)
+    assert list(events)[-1] == "[DONE]"
+    stream.close()
+    assert house.gateway.wait(20) == 0
 
 
 def test_sigterm_twice_ends_at_once(house: House) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.services.processes import (
     script,
     wait_until,
 )
+from tests.services.scripted_api import scripted_api
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -82,6 +84,17 @@ def test_relays_add_their_metrics_up(house: House) -> None:
     for _ in range(4):  # whichever relay is asked
         text = house.gateway.call("GET", "/metrics").body.decode()
         assert 'areal_http_requests_total{route="/v1/chat/completions",status="200"} 12.0' in text
+
+
+def test_relay_killed_takes_its_gauges_with_it(house: House) -> None:
+    script(house.engine, gate=1)
+    stream = house.stream_chat()
+    next(stream.events())
+    assert b"areal_http_in_flight 1.0" in house.gateway.call("GET", "/metrics").body
+    for pid in relay_pids(house.gateway):
+        os.kill(pid, 9)
+    wait_until(lambda: b"areal_http_in_flight 0.0" in house.gateway.call("GET", "/metrics").body, what="forgotten")
+    stream.close()
 
 
 def test_relays_drain_together_and_the_supervisor_exits_0(house: House) -> None:
@@ -183,6 +196,23 @@ def test_relay_without_a_router_is_alive_and_not_ready(processes: Processes) -> 
     assert gateway.call("GET", "/health").status == 200
     ready = gateway.call("GET", "/ready")
     assert ready.status == 503 and "routing table" in ready.json()["reason"]
+    answer = call(gateway.port, "POST", CHAT, BODY, key=processes.key)
+    assert answer.status == 503 and answer.json()["error"]["code"] == "no_routing_table"
+
+
+async def test_relay_asks_the_router_before_it_calls_a_model_unknown(processes: Processes) -> None:
+    """A router whose watch is out of order, but whose table can be fetched."""
+    async with scripted_api() as api:
+        worker = {"id": "w", "addr": api.url, "state": "ready"}
+        models = {"tiny": {"workers": [worker], "expected": 1, "external": False, "created": 0}}
+        table = {"epoch": "e", "serial": 1, "synced": True, "strategy": "auto", "limits": {}, "models": models}
+        api.replies["GET /table"] = (200, table)
+        api.replies[f"POST {CHAT}"] = (200, {"answer": 42})
+        gateway = await asyncio.to_thread(lambda: processes.service("gateway", "--router-url", api.url))
+        answer = await asyncio.to_thread(call, gateway.port, "POST", CHAT, BODY, key=processes.key)
+        unknown = await asyncio.to_thread(call, gateway.port, "POST", CHAT, {**BODY, "model": "x"}, key=processes.key)
+    assert answer.json() == {"answer": 42}
+    assert unknown.status == 404
 
 
 def test_keyless_services_on_loopback_serve_without_a_key(processes: Processes, tokenizer: Path) -> None:

@@ -243,6 +243,19 @@ def test_many_calls_at_once_all_answer_and_are_shared(house: House) -> None:
     assert min(calls_of_each(house)) > 40
 
 
+def test_worker_that_is_busy_gets_no_more_calls_than_it_must(house: House) -> None:
+    house.tell_router("/drain", worker_id="tiny-1")
+    script(house.engine, gate=1)
+    streams = [house.stream_chat() for _ in range(3)]
+    for stream in streams:
+        next(stream.events())
+    house.tell_router("/undrain", worker_id="tiny-1")
+    assert [house.chat().status for _ in range(5)] == [200] * 5
+    assert calls_of_each(house) == [3, 5]
+    for stream in streams:
+        stream.close()
+
+
 def test_route_says_where_a_call_would_go(house: House) -> None:
     answer = house.router.call("POST", "/route", {"model": "tiny"}, key=house.key)
     assert answer.json()["worker_addr"] in {proxy.url for proxy in house.proxies}

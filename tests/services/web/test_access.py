@@ -68,6 +68,15 @@ def test_host_that_cannot_be_rebound_passes_without_a_key(host: str) -> None:
     KEYLESS.check({"Host": host}, Access.ADMIN)
 
 
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1.evil.example"])
+def test_page_from_elsewhere_without_a_key_is_refused(origin: str) -> None:
+    assert refused(KEYLESS, {"Host": "127.0.0.1:8080", "Origin": origin}, Access.ADMIN) == 403
+
+
+def test_page_of_this_machine_passes_without_a_key() -> None:
+    KEYLESS.check({"Host": "localhost", "Origin": "http://localhost:3000"}, Access.CALLER)
+
+
 def test_host_name_with_a_key_passes() -> None:
     KEYED.check({"Host": "gpu-box.example", "Authorization": "Bearer secret"}, Access.ADMIN)
 

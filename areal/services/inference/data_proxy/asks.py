@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.services.inference.data_proxy.fields import Fields, is_token_ids, unsupported
@@ -33,8 +33,9 @@ _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ``prompts`` make the token ids (run them off the event loop); ``max_tokens`` None: all there is room
-    for. ``echo``: the prompt's text comes before the answer's."""
+    """One request. ``prompts`` make the token ids: run them off the event loop. Where ``sampling`` has no
+    ``max_new_tokens``, the answer may have ``default_max_tokens``, or all that there is room for.
+    ``echo``: the prompt's text comes before the answer's."""
 
     prompts: tuple[Callable[[], list[int]], ...]
     sampling: Sampling
@@ -43,6 +44,7 @@ class Ask:
     metadata: Mapping[str, Any]
     store: bool
     echo: bool = False
+    default_max_tokens: int | None = None
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> Ask:
@@ -72,11 +74,10 @@ def _ask(
     prompts: tuple[Callable[[], list[int]], ...],
     sampling: Sampling,
     answering: Answering,
-    echo: bool = False,
 ) -> Ask:
     metadata, store = fields.mapping("metadata"), fields.flag("store")
     fields.accept(_NO_EFFECT)
-    return Ask(prompts, sampling, answering, fields.ignored(), metadata, store, echo)
+    return Ask(prompts, sampling, answering, fields.ignored(), metadata, store)
 
 
 def _chat_logprobs(fields: Fields, capabilities: Capabilities) -> int | None:
@@ -127,14 +128,14 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
     if echo and top is not None:
         raise unsupported("echo", "together with logprobs it needs those of the prompt")
     answering = read_answering(fields, top, capabilities)
-    max_tokens = fields.whole("max_tokens", 1, 2**31 - 1) or DEFAULT_COMPLETION_TOKENS
-    sampling = read_sampling(fields, codec, answering, capabilities, max_tokens)
+    sampling = read_sampling(fields, codec, answering, capabilities, fields.whole("max_tokens", 1, 2**31 - 1))
     best_of = fields.whole("best_of", 1, 128)
     if best_of is not None and best_of != sampling.n:
         raise unsupported("best_of", "only as many choices are made as n says")
     if sampling.n * len(prompts) > MAX_PROMPTS:
         raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
-    return _ask(fields, prompts, sampling, answering, echo)
+    ask = _ask(fields, prompts, sampling, answering)
+    return replace(ask, echo=echo, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
 
 
 def _prompts(value: object, codec: TextCodec) -> tuple[Callable[[], list[int]], ...]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 from areal.services.web.errors import ApiError, bad_request
+
+_MOST_IGNORED_NAMES = 50
 
 
 def unsupported(name: str, why: str) -> ApiError:
@@ -90,8 +93,10 @@ class Fields:
                 raise unsupported(name, why)
 
     def ignored(self) -> tuple[str, ...]:
-        """What nobody asked for. Only names that can stand in a header."""
-        return tuple(sorted(name for name in self._left if name.isascii() and name.isidentifier()))
+        """What nobody asked for, as it can stand in a header."""
+        names = sorted(quote(name, safe="") for name in self._left)
+        more = len(names) - _MOST_IGNORED_NAMES
+        return tuple(names) if more <= 0 else (*names[:_MOST_IGNORED_NAMES], f"and {more} more")
 
 
 def is_token_ids(value: object, vocab_size: int) -> bool:

@@ -138,12 +138,12 @@ class ModelCalls:
             raise bad_request("the prompt has no tokens", param="prompt")
         wanted, limit = ask.sampling.max_new_tokens, self._limits.max_model_len()
         if limit is None:
-            return wanted
+            return wanted or ask.default_max_tokens
         if prompt_tokens + (wanted or 1) > limit:
             asked = f"{prompt_tokens} in the prompt" + (f" and {wanted} in the answer" if wanted else "")
             message = f"this model's context is {limit} tokens; you asked for {asked}"
             raise bad_request(message, param="messages", code="context_length_exceeded")
-        return wanted if wanted is not None else limit - prompt_tokens
+        return wanted or min(ask.default_max_tokens or limit, limit - prompt_tokens)
 
     def _frame(self, ask: Ask, prompts: list[list[int]], answer_id: str) -> Frame:
         answering = ask.answering

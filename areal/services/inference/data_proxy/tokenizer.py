@@ -44,7 +44,7 @@ class TextCodec:
         self.vocab_size = max(tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
-        self._byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+        self._byte_level = _is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))
         self.bytes_of: Callable[[int], bytes] = lru_cache(maxsize=65536)(self._bytes_of)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -79,6 +79,15 @@ class TextCodec:
         if token_id in self._special:
             return piece.encode()
         return byte_level_bytes(piece) if self._byte_level else sentencepiece_bytes(piece)
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    """Whether the text is nothing but the tokens' bytes, one after the other."""
+    if not isinstance(decoder, dict):
+        return False
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    kinds = {step["type"] for step in steps}
+    return "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
 
 
 class CodecPool:

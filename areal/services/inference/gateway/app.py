@@ -15,7 +15,6 @@ from areal.services.web.errors import ApiError
 from areal.services.web.service import Handler, Service, json_response
 
 _ADMIN_BODY_BYTES = 1024 * 1024
-_FIRST_TABLE_S = 10.0
 
 MODEL_CALLS = {
     "/v1/chat/completions": "/v1/chat/completions",
@@ -42,8 +41,6 @@ class GatewayRoutes:
 
     def _model_call(self, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            if not self._table.received.is_set():
-                await self._table.changed(_FIRST_TABLE_S)
             return await self._relay.forward(request, path)
 
         return handle

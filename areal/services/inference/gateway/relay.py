@@ -37,7 +37,7 @@ from areal.services.web.watchdog import Watchdog
 _REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", "x-stainless-retry-count", "anthropic-version")
 _RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
 _BEGUN_RETRIES = 1
-_GRACE_S = 5.0  # the data proxy's own progress deadline is the first to speak
+_GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,9 @@ class Relay:
         if model is None:  # it may have been registered a moment ago
             await self._follower.refresh()
             model = self._table.resolve(name)
+        if not self._table.received.is_set():
+            message = "no routing table from the router yet"
+            raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
         if model is None:
             message = f"the model {name!r} does not exist" if name is not None else "no model is registered"
             raise ApiError(404, message, code="model_not_found", param="model")

@@ -18,12 +18,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from areal.services.web.options import bind, serve_options
 
 _log = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 5.0
 _STEADY_S = 10.0  # who lived this long starts again at once
@@ -72,6 +74,7 @@ class Supervisor:
         for child in self._children:
             if child.process is None or (code := child.process.poll()) is None:
                 continue
+            _forget_gauges(child.process.pid)
             child.process = None
             steady = now - child.started_at >= _STEADY_S
             child.backoff_s = _BACKOFF_FIRST_S if steady else min(child.backoff_s * 2, _BACKOFF_MAX_S)
@@ -96,6 +99,12 @@ class Supervisor:
         return max(0.0, min(waits, default=5.0))
 
 
+def _forget_gauges(pid: int) -> None:
+    """What a dead relay had in flight or queued is no more; its counters stay in the sum."""
+    for file in Path(os.environ[_METRICS_FOLDER]).glob(f"gauge_live*_{pid}.db"):
+        file.unlink(missing_ok=True)
+
+
 def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
@@ -107,7 +116,7 @@ def supervise(args: argparse.Namespace, argv: Sequence[str]) -> None:
     socket = bind(options.host, options.port, reuse_port=True)
     port = socket.getsockname()[1]
     metrics = tempfile.mkdtemp(prefix="areal-gateway-metrics-")
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+    os.environ[_METRICS_FOLDER] = metrics
     try:
         _log.info("%d relays share %s port %d", args.relays, options.host, port)
         Supervisor([*argv, "--port", str(port)], args.relays).run()
