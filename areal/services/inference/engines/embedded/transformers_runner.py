@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor
 
 from areal.errors import ArealError
+from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.steps import Copy, Move
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
@@ -81,7 +82,7 @@ class TransformersRunner:
         for name, current in self._model.state_dict().items():
             if name not in new or new[name].shape != current.shape:
                 raise ArealError(f"{folder}: {name} is missing or of another shape")
-            if not torch.isfinite(new[name].sum(dtype=torch.float64)):
+            if not is_finite(new[name]):
                 raise ArealError(f"{folder}: {name} holds values that are not finite")
         return lambda: self._install(new)
 
