@@ -5,6 +5,7 @@ Keys never appear here: components read the admin key from the 0600 file that ``
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec
 from areal.state.records import StoredObject
 
 LOOPBACK = "127.0.0.1"
+# Routers and gateways speak plain HTTP to components alone; reading every CA certificate at import is half their start.
+PLAIN_HTTP = {"SSL_CERT_FILE": os.devnull}
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,14 @@ class Launch:
 def router(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
     argv = _python("areal.services.inference.router", launch, spec.log_level)
     argv += ["--strategy", spec.router.strategy]
-    return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds)
+    return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP)
 
 
 def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
     argv = _python("areal.services.inference.gateway", launch, spec.log_level)
     argv += ["--router-url", str(launch.inputs["routerUrl"]), "--relays", str(spec.gateway.relays)]
     argv += ["--drain-timeout", str(spec.strategy.drain_timeout_seconds)]
-    return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds)
+    return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP)
 
 
 def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
