@@ -8,6 +8,7 @@ text: status 503, or in a stream a line with the error object.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import Any
 
@@ -70,17 +71,20 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> web.Response:
 
 async def answer_stream(request: web.Request, stream: Stream) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    while not stream.ended:
-        deltas = await stream.next()
-        if any(delta.finish_reason is Finish.LOST for delta in deltas):
-            await response.write(orjson.dumps(_lost().body(request[REQUEST_ID]), option=orjson.OPT_APPEND_NEWLINE))
-            break
-        lines = [orjson.dumps(_fields(delta), option=orjson.OPT_APPEND_NEWLINE) for delta in deltas]
-        if lines:
-            await response.write(b"".join(lines))
-    await response.write_eof()
+    with contextlib.suppress(ConnectionResetError):  # the caller left, and there is nobody to tell
+        await response.prepare(request)
+        while not stream.ended:
+            deltas = await stream.next()
+            if any(delta.finish_reason is Finish.LOST for delta in deltas):
+                await response.write(_line(_lost().body(request[REQUEST_ID])))
+                break
+            await response.write(b"".join(_line(_fields(delta)) for delta in deltas))
+        await response.write_eof()
     return response
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _lost() -> ApiError:
