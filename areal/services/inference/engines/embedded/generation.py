@@ -78,7 +78,8 @@ async def answer_stream(request: web.Request, stream: Stream) -> web.StreamRespo
             if any(delta.finish_reason is Finish.LOST for delta in deltas):
                 await response.write(_line(_lost().body(request[REQUEST_ID])))
                 break
-            await response.write(b"".join(_line(_fields(delta)) for delta in deltas))
+            if deltas:
+                await response.write(b"".join(_line(_fields(delta)) for delta in deltas))
         await response.write_eof()
     return response
 
