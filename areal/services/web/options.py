@@ -16,6 +16,7 @@ from areal.errors import ArealError, UsageFault
 from areal.services.web.keys import AdminKey, is_loopback, load_admin_key, refuse_open_bind
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec nothing may be
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ def exit_on_failure(main: Callable[[], None]) -> int:
     return 0
 
 
-def die_with_parent() -> None:
-    """SIGTERM this process when its parent dies, however it dies."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(parent: int) -> None:
+    """SIGTERM this process when ``parent`` dies, however it dies; at once when it is dead already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

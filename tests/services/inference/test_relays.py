@@ -120,6 +120,16 @@ def test_supervisor_killed_takes_its_relays_along(house: House) -> None:
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="relays gone")
 
 
+def test_supervisor_killed_while_it_starts_relays_leaves_none(house: House) -> None:
+    supervisor = psutil.Process(house.gateway.popen.pid)
+    before = relay_pids(house.gateway)
+    for pid in before:
+        os.kill(pid, 9)
+    fresh = wait_until(lambda: [c for c in supervisor.children() if c.pid not in before], what="a relay begins")
+    house.gateway.kill()
+    wait_until(lambda: not any(child.is_running() for child in fresh), what="relays gone")
+
+
 def test_successor_on_the_same_port_takes_over_without_a_lost_call(house: House, processes: Processes) -> None:
     port = str(house.gateway.port)
     successor = processes.gateway(house.router, "--port", port)

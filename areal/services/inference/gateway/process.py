@@ -15,7 +15,7 @@ from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
 from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.router.table import Limits
-from areal.services.web.options import ServeOptions, die_with_parent, serve_options
+from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
 from areal.services.web.service import Service
@@ -23,8 +23,6 @@ from areal.services.web.tasks import background
 
 
 def run_relay(args: argparse.Namespace) -> None:
-    if args.relay_index is not None:
-        die_with_parent()
     # Always shared: other relays listen on it too, and so does a successor to which this gateway hands over.
     options = serve_options(args, reuse_port=True)
     limits = Limits(args.max_body_bytes, args.request_timeout, args.max_queued_requests)

@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from areal.services.web.options import bind, serve_options
+from areal.services.web.options import bind, die_with_parent, serve_options
 
 _log = logging.getLogger(__name__)
 
@@ -86,9 +87,8 @@ class Supervisor:
         now = time.monotonic()
         for child in self._children:
             if child.process is None and child.due_at <= now:
-                child.process = subprocess.Popen(
-                    [*self._argv, "--relay-index", str(child.index)], preexec_fn=_unblock_signals
-                )
+                argv = [*self._argv, "--relay-index", str(child.index)]
+                child.process = subprocess.Popen(argv, preexec_fn=partial(_begin_child, os.getpid()))
                 child.started_at = now
                 child.backoff_s = child.backoff_s or _BACKOFF_FIRST_S / 2
 
@@ -105,8 +105,10 @@ def _forget_gauges(pid: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def _unblock_signals() -> None:
+def _begin_child(supervisor: int) -> None:
+    """In the child, before it is a relay: it ends with its supervisor from its first moment on."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    die_with_parent(supervisor)
 
 
 def supervise(args: argparse.Namespace, argv: Sequence[str]) -> None:
