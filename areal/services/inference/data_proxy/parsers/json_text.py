@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from enum import Enum
 
 from areal.services.inference.data_proxy.parsers.output import Output
 from areal.services.inference.data_proxy.parsers.source import Source, Steps
@@ -61,14 +60,6 @@ class JsonValue:
             self._depth -= 1
             return self._depth == 0
         return False
-
-
-class Call(Enum):
-    """How reading a call ended. BROKEN: a call began, and what follows is not as it should be."""
-
-    NONE = "none"
-    BROKEN = "broken"
-    READ = "read"
 
 
 def read_value(source: Source) -> Steps[str]:
@@ -124,16 +115,13 @@ class CallObject:
         self._held: str | None = None  # arguments that came before the name
         self._started = False
 
-    def read(self) -> Steps[Call]:
-        """BROKEN leaves the source where it stopped making sense."""
+    def read(self) -> Steps[bool]:
+        """Whether it is a call; it is left open. The source stands after the object, or where that made no sense."""
         whole = yield from self._object()
         if whole and not self._started and self._name is not None:
             self._start()
             self._output.arguments("{}" if self._held is None else plain_arguments(self._held))
-        if not self._started:
-            return Call.NONE
-        self._output.end()
-        return Call.READ if whole else Call.BROKEN
+        return self._started
 
     def _object(self) -> Steps[bool]:
         """Whether there was an object that could be read to its end."""
@@ -160,7 +148,7 @@ class CallObject:
             return (yield from self._object())
         if key in _NAME_KEYS or key == "function":
             self._name = yield from read_string(source)
-            return bool(self._name) and (self._known is None or self._known(self._name))
+            return self._name is not None and self._name != "" and (self._known is None or self._known(self._name))
         if key in _ARGUMENT_KEYS and self._name is not None and not self._started:
             self._start()
             yield from read_arguments(source, self._output)
@@ -168,11 +156,28 @@ class CallObject:
         value = yield from read_value(source)
         if key in _ARGUMENT_KEYS and not self._started:
             self._held = value
-            return True
-        return value != "" and (self._known is None or key in _BESIDE_KEYS)
+        elif self._known is not None and key not in _BESIDE_KEYS:
+            return False
+        return value != ""
 
     def _start(self) -> None:
         assert self._name is not None
         self._output.start(self._name)
         self._source.forget_mark()
         self._started = True
+
+
+def read_calls(source: Source, output: Output, known: Callable[[str], bool] | None = None) -> Steps[bool]:
+    """Call objects in a row or in a list, commas or semicolons between. Whether there was any; the last one is left
+    open."""
+    called = False
+    yield from source.space()
+    yield from source.accept("[")
+    while True:
+        yield from source.space()
+        if (yield from source.peek()) != "{" or not (yield from CallObject(source, output, known).read()):
+            return called
+        called = True
+        yield from source.space()
+        if not (yield from source.accept(",")):
+            yield from source.accept(";")

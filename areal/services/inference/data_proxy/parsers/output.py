@@ -28,10 +28,6 @@ class Output:
         self._calls = 0
         self._open = False
 
-    @property
-    def calls_ended(self) -> int:
-        return self._calls - self._open
-
     def drain(self) -> tuple[Piece, ...]:
         pieces, self._pieces = tuple(self._pieces), []
         return pieces

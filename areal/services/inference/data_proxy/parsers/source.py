@@ -26,7 +26,23 @@ class Extent(Protocol):
         ...
 
 
+class _Run:
+    """The extent of the characters that ``belongs`` holds for."""
+
+    def __init__(self, belongs: Callable[[str], bool]) -> None:
+        self._belongs = belongs
+
+    def feed(self, text: str) -> int | None:
+        return next((position for position, char in enumerate(text) if not self._belongs(char)), None)
+
+
+def discard(text: str) -> None:
+    """For text that is markup and nothing else."""
+
+
 class Source:
+    """``feed`` what came; a parser reads on from there."""
+
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
@@ -76,8 +92,10 @@ class Source:
 
     def space(self) -> Steps[None]:
         """Pass white space."""
-        while (yield from self.peek()).isspace():
-            self._at += 1
+        yield from self.span(_Run(str.isspace), discard)
+
+    def newlines(self) -> Steps[None]:
+        yield from self.span(_Run("\n\r".__contains__), discard)
 
     def until(self, markers: Sequence[str], on_text: OnText) -> Steps[str | None]:
         """Hand on the text before the first marker, pass the marker and return it; None at the end of all text.
@@ -113,6 +131,12 @@ class Source:
             text = self._text[self._at : end]
             self._at = end
             on_text(text)
+
+
+def read_run(source: Source, belongs: Callable[[str], bool]) -> Steps[str]:
+    parts: list[str] = []
+    yield from source.span(_Run(belongs), parts.append)
+    return "".join(parts)
 
 
 def _first(text: str, at: int, markers: Sequence[str]) -> tuple[int, str] | None:

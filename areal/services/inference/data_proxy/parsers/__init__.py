@@ -1,0 +1,51 @@
+"""From an answer's text to content, reasoning and tool calls, for each family of models.
+
+Pure and incremental: text comes as it is decoded, pieces leave as soon as they are certain, half a marker never does.
+How the text was cut makes no difference to what the pieces say.
+"""
+
+from __future__ import annotations
+
+from areal.services.inference.data_proxy.parsers.pieces import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+    Reply,
+    ToolCall,
+)
+from areal.services.inference.data_proxy.parsers.reader import Reader
+from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
+from areal.services.inference.data_proxy.parsers.registry import (
+    NO_PARSER,
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    ToolFormat,
+    reasoning_format,
+    spoken_by,
+    tool_format,
+)
+from areal.services.inference.data_proxy.parsers.tools import Tools
+
+__all__ = [
+    "NO_PARSER",
+    "REASONING_FORMATS",
+    "TOOL_FORMATS",
+    "CallArguments",
+    "CallEnd",
+    "CallStart",
+    "Content",
+    "Piece",
+    "Reader",
+    "Reasoning",
+    "ReasoningFormat",
+    "Reply",
+    "ToolCall",
+    "ToolFormat",
+    "Tools",
+    "reasoning_format",
+    "spoken_by",
+    "tool_format",
+]

@@ -1,0 +1,185 @@
+"""The formats by the names under which vLLM and SGLang know them, and which of them a chat template speaks."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
+
+from areal.errors import UsageFault
+from areal.services.inference.data_proxy.parsers import sections, tagged_json, xml
+from areal.services.inference.data_proxy.parsers.output import NewId
+from areal.services.inference.data_proxy.parsers.pythonic import parse_pythonic
+from areal.services.inference.data_proxy.parsers.reader import Parse
+from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
+from areal.services.web.ids import unique_id
+
+NO_PARSER = "none"
+_T = TypeVar("_T")
+_ids = random.Random()
+
+
+def _call_id() -> str:
+    return unique_id("call_")
+
+
+def _mistral_id() -> str:
+    """Nine letters and digits: Mistral's templates refuse anything else."""
+    return "".join(_ids.choices(string.ascii_letters + string.digits, k=9))
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How one family writes tool calls.
+
+    ``markers`` must stay in the text where they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) begin
+    a call: put at the end of the prompt they leave the model no choice but to make one. ``signs`` in a chat template
+    tell that it speaks this format.
+    """
+
+    name: str
+    parse: Parse
+    markers: tuple[str, ...]
+    any_call: str
+    named_call: str | None
+    aliases: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    new_id: NewId = _call_id
+
+
+_HERMES = tagged_json.BetweenTags("<tool_call>", "</tool_call>")
+_JAMBA = tagged_json.BetweenTags("<tool_calls>", "</tool_calls>")
+_INTERNLM = tagged_json.BetweenTags("<|action_start|><|plugin|>", "<|action_end|>")
+_GRANITE = tagged_json.AfterTag("<|tool_call|>")
+_PHI = tagged_json.AfterTag("functools")
+_QWEN_XML = xml.XmlCalls(
+    "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
+)  # fmt: skip
+_SEED = xml.XmlCalls(
+    "<seed:tool_call>", "</seed:tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
+)  # fmt: skip
+_MINIMAX = xml.XmlCalls(
+    "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
+)  # fmt: skip
+_DSML = xml.XmlCalls(
+    "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
+    "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
+)  # fmt: skip
+_DEEPSEEK, _KIMI = sections.DEEPSEEK, sections.KIMI
+_DEEPSEEK_CALL = _DEEPSEEK.begin + _DEEPSEEK.call
+
+TOOL_FORMATS = (
+    ToolFormat(
+        "qwen3_coder", _QWEN_XML.parse, ("<tool_call>", "</tool_call>"),
+        "<tool_call>\n<function=", "<tool_call>\n<function=%s>\n", ("qwen3_xml",), ("<tool_call>", "<function="),
+    ),
+    ToolFormat(
+        "seed_oss", _SEED.parse, ("<seed:tool_call>", "</seed:tool_call>"),
+        "<seed:tool_call>\n<function=", "<seed:tool_call>\n<function=%s>\n", (), ("<seed:tool_call>",),
+    ),
+    ToolFormat(
+        "glm45", xml.PairCalls().parse,
+        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        "<tool_call>", "<tool_call>%s\n", ("glm", "glm47"), ("<arg_key>",),
+    ),
+    ToolFormat(
+        "minimax_m2", _MINIMAX.parse, (_MINIMAX.open, _MINIMAX.close),
+        '<minimax:tool_call>\n<invoke name="', '<minimax:tool_call>\n<invoke name="%s">\n', (), (_MINIMAX.open,),
+    ),
+    ToolFormat(
+        "deepseek_v32", _DSML.parse, ("｜DSML｜",),
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="', '<｜DSML｜function_calls>\n<｜DSML｜invoke name="%s">\n',
+        ("deepseekv32",), (_DSML.function,),
+    ),
+    ToolFormat(
+        "deepseek_v3", _DEEPSEEK.parse, _DEEPSEEK.markers,
+        f"{_DEEPSEEK_CALL}function{_DEEPSEEK.separator}",
+        f"{_DEEPSEEK_CALL}function{_DEEPSEEK.separator}%s\n```json\n", ("deepseekv3",), (_DEEPSEEK.begin, "```json"),
+    ),
+    ToolFormat(
+        "deepseek_v31", _DEEPSEEK.parse, _DEEPSEEK.markers,
+        _DEEPSEEK_CALL, f"{_DEEPSEEK_CALL}%s{_DEEPSEEK.separator}", ("deepseekv31",), (_DEEPSEEK.begin,),
+    ),
+    ToolFormat(
+        "kimi_k2", _KIMI.parse, _KIMI.markers, f"{_KIMI.begin}{_KIMI.call}functions.", None, (), (_KIMI.separator,),
+    ),
+    ToolFormat(
+        "mistral", tagged_json.parse_mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        "[TOOL_CALLS]", None, (), ("[TOOL_CALLS]",), _mistral_id,
+    ),
+    ToolFormat(
+        "internlm", _INTERNLM.parse, ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        _INTERNLM.open + '\n{"name":', _INTERNLM.open + '\n{"name": "%s", "parameters":', (), (_INTERNLM.open,),
+    ),
+    ToolFormat(
+        "granite", _GRANITE.parse, ("<|tool_call|>",),
+        '<|tool_call|>[{"name":', '<|tool_call|>[{"name": "%s", "arguments":', (), ("<|tool_call|>",),
+    ),
+    ToolFormat(
+        "jamba", _JAMBA.parse, ("<tool_calls>", "</tool_calls>"),
+        '<tool_calls>[\n{"name":', '<tool_calls>[\n{"name": "%s", "arguments":', (), ("<tool_calls>",),
+    ),
+    ToolFormat(
+        "hermes", _HERMES.parse, ("<tool_call>", "</tool_call>"),
+        '<tool_call>\n{"name":', '<tool_call>\n{"name": "%s", "arguments":', ("qwen", "qwen25", "qwen3"),
+        ("<tool_call>",),
+    ),
+    ToolFormat(
+        "phi4_mini_json", _PHI.parse, (),
+        'functools[{"name":', 'functools[{"name": "%s", "arguments":', ("phi4_mini",), ("functools",),
+    ),
+    ToolFormat(
+        "llama3_json", tagged_json.parse_llama, ("<|python_tag|>",),
+        '{"name":', '{"name": "%s", "parameters":', ("llama3", "llama4_json"),
+        ('{"name": function name, "parameters":',),
+    ),
+    ToolFormat(
+        "pythonic", parse_pythonic, ("<|python_start|>", "<|python_end|>"), "[", "[%s(", ("llama4_pythonic", "llama4"),
+    ),
+)  # fmt: skip
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "qwen3_thinking": ReasoningFormat("<think>", "</think>"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
+    "deepseek_v3": ReasoningFormat("<think>", "</think>"),
+    "glm45": ReasoningFormat("<think>", "</think>", breaks=("<tool_call>",)),
+    "kimi_k2": ReasoningFormat("<think>", "</think>", breaks=(_KIMI.begin,)),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "minimax_m2": ReasoningFormat("<think>", "</think>", always=True),
+    "step3": ReasoningFormat("<think>", "</think>", always=True),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", always=True),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+}
+
+_TOOL_NAMES = {name: form for form in TOOL_FORMATS for name in (form.name, *form.aliases)}
+
+
+def tool_format(name: str) -> ToolFormat:
+    """Raises UsageFault that lists the names there are."""
+    return _TOOL_NAMES[_known(name, list(_TOOL_NAMES), "tool-call")]
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """Raises UsageFault that lists the names there are."""
+    return REASONING_FORMATS[_known(name, list(REASONING_FORMATS), "reasoning")]
+
+
+def _known(name: str, names: Sequence[str], kind: str) -> str:
+    plain = name.lower().replace("-", "_")
+    if plain in names:
+        return plain
+    close = get_close_matches(plain, names, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    raise UsageFault(
+        f"unknown {kind} parser {name!r}{meant}", hint=f"there are: {', '.join(sorted(names))}, {NO_PARSER}"
+    )
+
+
+def spoken_by(template: str) -> ToolFormat | None:
+    """The format in which a model with this chat template writes its calls, where the template shows it."""
+    return next((form for form in TOOL_FORMATS if form.signs and all(sign in template for sign in form.signs)), None)
