@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.engines.base import EngineState
 from areal.services.web.stage import report_stage
 
@@ -14,20 +15,37 @@ _LOST_AFTER = 2
 
 
 class EngineWatch:
-    """``state`` is the newest answer; a single lost one after good ones is noise."""
+    """``state`` is the newest answer; a single lost one after good ones is noise. ``suspension`` hears of pauses."""
 
-    def __init__(self, ask: Callable[[], Awaitable[EngineState]], *, period_s: float = _PERIOD_S) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[EngineState]],
+        *,
+        period_s: float = _PERIOD_S,
+        suspension: Suspension | None = None,
+    ) -> None:
         self._ask = ask
         self._period_s = period_s
+        self._suspension = suspension
         self._failures = 0
         self.state = EngineState(not_ready="the engine was not asked yet")
 
     async def run(self) -> None:
         report_stage("waiting for the engine")
         while True:
-            self._take(await self._ask())
+            await self.refresh()
             ready = self.state.not_ready is None
             await asyncio.sleep(self._period_s if ready and not self._failures else _STARTING_PERIOD_S)
+
+    async def refresh(self) -> None:
+        """Ask now."""
+        suspension = self._suspension
+        asked_at = suspension.commands if suspension else 0
+        answer = await self._ask()
+        self._take(answer)
+        if suspension:  # an engine that is gone holds nothing still
+            lost = self.state.not_ready is not None
+            suspension.observe(False if lost else answer.paused, asked_at=asked_at)
 
     def _take(self, answer: EngineState) -> None:
         was_ready = self.state.not_ready is None

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.choice import Choice, Update
+from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.engines.base import EngineCall, EngineFailed, TokenEngine
 
 
@@ -38,8 +39,9 @@ class Drive:
 
 
 class Generator:
-    def __init__(self, engine: TokenEngine) -> None:
+    def __init__(self, engine: TokenEngine, suspension: Suspension) -> None:
         self._engine = engine
+        self.suspension = suspension
         self._aborts: set[asyncio.Task[None]] = set()
         self.pulse = Pulse()
 

@@ -192,10 +192,13 @@ class ModelCalls:
         """The updates, under the deadline on progress; engine failures as what the caller is told."""
         begun = False
 
-        def queued_in_a_busy_engine() -> bool:
+        def excused() -> bool:
+            """The engine is paused, or the call is queued in a busy one."""
+            if self._generator.suspension.excuses(prepared.idle_s):
+                return True
             return not begun and self._generator.pulse.silent_s() < prepared.idle_s
 
-        watchdog = Watchdog(lambda: prepared.idle_s, excused=queued_in_a_busy_engine)
+        watchdog = Watchdog(lambda: prepared.idle_s, excused=excused)
 
         async def watched(updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
             nonlocal begun

@@ -11,12 +11,14 @@ import aiohttp
 from aiohttp import web
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_base_url, provider_key
+from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.engines.clients.external import ExternalApi
@@ -56,19 +58,34 @@ def _token_engine(args: argparse.Namespace) -> Build:
     def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
         headers = options.key.bearer() if options.key else {}
         engine = open_engine(args.engine, http, args.engine_url, headers)
-        watch = EngineWatch(engine.state)
+        suspension = Suspension()
+        watch = EngineWatch(engine.state, suspension=suspension)
 
         def context() -> int | None:
-            given: int | None = args.max_model_len
-            return given or watch.state.max_model_len or codec.max_positions
+            """The least of what we and the engine were told: what the engine would cut short is refused here."""
+            told = [length for length in (args.max_model_len, watch.state.max_model_len) if length]
+            return min(told, default=codec.max_positions)
+
+        def details() -> dict[str, Any]:
+            return {
+                "in_flight_tokens": calls.tokens_in_flight,
+                "max_model_len": context(),
+                "root": watch.state.root,
+                "paused": suspension.active,
+            }
+
+        def not_ready() -> str | None:
+            return "the engine's memory is released" if control.memory_released else watch.state.not_ready
 
         limits = ProxyLimits(args.max_body_bytes, args.request_timeout, context)
         pool = CodecPool(args.tokenizer_threads)
-        service = _service(args, options, watch, lambda: {"in_flight_tokens": calls.tokens_in_flight})
+        service = _service(args, options, watch, not_ready, details)
+        control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
         finished = _count_tokens(service.metrics)
-        generator = Generator(engine)
+        generator = Generator(engine, suspension)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished)
-        _add_model_routes(service, args.model, calls.chat, calls.completion)
+        control.add_to(service)
+        _add_model_routes(service, args.model, control.admitting(calls.chat), control.admitting(calls.completion))
         return service
 
     return build
@@ -79,7 +96,10 @@ def _external(args: argparse.Namespace) -> Build:
 
     def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
         api = ExternalApi(http, base_url, args.provider_model or args.model, key)
-        service = _service(args, options, EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S), dict)
+        watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
+        root = args.provider_model or args.model
+        service = _service(args, options, watch, lambda: watch.state.not_ready, lambda: {"root": root})
+        refuse_controls(service, "an external model is not ours to pause, to resize or to version")
         calls = ExternalCalls(args.model, api, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
         _add_model_routes(service, args.model, calls.relay_to("/chat/completions"), calls.relay_to("/completions"))
         return service
@@ -88,7 +108,11 @@ def _external(args: argparse.Namespace) -> Build:
 
 
 def _service(
-    args: argparse.Namespace, options: ServeOptions, watch: EngineWatch, details: Callable[[], dict[str, Any]]
+    args: argparse.Namespace,
+    options: ServeOptions,
+    watch: EngineWatch,
+    not_ready: Callable[[], str | None],
+    details: Callable[[], dict[str, Any]],
 ) -> Service:
     def about() -> dict[str, Any]:
         return {"model": args.model, "engine": args.engine, "version": watch.state.version, **details()}
@@ -97,7 +121,7 @@ def _service(
         "data-proxy",
         key=options.key,
         loopback=options.loopback,
-        not_ready=lambda: watch.state.not_ready,
+        not_ready=not_ready,
         details=about,
     )
 

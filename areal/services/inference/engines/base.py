@@ -78,11 +78,16 @@ class EngineDelta:
 
 @dataclass(frozen=True)
 class EngineState:
-    """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens."""
+    """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens.
+
+    ``root`` is where the engine has its model from. ``paused`` is None where the engine does not tell.
+    """
 
     not_ready: str | None
     version: int | None = None
     max_model_len: int | None = None
+    root: str | None = None
+    paused: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,10 @@ class EngineFailed(EngineError):
     """The engine began, and died or failed. What it produced so far is no answer."""
 
 
+class EngineUnsupported(EngineError):
+    """This engine, or the way it was started, has no such control."""
+
+
 class TokenEngine(Protocol):
     """Drives one engine process."""
 
@@ -133,3 +142,28 @@ class TokenEngine(Protocol):
     async def state(self) -> EngineState:
         """Never raises EngineError: an engine that does not answer is not ready."""
         ...
+
+    async def pause(self) -> None:
+        """Returns when no token of these weights can still be sampled. Running calls are kept and go on at ``resume``.
+
+        This and the controls below raise EngineError; EngineUnsupported where the engine cannot do it at all.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Idempotent, as ``pause`` is."""
+        ...
+
+    async def set_version(self, version: int) -> None:
+        """Tokens sampled from now on carry ``version``."""
+        ...
+
+    async def version(self) -> int | None:
+        """None where the engine was never told one."""
+        ...
+
+    async def release_memory(self) -> None:
+        """Give the weights' and the cache's device memory back. Nothing is generated until ``restore_memory``."""
+        ...
+
+    async def restore_memory(self) -> None: ...

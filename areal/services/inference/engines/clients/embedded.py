@@ -1,4 +1,4 @@
-"""The embedded engine's routes: ``/generate`` as NDJSON, ``/abort``, ``/ready``."""
+"""The embedded engine's routes: ``/generate`` as NDJSON, ``/abort``, ``/ready``, pause and versions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from areal.services.inference.engines.base import (
     EngineDelta,
     EngineFailed,
     EngineState,
+    EngineUnsupported,
     FinishReason,
 )
 from areal.services.inference.engines.clients.transport import EngineHttp
@@ -48,7 +49,33 @@ class EmbeddedClient:
             stage = data.get("stage") or data.get("reason") or "no answer"
             return EngineState(not_ready=f"the engine is not ready: {stage}")
         _, running = await self._engine.get("/get_version")
-        return EngineState(None, _whole(running, "version"), _whole(data, "max_model_len"))
+        root, paused = data.get("model_path"), data.get("paused")
+        return EngineState(
+            not_ready=None,
+            version=_whole(running, "version"),
+            max_model_len=_whole(data, "max_model_len"),
+            root=root if isinstance(root, str) else None,
+            paused=paused if isinstance(paused, bool) else None,
+        )
+
+    async def pause(self) -> None:
+        await self._engine.command("/pause_generation", unless="this engine has no pause")
+
+    async def resume(self) -> None:
+        await self._engine.command("/continue_generation", unless="this engine has no pause")
+
+    async def set_version(self, version: int) -> None:
+        await self._engine.command("/set_version", {"version": version}, unless="this engine keeps no version")
+
+    async def version(self) -> int | None:
+        _, running = await self._engine.get("/get_version")
+        return _whole(running, "version")
+
+    async def release_memory(self) -> None:
+        raise EngineUnsupported("the embedded engine cannot release its memory; stop the replica instead")
+
+    async def restore_memory(self) -> None:
+        raise EngineUnsupported("the embedded engine cannot release its memory, so there is nothing to resume")
 
 
 def _wire(call: EngineCall) -> dict[str, Any]:

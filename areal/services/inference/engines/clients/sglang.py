@@ -3,6 +3,9 @@
 Each event repeats the whole answer so far, or with its incremental option only what is new: which of the two is told
 by ``completion_tokens``. Tokens carry the ``weight_version`` that the event reports, where that is a number.
 Not honoured: ``seed`` (it needs the server's deterministic mode, and is silently dropped without it).
+
+A pause is ``in_place``: requests stay where they are, their cache too, and go on at ``/continue_generation``. Memory
+is released only by a server that was started with ``--enable-memory-saver``.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from areal.services.inference.engines.clients.transport import EngineHttp
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 UNKNOWN_VERSION = -1
+_NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
+_NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
+_NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
 
 
 class SglangClient:
@@ -60,7 +66,28 @@ class SglangClient:
             not_ready=None,
             version=_version(model.get("weight_version")),
             max_model_len=length if isinstance(length, int) else None,
+            root=root if isinstance(root := model.get("model_path"), str) else None,
         )
+
+    async def pause(self) -> None:
+        await self._engine.command("/pause_generation", {"mode": "in_place"}, unless=_NO_PAUSE)
+
+    async def resume(self) -> None:
+        await self._engine.command("/continue_generation", unless=_NO_PAUSE)
+
+    async def set_version(self, version: int) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._engine.command("/update_weight_version", body, unless=_NO_VERSION)
+
+    async def version(self) -> int | None:
+        _, model = await self._engine.get("/get_model_info")
+        return _version(model.get("weight_version"))
+
+    async def release_memory(self) -> None:
+        await self._engine.command("/release_memory_occupation", unless=_NO_SAVER)
+
+    async def restore_memory(self) -> None:
+        await self._engine.command("/resume_memory_occupation", unless=_NO_SAVER)
 
 
 def wire_body(call: EngineCall) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 import aiohttp
 import orjson
 
-from areal.services.inference.engines.base import EngineFailed, EngineRefused, EngineUnavailable
+from areal.services.inference.engines.base import EngineFailed, EngineRefused, EngineUnavailable, EngineUnsupported
 
 _CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_COMMAND_TIMEOUT = aiohttp.ClientTimeout(total=120.0)
 _NEVER_BEGAN = frozenset({429, 503})
+_NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
 
 class EngineHttp:
@@ -45,6 +47,30 @@ class EngineHttp:
             ) as response:
                 await response.read()
 
+    async def command(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        unless: str,
+        params: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """A control that must work: its answer, or an EngineError. ``unless`` says why the route may be missing."""
+        try:
+            async with self._http.post(
+                self._url + path, json=body or {}, params=params, headers=self._headers, timeout=_COMMAND_TIMEOUT
+            ) as response:
+                if response.status in _NO_SUCH_ROUTE:
+                    raise EngineUnsupported(unless)
+                if response.status != 200:
+                    await _raise_for(response)
+                data = await response.read()
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EngineUnavailable("the engine does not answer") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
+        return _object(data)
+
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON object (empty when the body is none). Status 0: no answer."""
         try:
@@ -52,11 +78,15 @@ class EngineHttp:
                 status, body = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError):
             return 0, {}
-        try:
-            data = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return status, {}
-        return status, data if isinstance(data, dict) else {}
+        return status, _object(body)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 async def _raise_for(response: aiohttp.ClientResponse) -> None:

@@ -1,14 +1,19 @@
 """vLLM's ``/v1/completions`` with token ids in and out.
 
 Its extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` give the ids of the sampled tokens and of
-the alternatives (written ``token_id:N``). The route does not say which weights sampled a token: versions are -1.
-Closing the connection aborts the request; there is no route for it.
+the alternatives (written ``token_id:N``). Closing the connection aborts the request; there is no route for it.
+
+The route does not say which weights sampled a token, so the version is kept here: -1 until one is set, then whatever
+is set when a token arrives. That is exact across a pause, which returns once what was sampled before it has arrived.
+Pausing (``keep``: requests freeze and go on) and sleeping are routes of vLLM's development mode.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -28,6 +33,9 @@ from areal.services.inference.engines.clients.transport import EngineHttp
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 UNKNOWN_VERSION = -1
+_NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
+_QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
+_SETTLE_S = 5.0
 
 
 class VllmClient:
@@ -36,16 +44,29 @@ class VllmClient:
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
         self._model: str | None = None  # its own name of the model, told by /v1/models
+        self._version: int | None = None
+        self._calls = 0
+        self._heard = asyncio.Event()
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         if self._model is None:
             raise EngineUnavailable("vLLM has not said yet which model it serves")
         body = wire_body(call, self._model)
-        async with self._engine.post("/v1/completions", body) as response:
-            async with contextlib.aclosing(read_events(response.content)) as events:
-                async for data in events:
-                    for choice in data.get("choices", ()):
-                        yield read_choice(choice, call)
+        self._calls += 1
+        try:
+            async with self._engine.post("/v1/completions", body) as response:
+                async with contextlib.aclosing(read_events(response.content)) as events:
+                    async for data in events:
+                        self._heard.set()
+                        for choice in data.get("choices", ()):
+                            yield self._stamped(read_choice(choice, call))
+        finally:
+            self._calls -= 1
+
+    def _stamped(self, delta: EngineDelta) -> EngineDelta:
+        if self._version is None:
+            return delta
+        return replace(delta, versions=(self._version,) * len(delta.token_ids))
 
     async def abort(self, request_id: str) -> None:
         """Nothing to send: the closed connection said it."""
@@ -53,14 +74,56 @@ class VllmClient:
     async def state(self) -> EngineState:
         status, _ = await self._engine.get("/health")
         if status != 200:
+            if status == 0:  # it may come back as another process, with the weights of its start
+                self._version = None
             return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
         _, listed = await self._engine.get("/v1/models")
         models = listed.get("data") or []
         if not models:
             return EngineState(not_ready="vLLM lists no model")
         self._model = models[0]["id"]
-        length = models[0].get("max_model_len")
-        return EngineState(not_ready=None, max_model_len=length if isinstance(length, int) else None)
+        length, root = models[0].get("max_model_len"), models[0].get("root")
+        _, pausing = await self._engine.get("/is_paused")
+        paused = pausing.get("is_paused")
+        return EngineState(
+            not_ready=None,
+            version=self._version,
+            max_model_len=length if isinstance(length, int) else None,
+            root=root if isinstance(root, str) else None,
+            paused=paused if isinstance(paused, bool) else None,
+        )
+
+    async def pause(self) -> None:
+        """The cache is cleared: prefixes computed by weights that go are no use to those that come."""
+        await self._engine.command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                while self._calls and await self._hears():
+                    pass
+
+    async def _hears(self) -> bool:
+        """Whether an event comes before it has been quiet for long enough."""
+        self._heard.clear()
+        try:
+            async with asyncio.timeout(_QUIET_S):
+                return await self._heard.wait()
+        except TimeoutError:
+            return False
+
+    async def resume(self) -> None:
+        await self._engine.command("/resume", unless=_NO_DEV_MODE)
+
+    async def set_version(self, version: int) -> None:
+        self._version = version
+
+    async def version(self) -> int | None:
+        return self._version
+
+    async def release_memory(self) -> None:
+        await self._engine.command("/sleep", params={"level": "1"}, unless=_NO_DEV_MODE)
+
+    async def restore_memory(self) -> None:
+        await self._engine.command("/wake_up", unless=_NO_DEV_MODE)
 
 
 def wire_body(call: EngineCall, model: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ async def run(folder: ModelFolder, settings: Settings, serving: ServeOptions) ->
         key=serving.key,
         loopback=serving.loopback,
         not_ready=stage.not_ready,
-        details=lambda: {**stage.details(), **routes.details()},
+        details=lambda: {**stage.details(), "model_path": str(folder.path), **routes.details()},
     )
     routes.add_to(service)
 

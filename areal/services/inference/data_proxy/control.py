@@ -1,0 +1,172 @@
+"""The control routes of a data proxy: pause, versions and memory of its engine. All need the admin key.
+
+One control runs at a time. A pause that fails, or whose caller leaves, is taken back: nobody would end it. While
+memory is released the proxy is not ready and refuses calls, so that they go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+from aiohttp import web
+
+from areal.services.inference.data_proxy.engine_watch import EngineWatch
+from areal.services.inference.data_proxy.suspension import Suspension
+from areal.services.inference.engines.base import (
+    EngineError,
+    EngineRefused,
+    EngineUnavailable,
+    EngineUnsupported,
+    TokenEngine,
+)
+from areal.services.web.access import Access
+from areal.services.web.body import read_body, read_object
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.service import Handler, Service, json_response
+
+_BODY_BYTES = 64 * 1024
+CONTROL_PATHS = (
+    "/pause_generation",
+    "/continue_generation",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/set_version",
+)
+
+
+class EngineControl:
+    """``in_flight`` counts the model calls that run now."""
+
+    def __init__(
+        self, engine: TokenEngine, watch: EngineWatch, suspension: Suspension, in_flight: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._watch = watch
+        self._suspension = suspension
+        self._in_flight = in_flight
+        self._lock = asyncio.Lock()
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self.memory_released = False
+
+    def add_to(self, service: Service) -> None:
+        handlers = (self.pause, self.resume, self.release_memory, self.restore_memory, self.set_version)
+        for path, handler in zip(CONTROL_PATHS, handlers, strict=True):
+            service.route("POST", path, handler, Access.ADMIN)
+        service.route("GET", "/get_version", self.get_version, Access.ADMIN)
+
+    def admitting(self, handler: Handler) -> Handler:
+        """A model route that refuses calls while the engine's memory is released."""
+
+        async def admitted(request: web.Request) -> web.StreamResponse:
+            if self.memory_released:
+                message = "the engine's memory is released"
+                raise ApiError(503, message, code="memory_released", headers={"Retry-After": "1"})
+            return await handler(request)
+
+        return admitted
+
+    async def pause(self, request: web.Request) -> web.Response:
+        await read_body(request, _BODY_BYTES)
+        async with self._control():
+            was_paused = self._suspension.active
+            self._suspension.set(True)  # before: the deadline must not fall into the pausing
+            try:
+                await self._engine.pause()
+            except BaseException:
+                if not was_paused:
+                    await self._take_back()
+                raise
+        return json_response({"status": "ok", "paused": True, "version": await self._engine.version()})
+
+    async def _take_back(self) -> None:
+        """Resume though the pause failed, or its caller left: the engine may have got it."""
+
+        async def resume() -> None:
+            with contextlib.suppress(EngineError):
+                await self._engine.resume()
+            self._suspension.set(False)
+
+        task = asyncio.create_task(resume(), name="take-back-pause")
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+        await asyncio.shield(task)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        await read_body(request, _BODY_BYTES)
+        async with self._control():
+            await self._engine.resume()
+            self._suspension.set(False)
+        return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
+
+    async def set_version(self, request: web.Request) -> web.Response:
+        version = (await read_object(request, _BODY_BYTES)).get("version")
+        if type(version) is not int or not 0 <= version < 2**63:
+            raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
+        async with self._control():
+            await self._engine.set_version(version)
+        return json_response({"status": "ok", "version": version})
+
+    async def get_version(self, request: web.Request) -> web.Response:
+        with _control_errors():
+            return json_response({"version": await self._engine.version()})
+
+    async def release_memory(self, request: web.Request) -> web.Response:
+        await read_body(request, _BODY_BYTES)
+        async with self._control():
+            if not self.memory_released:
+                await self._release()
+        return json_response({"status": "ok", "memory_released": True})
+
+    async def _release(self) -> None:
+        self.memory_released = True  # no call may begin meanwhile
+        try:
+            if running := self._in_flight():
+                message = f"{running} calls are running: their cache cannot be released under them"
+                raise ApiError(409, message, code="requests_in_flight")
+            await self._engine.release_memory()
+        except BaseException:
+            self.memory_released = False
+            raise
+
+    async def restore_memory(self, request: web.Request) -> web.Response:
+        await read_body(request, _BODY_BYTES)
+        async with self._control():
+            await self._engine.restore_memory()
+            self.memory_released = False
+        return json_response({"status": "ok", "memory_released": False})
+
+    @contextlib.asynccontextmanager
+    async def _control(self) -> AsyncIterator[None]:
+        """One at a time; afterwards the probes tell of it at once."""
+        with _control_errors():
+            async with self._lock:
+                yield
+                await self._watch.refresh()
+
+
+def refuse_controls(service: Service, why: str) -> None:
+    """The same routes before something that cannot be controlled: 400 each."""
+
+    async def refused(request: web.Request) -> web.StreamResponse:
+        raise ApiError(400, why, code="unsupported_by_engine")
+
+    routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]]
+    routes = [("POST", path, refused) for path in CONTROL_PATHS]
+    for method, path, handler in [*routes, ("GET", "/get_version", refused)]:
+        service.route(method, path, handler, Access.ADMIN)
+
+
+@contextlib.contextmanager
+def _control_errors() -> Iterator[None]:
+    try:
+        yield
+    except EngineUnsupported as error:
+        raise ApiError(400, str(error), code="unsupported_by_engine") from error
+    except EngineRefused as error:
+        raise ApiError(400, str(error), code=error.code or "engine_refused") from error
+    except EngineUnavailable as error:
+        raise ApiError(503, str(error), code="engine_unavailable") from error
+    except EngineError as error:
+        raise ApiError(502, str(error), code="engine_failed") from error
