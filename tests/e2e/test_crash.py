@@ -42,9 +42,9 @@ def before(box: Box, command: str) -> tuple[str, ...]:
     if command == "create":
         box.areal("delete", "inferenceservice/default", "--yes", "--ignore-not-found", "--grace", "1")
         return ("apply", "-f", service(box))
-    box.ok("apply", "-f", service(box))
+    box.ok("apply", "-f", service(box), "--yes")
     if command == "update":
-        return ("apply", "-f", service(box, "warning"))
+        return ("apply", "-f", service(box, "warning"), "--yes")
     return ("delete", "inferenceservice/default", "--yes", "--grace", "1")
 
 
@@ -80,7 +80,7 @@ def assert_recovers(box: Box, what: str) -> None:
     assert settled(box) == [], f"{what}: a process without a record"
     explained = box.areal("doctor", "-o", "json")
     assert explained.code in (0, 1), f"{what}: {explained.text}"
-    result = box.areal("apply", "-f", service(box))
+    result = box.areal("apply", "-f", service(box), "--yes")
     assert result.code == 0, f"{what}: {result.text}"
     assert box.areal("diff", "-f", service(box)).code == 0, what
     assert set(box.processes()) == {"router/0", "gateway/0"}, what
