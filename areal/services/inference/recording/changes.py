@@ -1,0 +1,228 @@
+"""The changes that a session goes through, as they are written. Each decides first (``session``, pure), then writes.
+
+Every function here runs inside one change of the journal's group commit, on the writer's ledger.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from areal.services.inference.recording import session as rules
+from areal.services.inference.recording.conversation import token_digest
+from areal.services.inference.recording.database import SEQUENCES
+from areal.services.inference.recording.ledger import Ledger, row_id
+from areal.services.inference.recording.lineage import Parent, find_parent
+from areal.services.inference.recording.names import HITL, GroupName
+from areal.services.inference.recording.packing import pack, runs
+from areal.services.inference.recording.session import Life, Phase, Session, Target, Trajectory
+from areal.services.inference.recording.values import Call, Sample, TextSample, TokenSample
+from areal.services.web.errors import ApiError, bad_request
+
+STANDING = 0  # the number of the human-in-the-loop session
+_NEXT_SESSION = "next_session"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    session: int
+    trajectory: int
+    interaction_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RewardAnswer:
+    message: str
+    interaction_count: int
+    session_id: str
+    trajectory_id: int
+    interaction_id: str
+    trajectory_ready: bool
+    ready_transition: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    session_id: str
+    ready: tuple[int, ...]
+
+
+def start_standing(ledger: Ledger, now: float) -> None:
+    if ledger.session(STANDING) is None:
+        ledger.add_session(Session(STANDING, HITL, "", now, standing=True), None)
+        ledger.set_counter(_NEXT_SESSION, 1)
+
+
+def start(ledger: Ledger, task: str, keys: Sequence[bytes], online: bool, now: float) -> list[Session]:
+    """One session a key digest, as one group. Raises 409 when a key is in use; a key that is not moves here."""
+    old = [(number, key) for key in keys if (number := ledger.session_by_key(key)) is not None]
+    for number, _ in old:
+        holder = _known(ledger, number)
+        if rules.holds_key(holder, _last(ledger, number, now)):
+            message = f"this api_key is in use by session {ledger.name(holder)}, which has no finished trajectory yet"
+            raise ApiError(409, message, code="api_key_in_use", param="api_key")
+    first = ledger.counter(_NEXT_SESSION)
+    group = str(GroupName(ledger.tag, first, len(keys)))
+    ledger.set_counter(_NEXT_SESSION, first + len(keys))
+    for number, _ in old:
+        ledger.void_key(number)
+    sessions = [Session(first + place, task, group, now, online=online) for place in range(len(keys))]
+    for session, key in zip(sessions, keys, strict=True):
+        ledger.add_session(session, key)
+    return sessions
+
+
+def record(ledger: Ledger, number: int, call: Call, now: float, standing_limit: int) -> Recorded:
+    """Raises 409 for a session that ended."""
+    session = _known(ledger, number)
+    newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
+    seq = session.next_seq if newest is None else max(session.next_seq, newest % SEQUENCES + 1)
+    last = ledger.last_trajectory(number)
+    placed = rules.place(session, last, seq, now, standing_limit if session.standing else None)
+    first = placed.trajectory.first
+    rows = []
+    for choice, sample in enumerate(call.samples):
+        rows.append(_row(ledger, session, first, seq + choice, call, choice, sample, now))
+    if placed.before is not None:
+        ledger.save_trajectory(number, placed.before)
+    if placed.opened:
+        ledger.save_trajectory(number, placed.trajectory)
+    ledger.db.executemany("INSERT INTO interactions VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
+    names = tuple(call.interaction_id(choice) for choice in range(len(call.samples)))
+    return Recorded(number, placed.trajectory.number, names)
+
+
+def _row(
+    ledger: Ledger, session: Session, first: int, seq: int, call: Call, choice: int, sample: Sample, now: float
+) -> tuple[object, ...]:
+    number, name = session.number, call.interaction_id(choice)
+    prompt = array("i", sample.prompt_ids) if isinstance(sample, TokenSample) else None
+    parent = find_parent(ledger, number, first, call.prefixes, prompt)
+    header = {
+        "id": row_id(number, seq),
+        "name": name,
+        "parent": parent.seq if parent else None,
+        "shared": parent.shared if parent else 0,
+        "model": call.model,
+        "answer": call.answer_id,
+        "created": call.created,
+        "finish": sample.finish_reason,
+        "at": now,
+        "extra": sample.extra,
+    }
+    total, digest, data = _content(header, parent, prompt, sample)
+    return (
+        row_id(number, seq), number, name, total, digest, sample.after, call.digest, call.idempotency, now, data,
+    )  # fmt: skip
+
+
+def _content(
+    header: dict[str, object], parent: Parent | None, prompt: array[int] | None, sample: Sample
+) -> tuple[int, bytes | None, bytes]:
+    """How many tokens the turn has in all, their digest, and its bytes."""
+    if isinstance(sample, TextSample) or prompt is None:
+        assert isinstance(sample, TextSample)
+        header |= {"messages": sample.messages, "response": sample.response, "versions": []}
+        return 0, None, pack(header, array("i"), array("i"), array("f"))
+    output = array("i", sample.output_ids)
+    text = [sample.text[0], sample.text[1].hex()] if sample.text else None
+    header |= {"versions": runs(sample.versions), "text": text}
+    rest = prompt[parent.shared :] if parent else prompt
+    data = pack(header, rest, output, array("f", sample.logprobs))
+    return len(prompt) + len(output), token_digest(prompt, output), data
+
+
+def reward(
+    ledger: Ledger, number: int, value: float, interaction_id: str | None, now: float, finish_timeout_s: float
+) -> RewardAnswer:
+    """Raises 400 without an interaction to reward, 409 when it is sealed with another value."""
+    session = _known(ledger, number)
+    low, high = row_id(number, 0), row_id(number + 1, 0)
+    target = ledger.find(number, interaction_id) if interaction_id is not None else ledger.newest(low, high)
+    if target is None:
+        raise _no_interaction(ledger.name(session), interaction_id)
+    before = ledger.trajectory_of(number, target % SEQUENCES)
+    assert before is not None, "every interaction lies in a trajectory"
+    low, high = ledger.bounds(number, before)
+    aim = Target(target % SEQUENCES, ledger.newest(low, high) == target, ledger.reward(target))
+    verdict = rules.reward(before, aim, value, now, finish_timeout_s)
+    answer = _reward_answer(ledger, session, target, verdict, ledger.count(low, high))
+    if verdict.changed:
+        ledger.set_reward(target, value, now)
+        if verdict.trajectory != before:
+            ledger.save_trajectory(number, verdict.trajectory)
+    return answer
+
+
+def _no_interaction(session_id: str, interaction_id: str | None) -> ApiError:
+    if interaction_id is None:
+        return bad_request(f"session {session_id} has no interaction to reward yet", code="no_interaction")
+    message = f"session {session_id} has no interaction {interaction_id!r}"
+    return bad_request(message, param="interaction_id", code="interaction_not_found")
+
+
+def _reward_answer(ledger: Ledger, session: Session, target: int, verdict: rules.Rewarded, count: int) -> RewardAnswer:
+    (name,) = ledger.db.execute("SELECT name FROM interactions WHERE id=?", (target,)).fetchone()
+    return RewardAnswer(
+        message="reward set",
+        interaction_count=count,
+        session_id=ledger.name(session),
+        trajectory_id=verdict.trajectory.number,
+        interaction_id=name,
+        trajectory_ready=verdict.ready,
+        ready_transition=verdict.transition,
+    )
+
+
+def end(ledger: Ledger, number: int, now: float) -> Ended:
+    """Idempotent."""
+    session = _known(ledger, number)
+    before = ledger.last_trajectory(number)
+    ended, last = rules.end(session, before, now)
+    trajectories = ledger.trajectories(number)
+    ready = [item.number for item in trajectories if rules.matured(item, now).phase is Phase.READY]
+    if last is not None and last != before:
+        ledger.save_trajectory(number, last)
+        if last.number not in ready:
+            ready.append(last.number)
+    if ended != session:
+        ledger.save_session(ended)
+    return Ended(ledger.name(session), tuple(ready))
+
+
+def note_failure(ledger: Ledger, number: int, code: str, now: float) -> None:
+    """A call failed that would have been an interaction: counted beside the trajectory, never scored."""
+    session = _known(ledger, number)
+    last = _last(ledger, number, now)
+    following = session.next_trajectory if last is None else last.number + 1
+    place = last.number if last is not None and last.phase < Phase.READY else following
+    query = "INSERT INTO failures VALUES (?,?,?,1) ON CONFLICT (session, trajectory, code) DO UPDATE SET count=count+1"
+    ledger.db.execute(query, (number, place, code))
+
+
+def release(ledger: Ledger, number: int, trajectory: Trajectory) -> None:
+    """Forget a trajectory. A removed session goes with its last one."""
+    session = ledger.session(number)
+    if session is None:
+        return
+    newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
+    seq = session.next_seq if newest is None else max(session.next_seq, newest % SEQUENCES + 1)
+    following = max(session.next_trajectory, trajectory.number + 1)
+    ledger.delete_trajectory(number, trajectory)
+    if session.life is Life.REMOVED and ledger.last_trajectory(number) is None:
+        ledger.delete_session(number)
+    else:
+        ledger.save_session(replace(session, next_trajectory=following, next_seq=seq))
+
+
+def _known(ledger: Ledger, number: int) -> Session:
+    session = ledger.session(number)
+    if session is None or session.life is Life.REMOVED:
+        raise ApiError(404, "the session is gone: it was exported, or it expired", code="session_not_found")
+    return session
+
+
+def _last(ledger: Ledger, number: int, now: float) -> Trajectory | None:
+    last = ledger.last_trajectory(number)
+    return rules.matured(last, now) if last is not None else None

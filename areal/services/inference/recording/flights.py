@@ -1,0 +1,102 @@
+"""Retries that join the call in flight instead of sampling again.
+
+A call is a repetition of another one of its session when it has the same Idempotency-Key, or when it is an SDK's
+retry of the same body. The first one leads; one that comes while it runs waits for it. When the leader is recorded the
+follower replays what is on disk; when the leader failed, or its caller left, the follower leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from areal.services.inference.recording.conversation import DIGEST_BYTES
+from areal.services.web.errors import ApiError, bad_request
+
+_RETRY_COUNT = "x-stainless-retry-count"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells a call from another. ``retry``: the caller says that it is a repetition of the same body."""
+
+    session: tuple[str, int]  # the journal's tag and the session's number
+    digest: bytes
+    idempotency: bytes | None = None
+    retry: bool = False
+
+    def __post_init__(self) -> None:
+        assert len(self.digest) == DIGEST_BYTES
+
+    @property
+    def repeatable(self) -> bool:
+        return self.retry or self.idempotency is not None
+
+
+def read_retry_count(text: str | None) -> bool:
+    """Whether an SDK says that this is not its first try."""
+    return text is not None and text.isascii() and text.isdecimal() and int(text) > 0
+
+
+def check_idempotency_key(text: str | None) -> str | None:
+    """Raises 400 for a key that is none."""
+    if text is None:
+        return None
+    if not 1 <= len(text) <= 255 or not text.isprintable():
+        raise bad_request("Idempotency-Key must be 1 to 255 printable characters", param="Idempotency-Key")
+    return text
+
+
+class Flights:
+    """The calls of all sessions that run now, by body and by key. The newest of equal ones is the one to join."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[tuple[tuple[str, int], bytes], list[_Flight]] = {}
+        self._by_key: dict[tuple[tuple[str, int], bytes], _Flight] = {}
+
+    async def settled(self, call: Identity) -> None:
+        """Wait while a call that this one repeats is in flight. Raises 422 for a key used with another body."""
+        while (flight := self._leader(call)) is not None:
+            if flight.call.digest != call.digest:
+                raise other_body()
+            await flight.over.wait()
+
+    def _leader(self, call: Identity) -> _Flight | None:
+        if call.idempotency is not None:
+            return self._by_key.get((call.session, call.idempotency))
+        running = self._by_digest.get((call.session, call.digest)) if call.retry else None
+        return running[-1] if running else None
+
+    @contextlib.asynccontextmanager
+    async def leading(self, call: Identity) -> AsyncIterator[None]:
+        """Others that repeat this call wait until it is over, well or not."""
+        flight = _Flight(call, asyncio.Event())
+        same = self._by_digest.setdefault((call.session, call.digest), [])
+        same.append(flight)
+        if call.idempotency is not None:
+            self._by_key[call.session, call.idempotency] = flight
+        try:
+            yield
+        finally:
+            same.remove(flight)
+            if not same:
+                self._by_digest.pop((call.session, call.digest), None)
+            if call.idempotency is not None:
+                self._by_key.pop((call.session, call.idempotency), None)
+            flight.over.set()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_digest.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Flight:
+    call: Identity
+    over: asyncio.Event
+
+
+def other_body() -> ApiError:
+    message = "this Idempotency-Key was used in this session with another body"
+    return ApiError(422, message, code="idempotency_key_reused", param="Idempotency-Key")

@@ -1,0 +1,63 @@
+"""A journal's folder, and the lock that says who serves it.
+
+The lock is the kernel's (``flock``): it ends with the process that holds it, however that ends. So a journal whose
+lock is free has lost its process, and whoever takes the lock takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+DATABASE = "journal.db"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that this process holds."""
+
+    path: Path
+    descriptor: int
+
+    @property
+    def database(self) -> Path:
+        return self.path / DATABASE
+
+    def release(self) -> None:
+        os.close(self.descriptor)
+
+    def remove(self) -> None:
+        """Delete it, then let go: who waits for the lock finds that the folder is gone."""
+        shutil.rmtree(self.path)
+        self.release()
+
+
+def hold(path: Path) -> Folder | None:
+    """Take the folder, made if need be. None when another process holds it. Raises OSError."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = path / _LOCK
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        still_there = os.fstat(descriptor).st_ino == lock.stat().st_ino
+    except (BlockingIOError, FileNotFoundError):
+        os.close(descriptor)
+        return None
+    if not still_there:
+        os.close(descriptor)
+        return None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return Folder(path, descriptor)
+
+
+def others(root: Path, held: set[Path]) -> list[Path]:
+    """Folders under ``root`` with a journal that this process does not hold."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path for path in root.iterdir() if path not in held and (path / DATABASE).is_file())
+    return []

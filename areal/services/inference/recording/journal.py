@@ -1,0 +1,280 @@
+"""One journal: sessions recorded in one folder, served by the one process that holds it.
+
+All changes go through the group commit and return when they are durable. Light reads use a connection of their own on
+the event loop; exports read in a thread. Nothing is kept in memory a session: what is not in use costs disk only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from areal.services.inference.recording import changes, exporting, sweeping
+from areal.services.inference.recording.changes import STANDING, Ended, Recorded, RewardAnswer
+from areal.services.inference.recording.commits import GroupCommit, store_failure
+from areal.services.inference.recording.database import SEQUENCES, open_reader, open_writer
+from areal.services.inference.recording.exporting import ExportRequest, Kept, Taken
+from areal.services.inference.recording.flights import other_body
+from areal.services.inference.recording.folder import Folder
+from areal.services.inference.recording.ledger import Ledger
+from areal.services.inference.recording.names import ExportName, SessionName, key_digest, new_session_key, new_tag
+from areal.services.inference.recording.packing import CorruptRecord
+from areal.services.inference.recording.rows import Export, Style, export
+from areal.services.inference.recording.session import Phase, Session, Trajectory, matured
+from areal.services.inference.recording.values import Call, TrajectoryTurns, Turn
+from areal.services.web.errors import ApiError
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How long things live, in seconds, and how much the human-in-the-loop session holds unrewarded.
+
+    ``session_ttl_s``: an idle session without a ready trajectory. ``ready_ttl_s``: one whose trajectories nobody
+    fetched. ``standing_turns``: turns of its open trajectory before the next one is opened.
+    """
+
+    finish_timeout_s: float = 0.0
+    export_retention_s: float = 600.0
+    visibility_timeout_s: float = 60.0
+    session_ttl_s: float = 3600.0
+    ready_ttl_s: float = 24 * 3600.0
+    standing_turns: int = 1024
+
+
+@dataclass(frozen=True)
+class Started:
+    """``key`` is the capability of the session; only its digest is stored."""
+
+    session_id: str
+    key: str
+
+
+class Journal:
+    """Open with ``open_journal``. ``on_ready`` is called when a trajectory may have become ready."""
+
+    def __init__(self, folder: Folder, db: sqlite3.Connection, tag: str, rules: Rules) -> None:
+        self.folder = folder
+        self.tag = tag
+        self.rules = rules
+        self.clock: Callable[[], float] = time.time
+        self.on_ready: Callable[[], None] = lambda: None
+        self.corrupt: list[str] = []
+        self._cursor = 0
+        self.commits = GroupCommit(db, tag)
+        self._db = db
+        self._write = Ledger(db, tag)
+        self._read = Ledger(open_reader(folder.database), tag)
+        self._far = Ledger(open_reader(folder.database), tag)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"read-{tag}")
+
+    async def close(self, *, remove: bool = False) -> None:
+        """Commit what waits and let the folder go, or delete it."""
+        await self.commits.close()
+        self._thread.shutdown()
+        for db in (self._read.db, self._far.db, self._db):
+            db.close()
+        if remove:
+            self.folder.remove()
+        else:
+            self.folder.release()
+
+    # -- changes
+
+    async def start(self, task: str, count: int, key: str | None, online: bool) -> tuple[str, list[Started]]:
+        """A group of sessions: its id, and each one's name and key. ``key``: the caller's, for the first one."""
+        keys = [new_session_key(self.tag) for _ in range(count)]
+        if key is not None:
+            keys[0] = key
+        digests = [key_digest(item.encode()) for item in keys]
+        sessions = await self._change(lambda now: changes.start(self._write, task, digests, online, now))
+        names = [Started(self._write.name(each), each_key) for each, each_key in zip(sessions, keys, strict=True)]
+        return sessions[0].group, names
+
+    async def record(self, session: int, call: Call) -> Recorded:
+        limit = self.rules.standing_turns
+        recorded = await self._change(lambda now: changes.record(self._write, session, call, now, limit))
+        self.on_ready()  # the chat may have sealed the trajectory before
+        return recorded
+
+    async def reward(self, session: int, value: float, interaction_id: str | None = None) -> RewardAnswer:
+        finish = self.rules.finish_timeout_s
+        answer = await self._change(
+            lambda now: changes.reward(self._write, session, value, interaction_id, now, finish)
+        )
+        self.on_ready()
+        return answer
+
+    async def end(self, session: int) -> Ended:
+        ended = await self._change(lambda now: changes.end(self._write, session, now))
+        self.on_ready()
+        return ended
+
+    async def note_failure(self, session: int, code: str) -> None:
+        await self._change(lambda now: changes.note_failure(self._write, session, code, now))
+
+    async def release(self, session: int, number: int) -> bool:
+        """An online trajectory was received: forget it. False when it is not here, or not ready, or exported."""
+
+        def forget(now: float) -> bool:
+            trajectory = self._write.trajectory(session, number)
+            if trajectory is None or matured(trajectory, now).phase is not Phase.READY:
+                return False
+            changes.release(self._write, session, trajectory)
+            return True
+
+        return await self._change(forget)
+
+    async def _change(self, apply: Callable[[float], _T]) -> _T:
+        try:
+            return await self.commits.run(lambda: apply(self.clock()))
+        except CorruptRecord as error:
+            raise self._damaged(error) from error
+
+    # -- reads
+
+    def session_by_key(self, key: bytes) -> int | None:
+        return self._look(lambda ledger: ledger.session_by_key(key_digest(key)))
+
+    def session_by_name(self, name: SessionName) -> Session:
+        """Raises 404."""
+        return self._look(lambda ledger: exporting.session_named(ledger, str(name)))
+
+    def session(self, number: int) -> Session | None:
+        return self._look(lambda ledger: ledger.session(number))
+
+    def sessions(self, after: int, limit: int) -> list[Session]:
+        return self._look(lambda ledger: ledger.sessions(after, limit))
+
+    def name(self, session: Session) -> str:
+        return self._read.name(session)
+
+    def live_sessions(self) -> int:
+        query = "SELECT count(*) FROM sessions WHERE life=0 AND number>?"
+        count: int = self._look(lambda ledger: ledger.db.execute(query, (STANDING,)).fetchone()[0])
+        return count
+
+    def trajectories(self, session: int) -> list[Trajectory]:
+        return self._look(lambda ledger: ledger.trajectories(session))
+
+    async def turns(self, session: Session, trajectory: Trajectory) -> TrajectoryTurns:
+        return await self._read_apart(lambda ledger: ledger.turns(session, trajectory))
+
+    async def replay(self, session: int, digest: bytes, idempotency: bytes | None) -> list[Turn] | None:
+        """The turns of a call that is recorded already, by its choices. Raises 422 for a key used with another body."""
+        found = self._look(lambda ledger: ledger.find_call(session, digest, idempotency))
+        if found is None:
+            return None
+        if found[1] != digest:
+            raise other_body()
+        return await self._read_apart(lambda ledger: ledger.answer(session, found[0] % SEQUENCES))
+
+    # -- exports
+
+    async def export(self, request: ExportRequest) -> tuple[Kept, Export]:
+        """Raises 404, 425, 400, and 500 when what is recorded is damaged; nothing is taken then."""
+        while True:
+            items, built = await self._read_apart(lambda ledger: self._build(ledger, request))
+            kept = await self._take(request, items)
+            if kept is not None and kept.items == items:
+                return kept, built
+
+    async def _take(self, request: ExportRequest, items: Sequence[Taken]) -> Kept | None:
+        retention = self.rules.export_retention_s
+        return await self._change(lambda now: exporting.take(self._write, request, items, now, retention))
+
+    def _build(self, ledger: Ledger, request: ExportRequest) -> tuple[tuple[Taken, ...], Export]:
+        now = self.clock()
+        kept = exporting.find_kept(ledger, request.digest, now)
+        items = kept.items if kept is not None else exporting.choose(ledger, request, now)
+        return items, export(self._load(ledger, items), request.style, request.discount)
+
+    def _load(self, ledger: Ledger, items: Sequence[Taken]) -> list[TrajectoryTurns]:
+        loaded = []
+        for number, trajectory_number in items:
+            session, trajectory = ledger.session(number), ledger.trajectory(number, trajectory_number)
+            if session is None or trajectory is None:
+                raise ApiError(404, "the export was released meanwhile", code="export_not_found")
+            loaded.append(ledger.turns(session, trajectory))
+        return loaded
+
+    async def acknowledge(self, name: ExportName) -> bool:
+        return await self._change(lambda now: exporting.forget(self._write, name))
+
+    async def online(self, items: Sequence[Taken]) -> list[tuple[TrajectoryTurns, Export]]:
+        """Each item's turns and rows; nothing is taken."""
+
+        def load(ledger: Ledger) -> list[tuple[TrajectoryTurns, Export]]:
+            return [(turns, export([turns], Style.INDIVIDUAL, 1.0)) for turns in self._load(ledger, items)]
+
+        return await self._read_apart(load)
+
+    def ready_online(self, limit: int, but: frozenset[Taken]) -> list[Taken]:
+        """Trajectories of online sessions that nobody took, the oldest first."""
+        return self._look(lambda ledger: sweeping.ready_online(ledger, self.clock(), limit, but))
+
+    def next_due(self) -> float | None:
+        """When the next trajectory becomes ready by its finish timeout."""
+        return self._look(sweeping.next_due)
+
+    # -- upkeep
+
+    async def sweep(self) -> int:
+        """One slice of the upkeep: how much it found to do. Call it again while that is not 0."""
+        found, self._cursor = await self._change(lambda now: sweeping.sweep(self._write, now, self.rules, self._cursor))
+        if found:
+            self.on_ready()
+        return found
+
+    def is_spent(self) -> bool:
+        """Whether nothing is left in it that anybody could ask for."""
+        return self._look(sweeping.is_spent)
+
+    def _look(self, read: Callable[[Ledger], _T]) -> _T:
+        try:
+            return read(self._read)
+        except CorruptRecord as error:
+            raise self._damaged(error) from error
+        except sqlite3.Error as error:
+            raise store_failure(error) from error
+
+    async def _read_apart(self, read: Callable[[Ledger], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, read, self._far)
+        except CorruptRecord as error:
+            raise self._damaged(error) from error
+        except sqlite3.Error as error:
+            raise store_failure(error) from error
+
+    def _damaged(self, error: CorruptRecord) -> ApiError:
+        text = str(error)
+        if text not in self.corrupt and len(self.corrupt) < 100:
+            self.corrupt.append(text)
+        _log.error("the journal %s is damaged: %s", self.folder.path, text)
+        return ApiError(500, f"the journal is damaged: {text}", code="record_corrupted")
+
+
+async def open_journal(folder: Folder, rules: Rules, clock: Callable[[], float] = time.time) -> Journal:
+    """Recovers what a killed predecessor left. Raises sqlite3.Error."""
+    db = open_writer(folder.database)
+    row = db.execute("SELECT value FROM about WHERE name='tag'").fetchone()
+    if row is None:
+        tag = new_tag()
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO about VALUES ('tag', ?)", (tag,))
+        changes.start_standing(Ledger(db, tag), clock())
+        db.execute("COMMIT")
+    else:
+        tag = row[0]
+    journal = Journal(folder, db, tag, rules)
+    journal.clock = clock
+    return journal

@@ -1,0 +1,245 @@
+"""Rows in and out of one journal, every one with its checksum. Plain synchronous SQL on one connection.
+
+The writer's ledger runs inside changes (``commits``), a reader's sees what is committed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple
+from typing import Any
+
+from areal.services.inference.recording.database import SEQUENCES
+from areal.services.inference.recording.names import SessionName
+from areal.services.inference.recording.packing import CorruptRecord, Packed, checksum, unpack
+from areal.services.inference.recording.session import Life, Phase, Sealed, Session, Trajectory
+from areal.services.inference.recording.values import TextTurn, TokenTurn, TrajectoryTurns, Turn
+
+_SESSION = "number, task, grp, created, life, online, standing, next_trajectory, next_seq, crc, key"
+_TRAJECTORY = "number, first, phase, due, sealed, ready_at, crc, session, export"
+
+
+def row_id(session: int, seq: int) -> int:
+    return session * SEQUENCES + seq
+
+
+class Ledger:
+    def __init__(self, db: sqlite3.Connection, tag: str) -> None:
+        self.db = db
+        self.tag = tag
+
+    def name(self, session: Session) -> str:
+        return str(SessionName(session.task, self.tag, session.number))
+
+    # -- sessions
+
+    def session(self, number: int) -> Session | None:
+        row = self.db.execute(f"SELECT {_SESSION} FROM sessions WHERE number=?", (number,)).fetchone()
+        return _session(row) if row else None
+
+    def session_by_key(self, digest: bytes) -> int | None:
+        row = self.db.execute("SELECT number FROM sessions WHERE key=?", (digest,)).fetchone()
+        return row[0] if row else None
+
+    def sessions(self, after: int, limit: int) -> list[Session]:
+        query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number LIMIT ?"
+        return [_session(row) for row in self.db.execute(query, (after, limit)).fetchall()]
+
+    def add_session(self, session: Session, key: bytes | None) -> None:
+        values = (*astuple(session), checksum(*map(_plain, astuple(session))), key)
+        self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?,?)", values)
+
+    def save_session(self, session: Session) -> None:
+        """Everything but its key."""
+        query = "UPDATE sessions SET life=?, next_trajectory=?, next_seq=?, crc=? WHERE number=?"
+        crc = checksum(*map(_plain, astuple(session)))
+        values = (session.life, session.next_trajectory, session.next_seq, crc, session.number)
+        self.db.execute(query, values)
+
+    def void_key(self, number: int) -> None:
+        self.db.execute("UPDATE sessions SET key=NULL WHERE number=?", (number,))
+
+    def delete_session(self, number: int) -> None:
+        first, beyond = row_id(number, 0), row_id(number + 1, 0)
+        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (first, beyond))
+        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (first, beyond))
+        for table in ("trajectories", "failures"):
+            self.db.execute(f"DELETE FROM {table} WHERE session=?", (number,))
+        self.db.execute("DELETE FROM sessions WHERE number=?", (number,))
+
+    def counter(self, name: str) -> int:
+        row = self.db.execute("SELECT value FROM about WHERE name=?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def set_counter(self, name: str, value: int) -> None:
+        self.db.execute("INSERT OR REPLACE INTO about VALUES (?,?)", (name, str(value)))
+
+    # -- trajectories
+
+    def last_trajectory(self, session: int) -> Trajectory | None:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number DESC LIMIT 1"
+        row = self.db.execute(query, (session,)).fetchone()
+        return _trajectory(row) if row else None
+
+    def trajectories(self, session: int) -> list[Trajectory]:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number"
+        return [_trajectory(row) for row in self.db.execute(query, (session,)).fetchall()]
+
+    def trajectory(self, session: int, number: int) -> Trajectory | None:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND number=?"
+        row = self.db.execute(query, (session, number)).fetchone()
+        return _trajectory(row) if row else None
+
+    def trajectory_of(self, session: int, seq: int) -> Trajectory | None:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND first<=? ORDER BY number DESC LIMIT 1"
+        row = self.db.execute(query, (session, seq)).fetchone()
+        return _trajectory(row) if row else None
+
+    def save_trajectory(self, session: int, value: Trajectory, export: int | None = None) -> None:
+        query = f"INSERT OR REPLACE INTO trajectories ({_TRAJECTORY}) VALUES (?,?,?,?,?,?,?,?,?)"
+        crc = checksum(session, *map(_plain, astuple(value)))
+        self.db.execute(query, (*astuple(value), crc, session, export))
+
+    def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
+        """Row ids from, and before which, the trajectory's interactions lie."""
+        query = "SELECT first FROM trajectories WHERE session=? AND number>? ORDER BY number LIMIT 1"
+        row = self.db.execute(query, (session, trajectory.number)).fetchone()
+        end = row_id(session, row[0]) if row else row_id(session + 1, 0)
+        return row_id(session, trajectory.first), end
+
+    def delete_trajectory(self, session: int, trajectory: Trajectory) -> None:
+        low, high = self.bounds(session, trajectory)
+        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (low, high))
+        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
+        for table, column in (("trajectories", "number"), ("failures", "trajectory")):
+            self.db.execute(f"DELETE FROM {table} WHERE session=? AND {column}=?", (session, trajectory.number))
+
+    # -- interactions
+
+    def newest(self, low: int, high: int) -> int | None:
+        """The newest interaction's row id in a range."""
+        row = self.db.execute("SELECT max(id) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
+        newest: int | None = row[0]
+        return newest
+
+    def count(self, low: int, high: int) -> int:
+        row = self.db.execute("SELECT count(*) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
+        count: int = row[0]
+        return count
+
+    def find(self, session: int, interaction_id: str) -> int | None:
+        low, high = row_id(session, 0), row_id(session + 1, 0)
+        query = "SELECT id FROM interactions WHERE id>=? AND id<? AND name=? ORDER BY id DESC LIMIT 1"
+        row = self.db.execute(query, (low, high, interaction_id)).fetchone()
+        return row[0] if row else None
+
+    def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
+        """The newest interaction of a call, by Idempotency-Key or else by body, and the digest of its body."""
+        if idempotency is not None:
+            query = "SELECT id, call FROM interactions WHERE session=? AND idempotency=? ORDER BY id DESC LIMIT 1"
+            row = self.db.execute(query, (session, idempotency)).fetchone()
+        else:
+            query = "SELECT id, call FROM interactions WHERE id>=? AND id<? AND call=? ORDER BY id DESC LIMIT 1"
+            row = self.db.execute(query, (row_id(session, 0), row_id(session + 1, 0), digest)).fetchone()
+        return (row[0], row[1]) if row else None
+
+    def reward(self, interaction: int) -> float | None:
+        row = self.db.execute("SELECT value, at, crc FROM rewards WHERE interaction=?", (interaction,)).fetchone()
+        return _reward(interaction, *row) if row else None
+
+    def set_reward(self, interaction: int, value: float, at: float) -> None:
+        crc = checksum(interaction, value, at)
+        self.db.execute("INSERT OR REPLACE INTO rewards VALUES (?,?,?,?)", (interaction, value, at, crc))
+
+    def failures(self, session: int, trajectory: int) -> dict[str, int]:
+        query = "SELECT code, count FROM failures WHERE session=? AND trajectory=?"
+        return dict(self.db.execute(query, (session, trajectory)).fetchall())
+
+    def turns(self, session: Session, trajectory: Trajectory) -> TrajectoryTurns:
+        """Raises CorruptRecord."""
+        low, high = self.bounds(session.number, trajectory)
+        rewards = self._rewards(low, high)
+        turns = list(_turns(self._packed(session, low, high), rewards))
+        return TrajectoryTurns(
+            self.name(session), trajectory.number, turns, self.failures(session.number, trajectory.number)
+        )
+
+    def answer(self, number: int, seq: int) -> list[Turn] | None:
+        """All choices of the answer that turn ``seq`` belongs to; None when it was removed meanwhile."""
+        session, trajectory = self.session(number), self.trajectory_of(number, seq)
+        if session is None or trajectory is None:
+            return None
+        turns = self.turns(session, trajectory).turns
+        answer_id = next((turn.answer_id for turn in turns if turn.seq == seq), None)
+        return [turn for turn in turns if turn.answer_id == answer_id] if answer_id else None
+
+    def _rewards(self, low: int, high: int) -> dict[int, float]:
+        query = "SELECT interaction, value, at, crc FROM rewards WHERE interaction>=? AND interaction<?"
+        rows = self.db.execute(query, (low, high)).fetchall()
+        return {interaction: _reward(interaction, value, at, crc) for interaction, value, at, crc in rows}
+
+    def _packed(self, session: Session, low: int, high: int) -> Iterator[tuple[int, Packed]]:
+        query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? ORDER BY id"
+        for found, name, data in self.db.execute(query, (low, high)):
+            packed = unpack(data, f"interaction {name} of session {self.name(session)}")
+            if packed.header["id"] != found or packed.header["name"] != name:
+                raise CorruptRecord(f"interaction {name} of session {self.name(session)}: its row is another's")
+            yield found, packed
+
+
+def _turns(packed: Iterator[tuple[int, Packed]], rewards: Mapping[int, float]) -> Iterator[Turn]:
+    whole: dict[int, array[int]] = {}  # by sequence number, all tokens of the turn
+    for found, item in packed:
+        head, seq = item.header, found % SEQUENCES
+        common: dict[str, Any] = {
+            "seq": seq,
+            "interaction_id": head["name"],
+            "answer_id": head["answer"],
+            "created": head["created"],
+            "parent": head["parent"],
+            "joined": item.shared > 0,
+            "model": head["model"],
+            "finish_reason": head["finish"],
+            "reward": rewards.get(found),
+            "at": head["at"],
+            "extra": head["extra"],
+        }
+        if "messages" in head:
+            yield TextTurn(**common, messages=head["messages"], response=head["response"])
+            continue
+        prompt = item.prompt
+        if item.shared:
+            prompt = whole[head["parent"]][: item.shared] + prompt
+        whole[seq] = prompt + item.output
+        yield TokenTurn(
+            **common, prompt_ids=prompt, output_ids=item.output, logprobs=item.logprobs, versions=item.versions()
+        )
+
+
+def _plain(value: object) -> object:
+    """As SQLite gives it back, so that checksums agree."""
+    return int(value) if isinstance(value, int) else value
+
+
+def _session(row: tuple[Any, ...]) -> Session:
+    *values, crc, _key = row
+    if checksum(*values) != crc:
+        raise CorruptRecord(f"session {values[0]}: the checksum does not match")
+    number, task, group, created, life, online, standing, next_trajectory, next_seq = values
+    return Session(number, task, group, created, Life(life), bool(online), bool(standing), next_trajectory, next_seq)
+
+
+def _trajectory(row: tuple[Any, ...]) -> Trajectory:
+    *values, crc, session, _export = row
+    if checksum(session, *values) != crc:
+        raise CorruptRecord(f"trajectory {values[0]} of session {session}: the checksum does not match")
+    number, first, phase, due, sealed, ready_at = values
+    return Trajectory(number, first, Phase(phase), due, Sealed(sealed), ready_at)
+
+
+def _reward(interaction: int, value: float, at: float, crc: int) -> float:
+    if checksum(interaction, value, at) != crc:
+        raise CorruptRecord(f"reward of interaction {interaction}: the checksum does not match")
+    return value

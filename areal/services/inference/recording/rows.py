@@ -1,0 +1,206 @@
+"""Training rows from recorded turns: one a turn (``individual``) or one a leaf of the tree (``concat``).
+
+Columns, right-padded to the longest row with 0, or -1 in ``versions`` and ``turn_ids``, where 0 means something:
+
+    input_ids int64       prompt and generated tokens, the one that ended the answer too
+    loss_mask int64       0 prompt, 1 generated
+    logprobs float32      0 on prompt
+    versions int64        weights that sampled the token, -1 on prompt
+    turn_ids int32        0, 1, 2... by generated turn of the row, -1 on prompt
+    attention_mask bool   true on tokens, false on padding
+    rewards, original_rewards float32 [B]   the second without discount
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from areal.services.inference.recording.tree import Path, discounted, own_reward, paths
+from areal.services.inference.recording.values import TextTurn, TokenTurn, TrajectoryTurns, Turn
+from areal.services.web.errors import ApiError
+
+
+class Style(StrEnum):
+    INDIVIDUAL = "individual"
+    CONCAT = "concat"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Unpadded. ``about`` is the row's entry in ``rows``."""
+
+    input_ids: array[int]
+    loss_mask: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    turn_ids: array[int]
+    reward: float
+    original_reward: float
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of the answer: ``data`` is little-endian and row-major; ``kind`` is NumPy's type string."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def tolist(self) -> list[Any]:
+        flat: list[Any] = _flat(self.kind, self.data)
+        if len(self.shape) == 1:
+            return flat
+        width = self.shape[1]
+        return [flat[row * width : (row + 1) * width] for row in range(self.shape[0])]
+
+
+_CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
+_TOKEN_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("input_ids", "<i8", 0),
+    ("loss_mask", "<i8", 0),
+    ("logprobs", "<f4", 0),
+    ("versions", "<i8", -1),
+    ("turn_ids", "<i4", -1),
+)
+
+
+def _flat(kind: str, data: bytes) -> list[Any]:
+    if kind == "|b1":
+        return [byte != 0 for byte in data]
+    return array(_CODES[kind], data).tolist()
+
+
+def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[Row]:
+    about = _About(trajectory)
+    if style is Style.CONCAT:
+        return [_path_row(about, path) for path in paths(trajectory.turns, discount)]
+    returns = discounted(trajectory.turns, discount)
+    return [
+        _row([_token_turn(turn)], returns[turn.seq], own_reward(turn), about.turn(turn)) for turn in trajectory.turns
+    ]
+
+
+def _path_row(of: _About, path: Path) -> Row:
+    about = of.turn(path.leaf)
+    about["rewarded"] = any(turn.reward is not None for turn in path.turns)
+    about["turns"] = [{"interaction_id": turn.interaction_id, "reward": turn.reward} for turn in path.turns]
+    return _row([_token_turn(turn) for turn in path.turns], path.reward, path.own, about)
+
+
+def _row(line: Sequence[TokenTurn], reward: float, original: float, about: dict[str, Any]) -> Row:
+    row = Row(array("q"), array("q"), array("f"), array("q"), array("i"), reward, original, about)
+    for number, turn in enumerate(line):
+        asked, answered = turn.prompt_ids[len(row.input_ids) :], len(turn.output_ids)
+        row.input_ids.extend(array("q", asked))
+        row.input_ids.extend(array("q", turn.output_ids))
+        row.loss_mask.extend(_repeat("q", 0, len(asked)) + _repeat("q", 1, answered))
+        row.logprobs.extend(_repeat("f", 0, len(asked)) + turn.logprobs)
+        row.versions.extend(_repeat("q", -1, len(asked)) + turn.versions)
+        row.turn_ids.extend(_repeat("i", -1, len(asked)) + _repeat("i", number, answered))
+    return row
+
+
+def _repeat(code: str, value: int, count: int) -> array[Any]:
+    return array(code, [value]) * count
+
+
+class _About:
+    """The entries in ``rows`` of one trajectory's turns."""
+
+    def __init__(self, trajectory: TrajectoryTurns) -> None:
+        self._trajectory = trajectory
+        self._names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
+
+    def turn(self, turn: Turn) -> dict[str, Any]:
+        return {
+            "session_id": self._trajectory.session_id,
+            "trajectory_id": self._trajectory.number,
+            "interaction_id": turn.interaction_id,
+            "parent_id": self._names.get(turn.parent) if turn.parent is not None else None,
+            "finish_reason": turn.finish_reason,
+            "truncated": turn.truncated,
+            "rewarded": turn.reward is not None,
+            "model": turn.model,
+        }
+
+
+def _token_turn(turn: Turn) -> TokenTurn:
+    assert isinstance(turn, TokenTurn)
+    return turn
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
+    width = max((len(row.input_ids) for row in rows), default=0)
+    found = []
+    for name, kind, padding in _TOKEN_COLUMNS:
+        whole = array(_CODES[kind])
+        for row in rows:
+            values = getattr(row, name)
+            whole.extend(values)
+            whole.extend(_repeat(whole.typecode, padding, width - len(values)))
+        found.append(Column(name, kind, (len(rows), width), whole.tobytes()))
+    mask = b"".join(b"\1" * len(row.input_ids) + b"\0" * (width - len(row.input_ids)) for row in rows)
+    found.append(Column("attention_mask", "|b1", (len(rows), width), mask))
+    for name, values in (
+        ("rewards", [row.reward for row in rows]),
+        ("original_rewards", [row.original_reward for row in rows]),
+    ):
+        found.append(Column(name, "<f4", (len(rows),), array("f", values).tobytes()))
+    return found
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export answers: columns of token rows, or the interactions of an external model."""
+
+    rows: list[dict[str, Any]]
+    columns: list[Column]
+    interactions: list[dict[str, Any]] | None = None
+    failures: list[dict[str, Any]] | None = None
+
+    def traj(self) -> dict[str, Any]:
+        if self.interactions is not None:
+            return {"interactions": self.interactions}
+        return {column.name: column.tolist() for column in self.columns}
+
+
+def export(trajectories: Iterable[TrajectoryTurns], style: Style, discount: float) -> Export:
+    """Raises 400 when text and token sessions are mixed."""
+    trajectories = list(trajectories)
+    kinds = {isinstance(turn, TextTurn) for trajectory in trajectories for turn in trajectory.turns}
+    failures = [
+        {"session_id": each.session_id, "trajectory_id": each.number, "code": code, "count": count}
+        for each in trajectories
+        for code, count in each.failures.items()
+    ]
+    if len(kinds) > 1:
+        message = "sessions of external models have text, those of engines have tokens: export them apart"
+        raise ApiError(400, message, code="mixed_sessions", param="session_ids")
+    if kinds == {True}:
+        return _text_export(trajectories, discount, failures)
+    rows = [row for trajectory in trajectories for row in token_rows(trajectory, style, discount)]
+    return Export([row.about for row in rows], columns(rows), failures=failures)
+
+
+def _text_export(trajectories: Sequence[TrajectoryTurns], discount: float, failures: list[dict[str, Any]]) -> Export:
+    rows, interactions = [], []
+    for trajectory in trajectories:
+        about, returns = _About(trajectory), discounted(trajectory.turns, discount)
+        for turn in trajectory.turns:
+            assert isinstance(turn, TextTurn)
+            rows.append(about.turn(turn))
+            interactions.append(
+                {
+                    "messages": list(turn.messages),
+                    "response": dict(turn.response),
+                    "reward": returns[turn.seq],
+                    "original_reward": own_reward(turn),
+                }
+            )
+    return Export(rows, [], interactions, failures)

@@ -1,0 +1,118 @@
+"""What happens by itself: finish timeouts pass, exports outlive their retention, idle sessions expire.
+
+An idle session that was never rewarded is dropped: abandoned, not scored. Sessions are looked at in slices, in the
+order in which they were started; nothing here reads more than a slice at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal.services.inference.recording import exporting
+from areal.services.inference.recording import session as rules
+from areal.services.inference.recording.changes import release
+from areal.services.inference.recording.ledger import Ledger, row_id
+from areal.services.inference.recording.session import Life, Phase, Session, Trajectory
+
+if TYPE_CHECKING:
+    from areal.services.inference.recording.exporting import Taken
+    from areal.services.inference.recording.journal import Rules
+
+_SLICE = 64
+_FREE_PAGES = 1024
+
+
+def ready_online(ledger: Ledger, now: float, limit: int, but: frozenset[Taken]) -> list[Taken]:
+    query = (
+        "SELECT t.session, t.number FROM trajectories t JOIN sessions s ON s.number=t.session"
+        " WHERE (t.phase=2 OR (t.phase=1 AND t.due<=?)) AND s.online=1 ORDER BY t.phase DESC, t.ready_at"
+    )
+    found: list[Taken] = []
+    for item in ledger.db.execute(query, (now,)):
+        if item not in but:
+            found.append(item)
+        if len(found) == limit:
+            break
+    return found
+
+
+def next_due(ledger: Ledger) -> float | None:
+    row = ledger.db.execute("SELECT min(due) FROM trajectories WHERE phase=1").fetchone()
+    due: float | None = row[0]
+    return due
+
+
+def is_spent(ledger: Ledger) -> bool:
+    query = (
+        "SELECT NOT EXISTS (SELECT 1 FROM sessions WHERE standing=0) AND NOT EXISTS (SELECT 1 FROM trajectories)"
+        " AND NOT EXISTS (SELECT 1 FROM exports)"
+    )
+    return bool(ledger.db.execute(query).fetchone()[0])
+
+
+def sweep(ledger: Ledger, now: float, limits: Rules, cursor: int) -> tuple[int, int]:
+    """One slice: how much was found to do, and from which session the next slice goes on."""
+    matured = _seal_due(ledger, now)
+    outdated = exporting.outdated(ledger, now, _SLICE)
+    for name in outdated:
+        exporting.forget(ledger, name)
+    sessions = ledger.sessions(cursor - 1, _SLICE)
+    expired = sum(_expire(ledger, session, now, limits) for session in sessions)
+    (free,) = ledger.db.execute("PRAGMA freelist_count").fetchone()
+    if free > 2 * _FREE_PAGES:
+        ledger.db.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
+    following = sessions[-1].number + 1 if len(sessions) == _SLICE else 0
+    return matured + len(outdated) + expired, following
+
+
+def _seal_due(ledger: Ledger, now: float) -> int:
+    query = "SELECT session, number FROM trajectories WHERE phase=1 AND due<=? LIMIT ?"
+    rows = ledger.db.execute(query, (now, _SLICE)).fetchall()
+    for session, number in rows:
+        trajectory = ledger.trajectory(session, number)
+        assert trajectory is not None
+        ledger.save_trajectory(session, rules.matured(trajectory, now))
+    return len(rows)
+
+
+def _expire(ledger: Ledger, session: Session, now: float, limits: Rules) -> int:
+    trajectories = ledger.trajectories(session.number)
+    last_at = _last_activity(ledger, session)
+    if session.standing:
+        return _expire_standing(ledger, session, trajectories, now, limits)
+    if session.life is Life.REMOVED or any(item.phase is Phase.TAKEN for item in trajectories):
+        return 0  # its exports say when it goes
+    waiting = any(item.phase is not Phase.OPEN for item in trajectories)
+    if now - last_at < (limits.ready_ttl_s if waiting else limits.session_ttl_s):
+        return 0
+    ledger.delete_session(session.number)
+    return 1
+
+
+def _last_activity(ledger: Ledger, session: Session) -> float:
+    newest = ledger.newest(row_id(session.number, 0), row_id(session.number + 1, 0))
+    if newest is None:
+        return session.created
+    (at,) = ledger.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
+    rewarded = ledger.db.execute("SELECT at FROM rewards WHERE interaction=?", (newest,)).fetchone()
+    latest: float = max(at, rewarded[0]) if rewarded else at
+    return latest
+
+
+def _expire_standing(
+    ledger: Ledger, session: Session, trajectories: list[Trajectory], now: float, limits: Rules
+) -> int:
+    """The standing session stays; trajectories of it that nobody rewarded, or fetched, go."""
+    dropped = 0
+    for item in trajectories:
+        low, high = ledger.bounds(session.number, item)
+        newest = ledger.newest(low, high)
+        if newest is None or item.phase is Phase.TAKEN:
+            continue
+        (at,) = ledger.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
+        ttl = limits.session_ttl_s if item.phase is Phase.OPEN else limits.ready_ttl_s
+        left_behind = item.phase is Phase.OPEN and item.number < trajectories[-1].number - 1
+        if left_behind or now - at >= ttl:
+            release(ledger, session.number, item)
+            dropped += 1
+    return dropped

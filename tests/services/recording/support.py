@@ -1,0 +1,125 @@
+"""Calls and sessions for the recording tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from areal.services.inference.recording.conversation import after, body_digest, prefixes
+from areal.services.inference.recording.folder import hold
+from areal.services.inference.recording.journal import Journal, Rules, open_journal
+from areal.services.inference.recording.names import SessionName
+from areal.services.inference.recording.values import Call, TextSample, TokenSample, TokenTurn, Turn
+
+
+@dataclass
+class Clock:
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Calls:
+    """Makes calls with answer ids of their own."""
+
+    count: int = 0
+    made: list[Call] = field(default_factory=list)
+
+    def tokens(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int] = (7,),
+        *,
+        n: int = 1,
+        messages: Sequence[dict[str, Any]] | None = None,
+        version: int = 3,
+        finish: str = "stop",
+        body: bytes | None = None,
+        key: bytes | None = None,
+    ) -> Call:
+        self.count += 1
+        chain = prefixes(messages) if messages is not None else ()
+        samples = [
+            TokenSample(
+                prompt_ids=list(prompt),
+                output_ids=[*output, choice],
+                logprobs=[-0.5] * (len(output) + 1),
+                versions=[version] * (len(output) + 1),
+                finish_reason=finish,
+                after=after(chain, answer(output, choice)) if messages is not None else None,
+            )
+            for choice in range(n)
+        ]
+        return self._call(samples, chain, body, key)
+
+    def text(self, messages: Sequence[dict[str, Any]], response: str) -> Call:
+        self.count += 1
+        said = {"role": "assistant", "content": response}
+        sample = TextSample(list(messages), said, "stop", after(prefixes(messages), said))
+        return self._call([sample], prefixes(messages), None, None)
+
+    def _call(self, samples: list[Any], chain: tuple[bytes, ...], body: bytes | None, key: bytes | None) -> Call:
+        name = f"chatcmpl-{self.count}"
+        digest = body_digest(body if body is not None else name.encode())
+        call = Call(name, "tiny", 1_700_000_000 + self.count, digest, samples, chain, key)
+        self.made.append(call)
+        return call
+
+
+def answer(output: Sequence[int], choice: int = 0) -> dict[str, Any]:
+    return {"role": "assistant", "content": " ".join(map(str, [*output, choice]))}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def journal_in(path: Path, clock: Clock | None = None, **rules: Any) -> Journal:
+    folder = hold(path)
+    assert folder is not None
+    return await open_journal(folder, Rules(**rules), clock or Clock())
+
+
+async def start(journal: Journal, task: str = "task", **more: Any) -> tuple[int, str]:
+    """One session: its number and id."""
+    _, [started] = await journal.start(task, 1, more.pop("key", None), more.pop("online", True))
+    name = SessionName.parse(started.session_id)
+    assert name is not None
+    return name.number, started.session_id
+
+
+def turn(seq: int, parent: int | None = None, *, joined: bool = False, reward: float | None = None) -> Turn:
+    return Turn(seq, f"i{seq}", f"i{seq}", 0, parent, joined, "tiny", "stop", reward, 0.0)
+
+
+def token_turn(
+    seq: int,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    parent: int | None = None,
+    *,
+    joined: bool = False,
+    reward: float | None = None,
+) -> TokenTurn:
+    return TokenTurn(
+        seq=seq,
+        interaction_id=f"i{seq}",
+        answer_id=f"i{seq}",
+        created=0,
+        parent=parent,
+        joined=joined,
+        model="tiny",
+        finish_reason="stop",
+        reward=reward,
+        at=0.0,
+        prompt_ids=array("i", prompt),
+        output_ids=array("i", output),
+        logprobs=array("f", [-0.5] * len(output)),
+        versions=array("q", [seq] * len(output)),
+        extra={},
+    )
