@@ -86,6 +86,10 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch.object)]
         if spec.chat_template:
             argv += ["--chat-template", _folder(spec.chat_template, launch.object)]
+        if spec.tool_call_parser:
+            argv += ["--tool-call-parser", spec.tool_call_parser]
+        if spec.reasoning_parser:
+            argv += ["--reasoning-parser", spec.reasoning_parser]
     argv += flags(spec.proxy_args)
     return _run(launch, argv, _restart(spec.restart), 10.0, secret_env=secret_env)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.services.inference.data_proxy.fields import Fields, is_token_ids, unsupported
-from areal.services.inference.data_proxy.messages import read_messages, read_tools
+from areal.services.inference.data_proxy.messages import read_messages
+from areal.services.inference.data_proxy.reading import Parsers, Reading
 from areal.services.inference.data_proxy.sampling_fields import Answering, read_answering, read_sampling
 from areal.services.inference.data_proxy.templating import RESERVED, ChatTemplate
 from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.data_proxy.tool_choice import read_tool_use
 from areal.services.inference.engines.base import Capabilities, Sampling
 from areal.services.web.errors import bad_request
 
@@ -30,12 +32,15 @@ _NOT_IN_CHAT = {
 }
 _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
 
+_PLAIN = Reading()
+
 
 @dataclass(frozen=True)
 class Ask:
     """One request. ``prompts`` make the token ids: run them off the event loop. Where ``sampling`` has no
     ``max_new_tokens``, the answer may have ``default_max_tokens``, or all that there is room for.
-    ``echo``: the prompt's text comes before the answer's."""
+    ``echo``: the prompt's text comes before the answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's
+    form whichever API it came by."""
 
     prompts: tuple[Callable[[], list[int]], ...]
     sampling: Sampling
@@ -45,9 +50,11 @@ class Ask:
     store: bool
     echo: bool = False
     default_max_tokens: int | None = None
+    reading: Reading = _PLAIN
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
-def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> Ask:
+def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> Ask:
     """Raises 400 naming the field."""
     template = codec.template
     if template is None:
@@ -56,17 +63,36 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> A
     fields.refuse(_NOT_IN_CHAT)
     if fields.take("modalities", ["text"]) != ["text"]:
         raise unsupported("modalities", "the model writes text only")
-    messages = read_messages(fields.take("messages"), template)
-    tools = _tools(fields, template)
+    given = fields.take("messages")
+    messages = read_messages(given, template)
+    tools = read_tool_use(fields, template, parsers, capabilities)
+    continued = _continues(fields, messages, forced=bool(tools.primer))
     variables = _template_variables(fields, template)
+    reading = Reading(None if continued else parsers.reasoning, tools)
     answering = read_answering(fields, _chat_logprobs(fields, capabilities), capabilities)
     old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
     sampling = read_sampling(fields, codec, answering, capabilities, new or old)
+    if tools.response_format is not None and answering.response_format is None:
+        answering = replace(answering, response_format=tools.response_format)
 
     def prompt() -> list[int]:
-        return codec.encode(template.render(messages, tools, variables), add_special_tokens=False)
+        text = (template.render_open if continued else template.render)(messages, tools.shown, variables)
+        return codec.encode(text + reading.prompt_end(text), add_special_tokens=False)
 
-    return _ask(fields, (prompt,), sampling, answering)
+    return replace(_ask(fields, (prompt,), sampling, answering), reading=reading, messages=given)
+
+
+def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced: bool) -> bool:
+    """Whether the answer goes on with the last message instead of beginning one."""
+    name = "continue_final_message"
+    if not fields.flag(name):
+        return False
+    last = messages[-1]
+    if last["role"] != "assistant" or not last["content"].strip() or "tool_calls" in last:
+        raise bad_request(f"{name} needs the last message to be the assistant's, with text and no calls", param=name)
+    if forced:
+        raise bad_request(f"{name} does not go with a tool_choice that forces a call", param="tool_choice")
+    return True
 
 
 def _ask(
@@ -86,21 +112,6 @@ def _chat_logprobs(fields: Fields, capabilities: Capabilities) -> int | None:
     if top is not None and not wanted:
         raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
     return (top or 0) if wanted else None
-
-
-def _tools(fields: Fields, template: ChatTemplate) -> list[dict[str, Any]] | None:
-    """The tools for the template. A choice that would have to be forced on the model is refused."""
-    tools = read_tools(fields.take("tools", []))
-    choice = fields.take("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise unsupported("tool_choice", "only auto and none are; the engine cannot force a call")
-    if not fields.flag("parallel_tool_calls", True):
-        raise unsupported("parallel_tool_calls", "the number of calls cannot be forced on the model")
-    if not tools or choice == "none":
-        return None
-    if not template.uses("tools"):
-        raise unsupported("tools", "this model's chat template has no place for them")
-    return tools
 
 
 def _template_variables(fields: Fields, template: ChatTemplate) -> dict[str, Any]:

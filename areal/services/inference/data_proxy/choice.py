@@ -1,4 +1,4 @@
-"""One choice of an answer while it grows: tokens in, text out, cut at stop strings.
+"""One choice of an answer while it grows: tokens in, text out, cut at stop strings; and what the text turns out to be.
 
 Keeps every sampled token up to and with the one that ended it, so that tokens, log-probabilities and versions stay in
 step; the text leaves out stop strings, special tokens and what came after.
@@ -10,25 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.detokenize import TextStream
+from areal.services.inference.data_proxy.parsers import Piece, Reader, Reply, joined
 from areal.services.inference.data_proxy.stops import StopScanner
 from areal.services.inference.engines.base import EngineDelta, FinishReason, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one delta brought to choice ``index``: text, and the tokens from ``start`` to ``end`` of it."""
+    """What one delta brought to choice ``index``: text, and the tokens from ``start`` to ``end`` of it. ``pieces`` are
+    what became certain of the content, the reasoning and the calls in it."""
 
     index: int
     text: str
     start: int
     end: int
     finish_reason: FinishReason | None = None
+    pieces: tuple[Piece, ...] = ()
 
 
 class Choice:
-    """``index`` is its place in the whole answer; the engine may count from elsewhere."""
+    """``index`` is its place in the whole answer; the engine may count from elsewhere. ``stop`` is the stop string that
+    ended it; ``reply`` is its text as content, reasoning and calls."""
 
-    def __init__(self, index: int, stream: TextStream, stops: Sequence[str]) -> None:
+    def __init__(self, index: int, stream: TextStream, stops: Sequence[str], reader: Reader | None = None) -> None:
         self.index = index
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -37,12 +41,21 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self._stream = stream
         self._scanner = StopScanner(stops)
-        self._token_by_token = bool(stops)
+        self._reader = reader or Reader()
+        self._token_by_token = bool(stops) or not self._reader.plain
         self._text: list[str] = []
+        self._pieces: list[Piece] = []
+        self._reasoning_tokens = 0
+        self.stop: str | None = None
+        self.reply = Reply()
 
     @property
     def text(self) -> str:
         return "".join(self._text)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reasoning_tokens if self.reply.reasoning else 0
 
     def push(self, delta: EngineDelta) -> Update:
         """Raises AssertionError for a choice that has ended: the caller drops what comes after."""
@@ -52,40 +65,53 @@ class Choice:
         visible = delta.token_ids[:-1] if hidden else delta.token_ids
         text, taken = self._read(visible)
         finish = delta.finish_reason
-        if taken is None:
-            taken = len(delta.token_ids)
-            if finish is not None:
-                tail, met = self._finish_text()
-                text, finish = text + tail, FinishReason.STOP if met else finish
-        else:
+        if taken is not None:
             finish = FinishReason.STOP
-        self._keep(delta, taken)
+        elif finish is not None:
+            tail = self._finish_text()
+            text, finish = text + tail, finish if self.stop is None else FinishReason.STOP
+        self._keep(delta, len(delta.token_ids) if taken is None else taken)
         self.finish_reason = finish
         self._text.append(text)
-        return Update(self.index, text, start, len(self.token_ids), finish)
+        if finish is not None:
+            self._pieces.extend(self._reader.flush())
+        return Update(self.index, text, start, len(self.token_ids), finish, self._new_pieces())
+
+    def _new_pieces(self) -> tuple[Piece, ...]:
+        pieces = joined(self._pieces)
+        self._pieces.clear()
+        self.reply.add(pieces)
+        return pieces
 
     def _ends_with_stop_token(self, delta: EngineDelta) -> bool:
         stop = delta.stop_token_id
         return stop is not None and bool(delta.token_ids) and delta.token_ids[-1] == stop
 
     def _read(self, token_ids: tuple[int, ...]) -> tuple[str, int | None]:
-        """The text to emit, and how many tokens count when a stop string was met."""
+        """The text to emit, and how many tokens count when a stop string was met, or the one call that is wanted."""
         if not self._token_by_token:
-            return self._stream.push(token_ids), None
+            return self._said(self._stream.push(token_ids)), None
         text = ""
         for position, token_id in enumerate(token_ids):
-            scanned = self._scanner.push(self._stream.push((token_id,)))
-            text += scanned.text
-            if scanned.stop is not None:
+            text += self._scanned(self._stream.push((token_id,)))
+            self._reasoning_tokens += self._reader.reasoning_open
+            if self.stop is not None or self._reader.done:
                 return text, position + 1
         return text, None
 
-    def _finish_text(self) -> tuple[str, bool]:
-        """What was held back, now that no more comes; whether a stop string was in it after all."""
-        scanned = self._scanner.push(self._stream.flush())
-        if scanned.stop is not None:
-            return scanned.text, True
-        return scanned.text + self._scanner.flush(), False
+    def _scanned(self, text: str) -> str:
+        scanned = self._scanner.push(text)
+        self.stop = scanned.stop
+        return self._said(scanned.text)
+
+    def _said(self, text: str) -> str:
+        self._pieces.extend(self._reader.push(text))
+        return text
+
+    def _finish_text(self) -> str:
+        """What was held back, now that no more comes; a stop string may be in it after all."""
+        text = self._scanned(self._stream.flush())
+        return text if self.stop is not None else text + self._said(self._scanner.flush())
 
     def _keep(self, delta: EngineDelta, count: int) -> None:
         self.token_ids.extend(delta.token_ids[:count])

@@ -7,7 +7,7 @@ spread over several tokens appears when its last byte does; bytes that can belon
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
@@ -66,3 +66,25 @@ class WindowStream:
 
     def flush(self) -> str:
         return self._new_text() if self._held else ""
+
+
+class MarkedStream:
+    """Another stream, with the texts of some tokens that it would skip. Around those it begins anew."""
+
+    def __init__(self, new_stream: Callable[[], TextStream], marks: Mapping[int, str]) -> None:
+        self._new_stream = new_stream
+        self._marks = marks
+        self._stream = new_stream()
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return "".join(self._push_one(token_id) for token_id in token_ids)
+
+    def _push_one(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._stream.push((token_id,))
+        before, self._stream = self._stream.flush(), self._new_stream()
+        return before + mark
+
+    def flush(self) -> str:
+        return self._stream.flush()

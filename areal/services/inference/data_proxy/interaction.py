@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ class Interaction:
     """One prompt and one choice, token for token as the engine saw and sampled them.
 
     ``output_ids``, ``logprobs`` and ``versions`` have equal lengths and include the token that ended the choice.
-    A stop string cuts ``text`` but not the tokens that spell it.
+    A stop string cuts ``text`` but not the tokens that spell it. For a chat, ``messages`` are the caller's and
+    ``answer`` is the assistant's message that it got; both in OpenAI's form, whichever API the call came by.
     """
 
     request_id: str
@@ -27,6 +28,8 @@ class Interaction:
     finish_reason: FinishReason
     text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
+    answer: Mapping[str, Any] = field(default_factory=dict)
 
 
 Finished = Callable[[Interaction], Awaitable[None]]

@@ -90,6 +90,9 @@ def read_tools(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise bad_request("tools must be a list", param="tools")
     for index, tool in enumerate(value):
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            name = f"tools[{index}].type"
+            raise bad_request(f"{name} is {tool['type']!r}; only functions are supported", param=name)
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             name = f"tools[{index}].function"

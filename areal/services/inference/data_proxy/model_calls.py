@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from aiohttp import web
 
@@ -19,7 +20,14 @@ from areal.services.inference.data_proxy.deadline import idle_s
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Drive, Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
-from areal.services.inference.data_proxy.shapes import ChatShape, CompletionShape, Frame, Shape
+from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
+from areal.services.inference.data_proxy.shapes import (
+    ChatShape,
+    CompletionShape,
+    Frame,
+    Shape,
+    assistant_message,
+)
 from areal.services.inference.data_proxy.tokenizer import CodecPool, TextCodec
 from areal.services.inference.engines.base import (
     Capabilities,
@@ -85,6 +93,7 @@ class ModelCalls:
         capabilities: Capabilities,
         limits: ProxyLimits,
         finished: Finished,
+        parsers: Parsers,
     ) -> None:
         self._model = model
         self._codec = codec
@@ -93,10 +102,11 @@ class ModelCalls:
         self._capabilities = capabilities
         self._limits = limits
         self._finished = finished
+        self._read_chat = partial(read_chat, parsers=parsers)
         self.tokens_in_flight = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, read_chat, ChatShape, "chatcmpl-")
+        return await self._answer(request, self._read_chat, ChatShape, "chatcmpl-")
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, read_completion, CompletionShape, "cmpl-")
@@ -147,9 +157,15 @@ class ModelCalls:
 
     def _frame(self, ask: Ask, prompts: list[list[int]], answer_id: str) -> Frame:
         answering = ask.answering
-        skip = answering.skip_special_tokens
+        skip, shown = answering.skip_special_tokens, ask.reading.markers
+        tails = [self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False) for prompt in prompts]
         choices = [
-            Choice(index, self._codec.stream(skip_special=skip), answering.stops)
+            Choice(
+                index,
+                self._codec.stream(skip_special=skip, shown=shown),
+                answering.stops,
+                ask.reading.reader(tails[index // ask.sampling.n]),
+            )
             for index in range(len(prompts) * ask.sampling.n)
         ]
         echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
@@ -232,6 +248,8 @@ def _interaction(prepared: Prepared, index: int) -> Interaction:
         finish_reason=choice.finish_reason,
         text=choice.text,
         metadata=prepared.ask.metadata,
+        messages=prepared.ask.messages,
+        answer=assistant_message(choice.reply) if prepared.ask.messages else {},
     )
 
 

@@ -26,6 +26,8 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--provider-key-file", help=f"external: file with its key (else ${PROVIDER_KEY_VARIABLE})")
     parser.add_argument("--tokenizer-path", help="folder with tokenizer.json")
     parser.add_argument("--chat-template", help="file with a chat template, instead of the tokenizer folder's")
+    parser.add_argument("--tool-call-parser", help="how tool calls are written (default: as the template shows; none)")
+    parser.add_argument("--reasoning-parser", help="how reasoning is told from the answer (default: it is not)")
     parser.add_argument("--max-model-len", type=int, help="context in tokens, where the engine does not say")
     parser.add_argument("--max-body-bytes", type=int, default=DEFAULT_MAX_BODY_BYTES)
     parser.add_argument("--request-timeout", type=float, default=600.0, help="seconds without progress")

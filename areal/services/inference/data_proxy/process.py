@@ -18,6 +18,7 @@ from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_base_url, provider_key
+from areal.services.inference.data_proxy.reading import load_parsers
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.engines.clients import open_engine
@@ -54,6 +55,8 @@ def _token_engine(args: argparse.Namespace) -> Build:
         raise UsageFault(f"--engine {args.engine} needs --tokenizer-path")
     report_stage("reading the tokenizer")
     codec = load_codec(args.tokenizer_path, args.chat_template)
+    template = codec.template.source if codec.template is not None else None
+    parsers = load_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
     def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
         headers = options.key.bearer() if options.key else {}
@@ -83,7 +86,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
         finished = _count_tokens(service.metrics)
         generator = Generator(engine, suspension)
-        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished)
+        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished, parsers)
         control.add_to(service)
         _add_model_routes(service, args.model, control.admitting(calls.chat), control.admitting(calls.completion))
         return service

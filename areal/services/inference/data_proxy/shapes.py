@@ -11,8 +11,18 @@ import orjson
 
 from areal.services.inference.data_proxy.choice import Choice, Update
 from areal.services.inference.data_proxy.logprobs import chat_logprobs, completion_logprobs
+from areal.services.inference.data_proxy.parsers import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+    Reply,
+)
 from areal.services.inference.data_proxy.sampling_fields import Answering
 from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.engines.base import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 
@@ -38,10 +48,14 @@ class Frame:
     def per_prompt(self) -> int:
         return len(self.choices) // len(self.prompts)
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         prompt = sum(map(len, self.prompts))
         completion = sum(len(choice.token_ids) for choice in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        usage["total_tokens"] = prompt + completion
+        if reasoning := sum(choice.reasoning_tokens for choice in self.choices):
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
@@ -79,6 +93,41 @@ class Shape(Protocol):
     def whole(self) -> bytes: ...
 
 
+def assistant_message(reply: Reply) -> dict[str, Any]:
+    """What was answered, as the message with which callers send it back."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.calls
+        ]
+    return message
+
+
+def chat_finish_reason(choice: Choice) -> str | None:
+    if choice.finish_reason is FinishReason.STOP and choice.reply.calls:
+        return "tool_calls"
+    return choice.finish_reason
+
+
+def _chat_delta(piece: Piece) -> dict[str, Any] | None:
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, fragment):
+            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+        case CallEnd():
+            return None
+
+
 class ChatShape:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -98,12 +147,16 @@ class ChatShape:
         more = frame.token_fields(choice, update.start, update.end)
         if frame.answering.top_logprobs is not None and update.end > update.start:
             more["logprobs"] = chat_logprobs(frame.codec, choice, update.start, update.end)
-        said = b""
-        if update.text or more:
-            said = self._chunk(update.index, {"content": update.text}, **more)
+        deltas = [delta for piece in update.pieces if (delta := _chat_delta(piece)) is not None]
+        if more and not deltas:  # tokens whose text is not clear yet
+            deltas = [{"content": ""}]
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(update.index, delta, **more))
+            more = {}
         if update.finish_reason is not None:
-            said += self._chunk(update.index, {}, update.finish_reason.value)
-        return said
+            chunks.append(self._chunk(update.index, {}, chat_finish_reason(choice)))
+        return b"".join(chunks)
 
     def closing(self) -> bytes:
         return self._frame.usage_chunk("chat.completion.chunk") + DONE
@@ -120,9 +173,9 @@ class ChatShape:
         wanted = frame.answering.top_logprobs is not None
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": assistant_message(choice.reply),
             "logprobs": chat_logprobs(frame.codec, choice, 0, end) if wanted else None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": chat_finish_reason(choice),
             **frame.token_fields(choice, 0, end),
         }
 

@@ -46,8 +46,28 @@ class ChatTemplate:
         return variable in self._names
 
     @property
+    def source(self) -> str:
+        return self._source
+
+    @property
     def knows_developer(self) -> bool:
         return "developer" in self._source
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt up to the end of the last message's text, for the model to go on with it."""
+        last = str(messages[-1]["content"])
+        prompt, text = self.render(messages, tools, {**variables, "add_generation_prompt": False}), last.strip()
+        at = prompt.rfind(text)
+        if at < 0:
+            raise bad_request("the chat template does not let the last message be continued", param="messages")
+        end = at + len(text)
+        space = last[len(last.rstrip()) :]
+        return prompt[:end] + (space if prompt.startswith(space, end) else "")
 
     def render(
         self,

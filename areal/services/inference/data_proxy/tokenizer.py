@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.detokenize import ByteStream, TextStream, WindowStream
+from areal.services.inference.data_proxy.detokenize import ByteStream, MarkedStream, TextStream, WindowStream
 from areal.services.inference.data_proxy.templating import ChatTemplate
 from areal.services.inference.data_proxy.token_bytes import byte_level_bytes, sentencepiece_bytes
 
@@ -55,11 +55,19 @@ class TextCodec:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def stream(self, *, skip_special: bool = True) -> TextStream:
-        """A new incremental decoder, for one choice."""
+    def stream(self, *, skip_special: bool = True, shown: Iterable[str] = ()) -> TextStream:
+        """A new incremental decoder, for one choice. ``shown`` are special tokens that are not skipped."""
         if self._byte_level:
-            return ByteStream(self._visible_bytes if skip_special else self.bytes_of)
-        return WindowStream(lambda ids: self.decode(ids, skip_special=skip_special))
+            if not skip_special:
+                return ByteStream(self.bytes_of)
+            hidden = self._special - {self.special_id(text) for text in shown} if shown else self._special
+            return ByteStream(lambda token_id: b"" if token_id in hidden else self.bytes_of(token_id))
+        ids = frozenset(token_id for text in shown if (token_id := self.special_id(text)) is not None)
+        if not skip_special or not ids:
+            return WindowStream(lambda ids: self.decode(ids, skip_special=skip_special))
+        return MarkedStream(
+            lambda: WindowStream(self.decode), {token_id: self.token_text(token_id) for token_id in ids}
+        )
 
     def special_id(self, text: str) -> int | None:
         """The special token that is written like this, if there is one."""
@@ -68,9 +76,6 @@ class TextCodec:
 
     def token_text(self, token_id: int) -> str:
         return self.bytes_of(token_id).decode("utf-8", "replace")
-
-    def _visible_bytes(self, token_id: int) -> bytes:
-        return b"" if token_id in self._special else self.bytes_of(token_id)
 
     def _bytes_of(self, token_id: int) -> bytes:
         piece: str | None = self._tokenizer.id_to_token(token_id)

@@ -15,6 +15,7 @@ from areal.services.inference.data_proxy.parsers.pieces import (
     Reasoning,
     Reply,
     ToolCall,
+    joined,
 )
 from areal.services.inference.data_proxy.parsers.reader import Reader
 from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
@@ -45,6 +46,7 @@ __all__ = [
     "ToolCall",
     "ToolFormat",
     "Tools",
+    "joined",
     "reasoning_format",
     "spoken_by",
     "tool_format",

@@ -43,6 +43,22 @@ class CallEnd:
 Piece = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
+def joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The same in as few pieces as can be."""
+    out: list[Piece] = []
+    for piece in pieces:
+        match out[-1] if out else None, piece:
+            case Content(before), Content(text):
+                out[-1] = Content(before + text)
+            case Reasoning(before), Reasoning(text):
+                out[-1] = Reasoning(before + text)
+            case CallArguments(index, before), CallArguments(_, text):
+                out[-1] = CallArguments(index, before + text)
+            case _:
+                out.append(piece)
+    return tuple(out)
+
+
 @dataclass
 class ToolCall:
     id: str

@@ -49,6 +49,10 @@ class ToolFormat:
     signs: tuple[str, ...] = ()
     new_id: NewId = _call_id
 
+    @property
+    def bare_arguments(self) -> bool:
+        return self.named_call is not None and self.named_call.endswith((":", "```json\n", sections.DEEPSEEK.separator))
+
 
 _HERMES = tagged_json.BetweenTags("<tool_call>", "</tool_call>")
 _JAMBA = tagged_json.BetweenTags("<tool_calls>", "</tool_calls>")

@@ -1,0 +1,96 @@
+"""How a model's answers are read: the parsers it is served with, and what one request makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal.services.inference.data_proxy.parsers import (
+    NO_PARSER,
+    Reader,
+    ReasoningFormat,
+    ToolFormat,
+    Tools,
+    reasoning_format,
+    spoken_by,
+    tool_format,
+)
+
+PROMPT_TAIL_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """What a model is served with. None: such text stays content."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+
+def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
+    """By name. Without a name calls are read in the format that the chat template shows, and reasoning is not told
+    apart. Raises UsageFault for an unknown name."""
+    tools, reasoning = None, None
+    if tool_call_parser is None:
+        tools = spoken_by(template or "")
+    elif tool_call_parser != NO_PARSER:
+        tools = tool_format(tool_call_parser)
+    if reasoning_parser not in (None, NO_PARSER):
+        reasoning = reasoning_format(str(reasoning_parser))
+    return Parsers(tools, reasoning)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a request wants with tools. ``shown`` are those in the prompt.
+
+    ``primer`` ends the prompt where a call is forced: it is the call's beginning. ``response_format`` holds the rest of
+    it to the tool's schema, where the engine can do that.
+    """
+
+    shown: list[dict[str, Any]] | None = None
+    form: ToolFormat | None = None
+    primer: str = ""
+    one_call: bool = False
+    response_format: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the choices of one answer are read."""
+
+    reasoning: ReasoningFormat | None = None
+    tools: ToolUse = ToolUse()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """What has to stay in the text although it may be special tokens."""
+        markers = [
+            *(self.reasoning.markers if self.reasoning else ()),
+            *(self.tools.form.markers if self.tools.form else ()),
+        ]
+        return frozenset(markers)
+
+    def reader(self, prompt_tail: str) -> Reader:
+        """For one choice of an answer to a prompt that ends like this."""
+        use, reasoning = self.tools, self.reasoning
+        if use.primer:
+            reasoning = None  # the prompt has closed it
+        return Reader(
+            reasoning=reasoning,
+            inside=reasoning is not None and reasoning.opened_by(prompt_tail),
+            parse=use.form.parse if use.form else None,
+            tools=Tools(use.shown or ()),
+            new_id=use.form.new_id if use.form else str,
+            primer=use.primer,
+            one_call=use.one_call,
+        )
+
+    def prompt_end(self, prompt: str) -> str:
+        """What follows the rendered prompt: the beginning of a call that is forced, after any reasoning is closed."""
+        if not self.tools.primer:
+            return ""
+        open_reasoning = self.reasoning is not None and self.reasoning.opened_by(prompt)
+        closed = f"\n{self.reasoning.end}\n\n" if open_reasoning and self.reasoning else ""
+        return closed + self.tools.primer
