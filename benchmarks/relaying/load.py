@@ -1,0 +1,112 @@
+"""A load generator: so many connections, each with one request after another. Reads its orders as JSON from stdin.
+
+    {"port", "path", "headers", "body", "connections", "requests"}  ->  {"mean_us", "p50_us", "p99_us", "failed"}
+
+Latency is from the request's write to the answer's last byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from typing import Any, cast
+
+_DEADLINE_S = 120.0
+
+
+class Client(asyncio.Protocol):
+    """Asks until ``tickets`` are gone."""
+
+    def __init__(self, request: bytes, tickets: list[int], seconds: list[float], ended: asyncio.Future[None]) -> None:
+        self._request, self._tickets, self._seconds, self._ended = request, tickets, seconds, ended
+        self._parts: list[bytes] = []
+        self._needed = 0
+        self._tail = b""
+        self.failed = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self.failed += 1
+            self._ended.set_result(None)
+
+    def ask(self) -> None:
+        if not self._tickets:
+            self._ended.set_result(None)
+            self._transport.close()
+            return
+        self._tickets.pop()
+        self._parts, self._needed, self._tail = [], 0, b""
+        self._since = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._needed == 0:
+            self._parts.append(data)
+            head, found, rest = b"".join(self._parts).partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._begin(head.lower())
+            data = rest
+        if self._needed < 0:  # chunked: over when its last chunk has come
+            self._tail = (self._tail + data)[-5:]
+            if self._tail == b"0\r\n\r\n":
+                self._finish()
+            return
+        self._needed -= len(data)
+        if self._needed <= 1:
+            self._finish()
+
+    def _begin(self, head: bytes) -> None:
+        self.failed += head[9:12] != b"200"
+        at = head.find(b"\r\ncontent-length:")
+        # One more than the length, so that zero keeps its meaning: no head yet.
+        self._needed = -1 if at < 0 else int(head[at + 17 :].split(b"\r\n", 1)[0]) + 1
+
+    def _finish(self) -> None:
+        self._seconds.append(time.perf_counter() - self._since)
+        self.ask()
+
+
+def _request(order: dict[str, Any]) -> bytes:
+    body = order["body"].encode()
+    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", **order["headers"], "Content-Length": len(body)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {order['path']} HTTP/1.1\r\n{lines}\r\n".encode() + body
+
+
+async def main() -> None:
+    order = json.loads(sys.stdin.read())
+    loop = asyncio.get_running_loop()
+    request, seconds, tickets = _request(order), list[float](), list(range(order["requests"]))
+    clients = []
+    ends = [loop.create_future() for _ in range(order["connections"])]
+    for ended in ends:
+        _, client = await loop.create_connection(
+            lambda ended=ended: Client(request, tickets, seconds, ended),  # type: ignore[misc]
+            "127.0.0.1",
+            order["port"],
+        )
+        clients.append(client)
+    for client in clients:
+        client.ask()
+    async with asyncio.timeout(_DEADLINE_S):
+        await asyncio.gather(*ends)
+    cuts = statistics.quantiles(seconds, n=100)
+    found = {"mean_us": statistics.fmean(seconds) * 1e6, "p50_us": cuts[49] * 1e6, "p99_us": cuts[98] * 1e6}
+    print(json.dumps({**found, "failed": sum(client.failed for client in clients)}))
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main())
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())

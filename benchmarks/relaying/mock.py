@@ -1,0 +1,132 @@
+"""A worker and an engine that cost next to nothing: canned answers from a bare asyncio protocol.
+
+    python benchmarks/relaying/mock.py
+
+Prints its port. ``POST /v1/chat/completions`` answers 12 KB of JSON, or with ``"stream":true`` 64 server-sent events;
+``POST /generate`` speaks the embedded engine's NDJSON, 64 tokens. ``POST /pace`` sets the seconds between two chunks
+(``{"gap_s": 0.01}``; 0 sends the engine's answer as eight lines in one write). Anything else is 200, as for a probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import cast
+
+CHUNKS = 64
+
+
+def _response(body: bytes, kind: bytes = b"application/json") -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (kind, len(body), body)
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _answer() -> bytes:
+    message = {"role": "assistant", "content": "word " * 2380}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    return json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "model": "mock", "choices": choices}).encode()
+
+
+def _event(text: str, finish: str | None) -> bytes:
+    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]
+    body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "mock", "choices": choices}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def _line(tokens: int, last: bool) -> bytes:
+    body = {
+        "index": 0,
+        "token_ids": [260 + number for number in range(tokens)],
+        "logprobs": [-0.25] * tokens,
+        "versions": [3] * tokens,
+        "top_logprobs": None,
+        "finish_reason": "length" if last else None,
+        "stop_token_id": None,
+    }
+    return json.dumps(body).encode() + b"\n"
+
+
+PLAIN = _response(_answer())
+OK = _response(json.dumps({"status": "ready", "component": "mock", "in_flight": 0, "version": 3}).encode())
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
+EVENTS = [_chunk(_event("word ", "stop" if n == CHUNKS - 1 else None)) for n in range(CHUNKS)]
+EVENTS.append(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+LINES = [_chunk(_line(1, n == CHUNKS - 1)) for n in range(CHUNKS)]
+LINES[-1] += b"0\r\n\r\n"
+WHOLE = HEAD % b"application/x-ndjson" + b"".join(_chunk(_line(8, n == 7)) for n in range(8)) + b"0\r\n\r\n"
+
+
+@dataclass
+class Pace:
+    gap_s: float = 0.0
+
+
+class Mock(asyncio.Protocol):
+    """One connection; requests have a Content-Length, as those of every relay here do."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end].lower()
+            at = head.find(b"\r\ncontent-length:")
+            length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self._buffer) < end + 4 + length:
+                return
+            body = self._buffer[end + 4 : end + 4 + length]
+            self._buffer = self._buffer[end + 4 + length :]
+            self._answer(head.split(b" ", 2)[1], body)
+
+    def _answer(self, path: bytes, body: bytes) -> None:
+        if path.endswith(b"/chat/completions"):
+            if b'"stream":true' in body:
+                self._start(b"text/event-stream", EVENTS)
+            else:
+                self._transport.write(PLAIN)
+        elif path == b"/generate":
+            if self._pace.gap_s:
+                self._start(b"application/x-ndjson", LINES)
+            else:
+                self._transport.write(WHOLE)
+        else:
+            if path == b"/pace":
+                self._pace.gap_s = json.loads(body)["gap_s"]
+            self._transport.write(OK)
+
+    def _start(self, kind: bytes, chunks: list[bytes]) -> None:
+        self._transport.write(HEAD % kind)
+        self._next(chunks, 0)
+
+    def _next(self, chunks: list[bytes], number: int) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(chunks[number])
+        if number + 1 < len(chunks):
+            asyncio.get_running_loop().call_later(self._pace.gap_s, self._next, chunks, number + 1)
+
+
+async def main() -> None:
+    pace = Pace()
+    server = await asyncio.get_running_loop().create_server(lambda: Mock(pace), "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main())
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
