@@ -74,7 +74,7 @@ class Client(asyncio.Protocol):
 
 
 def _request(order: dict[str, Any]) -> bytes:
-    body = order["body"].encode()
+    body: bytes = order["body"].encode()
     headers = {"Host": "127.0.0.1", "Content-Type": "application/json", **order["headers"], "Content-Length": len(body)}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {order['path']} HTTP/1.1\r\n{lines}\r\n".encode() + body

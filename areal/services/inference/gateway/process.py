@@ -14,6 +14,7 @@ from areal.services.inference.gateway.follow import Follower
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
 from areal.services.inference.gateway.relay import Relay
+from areal.services.inference.gateway.upstream import WorkerPool
 from areal.services.inference.router.table import Limits
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.outgoing import open_session
@@ -47,12 +48,14 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
         details=lambda: {"router_connected": follower.connected, "table": table.summary()},
     )
     metrics = RelayMetrics(service.metrics)
-    relay = Relay(table, follower, Admission(table, metrics.queued), http, metrics)
+    pool = WorkerPool()
+    relay = Relay(table, follower, Admission(table, metrics.queued), pool, metrics)
     GatewayRoutes(table, relay, RouterProxy(http, router_url, headers)).add_to(service)
 
     async def following(app: web.Application) -> AsyncIterator[None]:
         async with background("router-watch", follower.run):
             yield
+        pool.close()
 
     service.app.cleanup_ctx.append(following)
     return service

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-import aiohttp
 from aiohttp import web
 
 from areal.services.inference.gateway.admission import Admission
@@ -26,6 +24,7 @@ from areal.services.inference.gateway.envelope import Envelope, read_envelope
 from areal.services.inference.gateway.follow import Follower
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
+from areal.services.inference.gateway.upstream import Answering, Connection, Lost, NotConnected, WorkerPool
 from areal.services.inference.router.table import ModelEntry, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.body import read_body
@@ -35,7 +34,9 @@ from areal.services.web.streaming import EventCutter
 from areal.services.web.watchdog import Watchdog
 
 _REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", "x-stainless-retry-count", "anthropic-version")
-_RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
+_RESPONSE_HEADERS = tuple(
+    (name, name.lower()) for name in ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
+)
 _BEGUN_RETRIES = 1
 _GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
 
@@ -74,13 +75,13 @@ class Relay:
         table: LiveTable,
         follower: Follower,
         admission: Admission,
-        http: aiohttp.ClientSession,
+        pool: WorkerPool,
         metrics: RelayMetrics,
     ) -> None:
         self._table = table
         self._follower = follower
         self._admission = admission
-        self._http = http
+        self._pool = pool
         self._metrics = metrics
 
     async def forward(self, request: web.Request, path: str) -> web.StreamResponse:
@@ -136,11 +137,11 @@ class Relay:
                     call.elsewhere += time.perf_counter() - waiting_since
                     watchdog.kick()
                     return await self._pass_on(call, worker, upstream, watchdog)
-        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError):
+        except NotConnected:
             return Failed(worker, begun=False, reason="connect")
         except TimeoutError as error:
             raise ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (Lost, OSError) as error:
             if not call.answering:
                 return Failed(worker, begun=True, reason="lost")
             raise ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost") from error
@@ -157,22 +158,23 @@ class Relay:
             excused=lambda: self._follower.connected and self._table.is_serving(call.model.name, worker.addr),
         )
 
-    def _post(self, call: Call, worker: WorkerEntry) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _post(self, call: Call, worker: WorkerEntry) -> Answering:
         headers = {name: value for name in _REQUEST_HEADERS if (value := call.request.headers.get(name)) is not None}
         headers["Content-Type"] = "application/json"
         headers[names.REQUEST_ID] = call.request[REQUEST_ID]
         headers[names.PROGRESS_TIMEOUT] = f"{self._idle_s():g}"
-        return self._http.post(worker.addr + call.path, data=call.body, headers=headers)
+        return self._pool.post(worker.addr, call.path, headers, call.body)
 
     async def _pass_on(
-        self, call: Call, worker: WorkerEntry, upstream: aiohttp.ClientResponse, watchdog: Watchdog
+        self, call: Call, worker: WorkerEntry, upstream: Connection, watchdog: Watchdog
     ) -> web.StreamResponse | Failed:
-        headers = {name: value for name in _RESPONSE_HEADERS if (value := upstream.headers.get(name)) is not None}
+        said = upstream.headers
+        headers = {name: value for name, lower in _RESPONSE_HEADERS if (value := said.get(lower)) is not None}
         headers[names.ATTEMPTS] = str(call.attempts)
-        if upstream.status == 200 and upstream.content_type == "text/event-stream":
+        if upstream.status == 200 and said.get("content-type", "").startswith("text/event-stream"):
             return await self._stream(call, upstream, headers, watchdog)
         waiting_since = time.perf_counter()
-        body = await upstream.read()
+        body = await upstream.whole()
         call.elsewhere += time.perf_counter() - waiting_since
         headers[names.OVERHEAD] = self._overhead(call, upstream)
         answer = web.Response(status=upstream.status, body=body, headers=headers)
@@ -181,7 +183,7 @@ class Relay:
             return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
 
-    def _overhead(self, call: Call, upstream: aiohttp.ClientResponse) -> str:
+    def _overhead(self, call: Call, upstream: Connection) -> str:
         """Our own microseconds and the data proxy's, which left the engine's out."""
         ours = call.overhead_us()
         self._metrics.overhead.labels(call.path).observe(ours / 1e6)
@@ -189,13 +191,13 @@ class Relay:
         return str(ours + (int(theirs) if theirs.isdecimal() else 0))
 
     async def _stream(
-        self, call: Call, upstream: aiohttp.ClientResponse, headers: dict[str, str], watchdog: Watchdog
+        self, call: Call, upstream: Connection, headers: dict[str, str], watchdog: Watchdog
     ) -> web.StreamResponse:
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream)
         out = web.StreamResponse(headers=headers)
         cutter = EventCutter()
-        async for part in upstream.content.iter_any():
+        while part := await upstream.part():
             watchdog.kick()
             events = cutter.push(part)
             if events and not await _write(call, out, events):

@@ -1,0 +1,185 @@
+"""The relay's connections to its workers, against a server that says byte by byte what the test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from areal.services.inference.gateway.upstream import Lost, NotConnected, WorkerPool, parse_address
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+@asynccontextmanager
+async def worker(talk: Talk) -> AsyncIterator[str]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def says(*answers: bytes) -> Talk:
+    """Each request of a connection gets the next answer; then the connection ends."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await read_request(reader)
+            writer.write(answer)
+            await writer.drain()
+
+    return talk
+
+
+async def ask(pool: WorkerPool, url: str) -> bytes:
+    async with asyncio.timeout(10), pool.post(url, "/x", {"a": "b"}, b"{}") as answer:
+        return await answer.whole()
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool()
+    yield pool
+    pool.close()
+
+
+def test_address_of_a_url_with_a_prefix_keeps_host_port_and_prefix() -> None:
+    address = parse_address("http://[::1]:81/deep/")
+    assert (address.host, address.port, address.prefix, address.authority) == ("::1", 81, "/deep", "[::1]:81")
+    assert parse_address("https://a.b").port == 443
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+    ],
+    ids=["length", "chunked", "until-close", "after-an-interim-answer"],
+)
+async def test_answer_of_any_framing_is_read_to_its_end(pool: WorkerPool, answer: bytes) -> None:
+    async with worker(says(answer)) as url:
+        assert await ask(pool, url) == b"hello"
+
+
+async def test_answer_that_comes_byte_by_byte_is_the_same(pool: WorkerPool) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        for index in range(len(OK)):
+            writer.write(OK[index : index + 1])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with worker(talk) as url:
+        assert await ask(pool, url) == b"hello"
+
+
+async def test_request_names_host_length_and_the_given_headers(pool: WorkerPool) -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await read_request(reader))
+        writer.write(OK)
+
+    async with worker(talk) as url:
+        await ask(pool, url)
+    head, body = seen[0]
+    assert head.startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:") and b"\r\na: b\r\n" in head and body == b"{}"
+
+
+async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: WorkerPool) -> None:
+    connections = 0
+    ended = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await says(OK, OK, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun")(reader, writer)
+        assert await reader.read() == b""
+        ended.set()
+
+    async with worker(talk) as url:
+        assert [await ask(pool, url) for _ in range(2)] == [b"hello", b"hello"]
+        async with pool.post(url, "/x", {}, b"{}") as answer:
+            assert await answer.part() == b"begun"
+        await asyncio.wait_for(ended.wait(), 10)  # leaving early told the worker
+        assert connections == 1
+        assert await ask(pool, url) == b"hello"
+        assert connections == 2
+
+
+async def test_connection_that_the_worker_closes_is_not_used_again(pool: WorkerPool) -> None:
+    closing = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    async with worker(says(closing)) as url:
+        assert [await ask(pool, url) for _ in range(3)] == [b"hello"] * 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun", b"garbage\r\n\r\n"],
+    ids=["nothing", "half-a-head", "half-a-body", "no-http"],
+)
+async def test_answer_that_breaks_off_is_lost(pool: WorkerPool, answer: bytes) -> None:
+    async with worker(says(answer)) as url:
+        with pytest.raises(Lost):
+            await ask(pool, url)
+
+
+async def test_answer_with_an_endless_head_is_lost(pool: WorkerPool) -> None:
+    async with worker(says(b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 1000 + b"\r\n" + b"c: d\r\n" * 20000)) as url:
+        with pytest.raises(Lost):
+            await ask(pool, url)
+
+
+async def test_worker_that_nobody_is_raises_not_connected(pool: WorkerPool) -> None:
+    async with worker(says(OK)) as url:
+        pass
+    with pytest.raises(NotConnected):
+        await ask(pool, url)
+
+
+async def test_header_with_a_line_break_is_never_sent(pool: WorkerPool) -> None:
+    async with worker(says(OK)) as url:
+        with pytest.raises(ValueError):
+            pool.post(url, "/x", {"a": "b\r\nc: d"}, b"{}")
+
+
+async def test_slow_reader_holds_the_worker_back(pool: WorkerPool) -> None:
+    size = 64 * 1024 * 1024
+    written = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(bytes(65536))
+            await writer.drain()
+            written += 65536
+
+    async with worker(talk) as url:
+        async with asyncio.timeout(60), pool.post(url, "/x", {}, b"{}") as answer:
+            before = -1
+            while before != written:  # until the worker is stuck
+                before = written
+                await asyncio.sleep(0.1)
+            assert written < size
+            assert len(await answer.whole()) == size
