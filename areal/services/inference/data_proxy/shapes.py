@@ -74,7 +74,7 @@ class Frame:
     def token_fields(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
         if not self.answering.return_token_ids:
             return {}
-        return {"token_ids": choice.token_ids[start:end]}
+        return {"token_ids": choice.token_ids[start:end], "versions": choice.versions[start:end]}
 
 
 class Shape(Protocol):

@@ -9,11 +9,13 @@ import aiohttp
 from aiohttp import web
 
 from areal.services.inference.gateway.admission import Admission
-from areal.services.inference.gateway.app import GatewayRoutes, RouterProxy, not_ready
+from areal.services.inference.gateway.app import GatewayRoutes, not_ready
+from areal.services.inference.gateway.control import WorkerControl
 from areal.services.inference.gateway.follow import Follower
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
 from areal.services.inference.gateway.relay import Relay
+from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.inference.gateway.upstream import WorkerPool
 from areal.services.inference.router.table import Limits
 from areal.services.web.options import ServeOptions, serve_options
@@ -50,7 +52,8 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
     metrics = RelayMetrics(service.metrics)
     pool = WorkerPool()
     relay = Relay(table, follower, Admission(table, metrics.queued), pool, metrics)
-    GatewayRoutes(table, relay, RouterProxy(http, router_url, headers)).add_to(service)
+    router = RouterClient(http, router_url, headers)
+    GatewayRoutes(table, relay, router, WorkerControl(http, router, headers)).add_to(service)
 
     async def following(app: web.Application) -> AsyncIterator[None]:
         async with background("router-watch", follower.run):

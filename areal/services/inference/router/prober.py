@@ -61,4 +61,12 @@ def _report(data: Mapping[str, Any]) -> Report:
         value = data.get(name)
         return value if isinstance(value, int) else None
 
-    return Report(number("in_flight") or 0, number("in_flight_tokens") or 0, number("version"))
+    root = data.get("root")
+    return Report(
+        in_flight=number("in_flight") or 0,
+        in_flight_tokens=number("in_flight_tokens") or 0,
+        version=number("version"),
+        paused=data.get("paused") is True,
+        max_model_len=number("max_model_len"),
+        root=root if isinstance(root, str) else None,
+    )

@@ -24,6 +24,9 @@ class Report:
     in_flight: int = 0
     in_flight_tokens: int = 0
     version: int | None = None
+    paused: bool = False
+    max_model_len: int | None = None
+    root: str | None = None
 
 
 @dataclass
@@ -41,6 +44,11 @@ class Worker:
             return DEAD
         return DRAINING if self.drained or self.health.leaving else READY
 
+    @property
+    def public(self) -> tuple[str, int | None, str | None]:
+        """What the table says of it, or takes from it."""
+        return self.state, self.report.max_model_len, self.report.root
+
     def to_json(self) -> dict[str, Any]:
         return {
             "worker_id": self.id,
@@ -51,6 +59,7 @@ class Worker:
             "in_flight": self.report.in_flight,
             "in_flight_tokens": self.report.in_flight_tokens,
             "version": self.report.version,
+            "paused": self.report.paused,
         }
 
 
@@ -130,10 +139,10 @@ class Registry:
 
     def observe(self, worker: Worker, answer: Answer, report: Report | None) -> None:
         """One probe's finding. Load alone is no change of the table: relays count their own."""
-        before = worker.state
+        before = worker.public
         worker.health = worker.health.after(answer)
         worker.report = report or worker.report
-        if worker.state != before and self._workers.get(worker.id) is worker:
+        if worker.public != before and self._workers.get(worker.id) is worker:
             self._changed()
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
@@ -160,6 +169,8 @@ class Registry:
                 expected=model.expected,
                 external=model.external,
                 created=model.created,
+                max_model_len=min(filter(None, (w.report.max_model_len for w in self.workers(name))), default=None),
+                root=next(filter(None, (w.report.root for w in self.workers(name))), None),
             )
             for name, model in self._models.items()
         }

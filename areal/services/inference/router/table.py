@@ -49,13 +49,18 @@ class WorkerEntry:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model and its workers. It is published once ``expected`` of them are known; before, calls wait."""
+    """A model and its workers. It is published once ``expected`` of them are known; before, calls wait.
+
+    ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
+    """
 
     name: str
     workers: tuple[WorkerEntry, ...] = ()
     expected: int = 1
     external: bool = False
     created: int = 0  # seconds since the epoch
+    max_model_len: int | None = None
+    root: str | None = None
 
     @property
     def published(self) -> bool:
@@ -141,6 +146,8 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
         "published": model.published,
         "external": model.external,
         "created": model.created,
+        "max_model_len": model.max_model_len,
+        "root": model.root,
     }
 
 
@@ -151,4 +158,6 @@ def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
         expected=data["expected"],
         external=data["external"],
         created=data["created"],
+        max_model_len=data.get("max_model_len"),
+        root=data.get("root"),
     )

@@ -1,0 +1,121 @@
+"""Control of workers through the gateway: pause, memory and versions, of one data proxy or of all.
+
+The router says who the workers are; each is asked directly, all at once, and each has its own result. 207 when some
+failed. What succeeded on the others stands: the caller sees who is who, and decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.web.access import Access
+from areal.services.web.body import read_body
+from areal.services.web.errors import ApiError
+from areal.services.web.service import Handler, Service, json_response
+
+_BODY_BYTES = 64 * 1024
+_DEADLINE_S = 180.0  # longer than the data proxy's own on its engine
+_POSTS = (
+    "/pause_generation",
+    "/continue_generation",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/set_version",
+)
+EVERY_WORKER = "all"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one worker answered. ``status`` 0: nothing at all."""
+
+    worker_id: str
+    worker_addr: str
+    status: int
+    answer: Mapping[str, Any]
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+    def to_json(self) -> dict[str, Any]:
+        about = {"worker_id": self.worker_id, "worker_addr": self.worker_addr, "status": self.status, "ok": self.ok}
+        version = {"version": self.answer["version"]} if "version" in self.answer else {}
+        return {**about, **version, **({} if self.ok else {"error": self.error})}
+
+
+class WorkerControl:
+    def __init__(self, http: aiohttp.ClientSession, router: RouterClient, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._router = router
+        self._headers = dict(headers)
+
+    def add_to(self, service: Service) -> None:
+        for path in _POSTS:
+            service.route("POST", f"{path}/{{worker_id}}", self._fan_out("POST", path), Access.ADMIN)
+        service.route("GET", "/get_version/{worker_id}", self._fan_out("GET", "/get_version"), Access.ADMIN)
+
+    def _fan_out(self, method: str, path: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = await read_body(request, _BODY_BYTES)
+            workers = await self._workers(request.match_info["worker_id"])
+            results = await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers))
+            answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
+            if path.endswith("_version"):
+                answer["version"] = _common_version(results)
+            return json_response(answer, status=200 if all(result.ok for result in results) else 207)
+
+        return handle
+
+    async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
+        """Id and address of those meant; a data proxy that serves several models is one worker. Raises 404."""
+        known = (await self._router.get("/workers"))["workers"]
+        if worker_id == EVERY_WORKER:
+            return [(name, addr) for addr, name in {w["worker_addr"]: w["worker_id"] for w in known}.items()]
+        for worker in known:
+            if worker["worker_id"] == worker_id:
+                return [(worker_id, worker["worker_addr"])]
+        raise ApiError(404, f"no worker {worker_id!r}", code="worker_not_found", param="worker_id")
+
+    async def _ask(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> Result:
+        worker_id, addr = worker
+        timeout = aiohttp.ClientTimeout(total=_DEADLINE_S, sock_connect=5.0)
+        headers = {**self._headers, "Content-Type": "application/json"}
+        try:
+            async with self._http.request(
+                method, addr + path, data=body or None, headers=headers, timeout=timeout
+            ) as response:
+                status, data = response.status, _object(await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return Result(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
+        return Result(worker_id, addr, status, data, None if status == 200 else _reason(status, data))
+
+
+def _common_version(results: list[Result]) -> int | None:
+    """The version of all of them; None where they differ, or one did not tell."""
+    versions = {result.answer.get("version") for result in results}
+    version = versions.pop() if len(versions) == 1 else None
+    return version if isinstance(version, int) else None
+
+
+def _reason(status: int, data: Mapping[str, Any]) -> str:
+    error = data.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or f"the worker answered {status}")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}

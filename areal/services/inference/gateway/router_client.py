@@ -1,0 +1,71 @@
+"""What the gateway asks of the router beside following its table: small calls, each with a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from areal.services.web.body import read_body
+from areal.services.web.errors import ApiError
+from areal.services.web.service import Handler
+
+_ADMIN_BODY_BYTES = 1024 * 1024
+_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+
+
+class RouterClient:
+    """Admin routes that the router answers. The caller's admin key is ours already; the router gets it from us."""
+
+    def __init__(self, http: aiohttp.ClientSession, router_url: str, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._url = router_url.rstrip("/")
+        self._headers = dict(headers)
+
+    def passes(self, method: str, path: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._pass(method, path, await read_body(request, _ADMIN_BODY_BYTES))
+
+        return handle
+
+    def for_workers(self, path: str) -> Handler:
+        """POST ``path`` for the worker in the request's path; ``all`` for every one."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return await self._pass("POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
+
+        return handle
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """The router's answer. Raises ApiError with the router's own refusal, or 502 where there is none."""
+        return _read(*await self._ask("GET", path, b""))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return _read(*await self._ask("POST", path, orjson.dumps(body)))
+
+    async def _pass(self, method: str, path: str, body: bytes) -> web.Response:
+        status, answer = await self._ask(method, path, body)
+        return web.Response(status=status, body=answer, content_type="application/json")
+
+    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        try:
+            async with self._http.request(
+                method, self._url + path, data=body or None, headers=self._headers, timeout=_TIMEOUT
+            ) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
+
+
+def _read(status: int, body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(502, "the router answered no JSON", code="router_unavailable") from error
+    if status == 200:
+        return dict(data)
+    refusal = data.get("error") or {}
+    raise ApiError(status, str(refusal.get("message")), code=refusal.get("code"), param=refusal.get("param"))
