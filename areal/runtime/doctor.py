@@ -14,6 +14,7 @@ from areal.errors import ArealError
 from areal.runtime import procfs
 from areal.runtime.backends.base import Phase, RunState
 from areal.runtime.backends.local import LocalBackend
+from areal.runtime.claims import port_lease
 from areal.runtime.signals import ensure_dead, find_shim, request_end, sweep_run
 from areal.runtime.sweep import RUN_DIR_VARIABLE
 
@@ -110,12 +111,23 @@ def _judge_leases(backend: LocalBackend, states: dict[str, RunState]) -> list[Pr
         if holder is None or holder.scope != backend.leases.scope or not holder.uid:
             continue
         state = states.get(holder.uid)
+        if _is_shared_by_a_living_run(name, holder.owner, states):
+            continue  # the file names the first of those who share it, who may have gone since
         if (state is None or state.phase not in _LIVING) and backend.leases.is_held(name):
             pids = tuple(backend.leases.holding_pids(name))
             who = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids) or "a process out of sight"
             message = f"{name} is held for run {holder.uid}, which does not live, by {who}"
             problems.append(Problem(Trouble.LEASE_WITHOUT_RUN, name, message, pids, repairable=False))
     return problems
+
+
+def _is_shared_by_a_living_run(name: str, owner: str, states: dict[str, RunState]) -> bool:
+    return any(
+        state.phase in _LIVING
+        and state.spec.owner == owner
+        and name in (port_lease(port) for port in state.spec.shared_ports)
+        for state in states.values()
+    )
 
 
 def _end_stray(folder: str) -> str:

@@ -122,3 +122,13 @@ def test_leftover_folder_is_removed(local: LocalBackend) -> None:
 
     assert problem.trouble is Trouble.LEFTOVER
     assert not leftover.exists()
+
+
+def test_shared_port_whose_first_holder_has_gone_is_no_problem(local: LocalBackend) -> None:
+    (port,) = local.claim_ports(1, owner="Model/qwen")
+    local.release_claims()
+    local.start(run_spec("old", shared_ports=(port,)))
+    local.start(run_spec("new", shared_ports=(port,)))
+    local.stop("old")
+
+    assert inspect(local) == ()
