@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from areal.services.inference.gateway.control import WorkerControl
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
@@ -21,11 +20,10 @@ MODEL_CALLS = {
 
 
 class GatewayRoutes:
-    def __init__(self, table: LiveTable, relay: Relay, router: RouterClient, control: WorkerControl) -> None:
+    def __init__(self, table: LiveTable, relay: Relay, router: RouterClient) -> None:
         self._table = table
         self._relay = relay
         self._router = router
-        self._control = control
 
     def add_to(self, service: Service) -> None:
         for public, inner in MODEL_CALLS.items():
@@ -36,7 +34,6 @@ class GatewayRoutes:
         service.route("GET", "/workers", self._router.passes("GET", "/workers"), Access.ADMIN)
         for verb in ("drain", "undrain"):
             service.route("POST", f"/{verb}/{{worker_id}}", self._router.for_workers(f"/{verb}"), Access.ADMIN)
-        self._control.add_to(service)
 
     def _model_call(self, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:

@@ -14,6 +14,7 @@ from areal.services.inference.gateway.control import WorkerControl
 from areal.services.inference.gateway.follow import Follower
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
+from areal.services.inference.gateway.registration import Registration
 from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.inference.gateway.upstream import WorkerPool
@@ -53,7 +54,9 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
     pool = WorkerPool()
     relay = Relay(table, follower, Admission(table, metrics.queued), pool, metrics)
     router = RouterClient(http, router_url, headers)
-    GatewayRoutes(table, relay, router, WorkerControl(http, router, headers)).add_to(service)
+    GatewayRoutes(table, relay, router).add_to(service)
+    WorkerControl(http, router, headers).add_to(service)
+    Registration(http, router, headers).add_to(service)
 
     async def following(app: web.Application) -> AsyncIterator[None]:
         async with background("router-watch", follower.run):
