@@ -77,7 +77,7 @@ def record(ledger: Ledger, number: int, call: Call, now: float, standing_limit: 
     """Raises 409 for a session that ended."""
     session = _known(ledger, number)
     newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
-    seq = session.next_seq if newest is None else max(session.next_seq, newest % SEQUENCES + 1)
+    seq = 0 if newest is None else newest % SEQUENCES + 1
     last = ledger.last_trajectory(number)
     placed = rules.place(session, last, seq, now, standing_limit if session.standing else None)
     first = placed.trajectory.first
@@ -206,14 +206,12 @@ def release(ledger: Ledger, number: int, trajectory: Trajectory) -> None:
     session = ledger.session(number)
     if session is None:
         return
-    newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
-    seq = session.next_seq if newest is None else max(session.next_seq, newest % SEQUENCES + 1)
     following = max(session.next_trajectory, trajectory.number + 1)
     ledger.delete_trajectory(number, trajectory)
     if session.life is Life.REMOVED and ledger.last_trajectory(number) is None:
         ledger.delete_session(number)
     else:
-        ledger.save_session(replace(session, next_trajectory=following, next_seq=seq))
+        ledger.save_session(replace(session, next_trajectory=following))
 
 
 def _known(ledger: Ledger, number: int) -> Session:

@@ -17,7 +17,7 @@ from areal.services.inference.recording.packing import CorruptRecord, Packed, ch
 from areal.services.inference.recording.session import Life, Phase, Sealed, Session, Trajectory
 from areal.services.inference.recording.values import TextTurn, TokenTurn, TrajectoryTurns, Turn
 
-_SESSION = "number, task, grp, created, life, online, standing, next_trajectory, next_seq, crc, key"
+_SESSION = "number, task, grp, created, life, online, standing, next_trajectory, crc, key"
 _TRAJECTORY = "number, first, phase, due, sealed, ready_at, crc, session, export"
 
 
@@ -49,14 +49,13 @@ class Ledger:
 
     def add_session(self, session: Session, key: bytes | None) -> None:
         values = (*astuple(session), checksum(*map(_plain, astuple(session))), key)
-        self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?,?)", values)
+        self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
     def save_session(self, session: Session) -> None:
         """Everything but its key."""
-        query = "UPDATE sessions SET life=?, next_trajectory=?, next_seq=?, crc=? WHERE number=?"
+        query = "UPDATE sessions SET life=?, next_trajectory=?, crc=? WHERE number=?"
         crc = checksum(*map(_plain, astuple(session)))
-        values = (session.life, session.next_trajectory, session.next_seq, crc, session.number)
-        self.db.execute(query, values)
+        self.db.execute(query, (session.life, session.next_trajectory, crc, session.number))
 
     def void_key(self, number: int) -> None:
         self.db.execute("UPDATE sessions SET key=NULL WHERE number=?", (number,))
@@ -227,8 +226,8 @@ def _session(row: tuple[Any, ...]) -> Session:
     *values, crc, _key = row
     if checksum(*values) != crc:
         raise CorruptRecord(f"session {values[0]}: the checksum does not match")
-    number, task, group, created, life, online, standing, next_trajectory, next_seq = values
-    return Session(number, task, group, created, Life(life), bool(online), bool(standing), next_trajectory, next_seq)
+    number, task, group, created, life, online, standing, next_trajectory = values
+    return Session(number, task, group, created, Life(life), bool(online), bool(standing), next_trajectory)
 
 
 def _trajectory(row: tuple[Any, ...]) -> Trajectory:

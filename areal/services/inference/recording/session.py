@@ -47,7 +47,7 @@ class Life(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Session:
     """``standing``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered to
-    whoever asks for any. ``next_*``: numbers are never used again, even when what had them is gone."""
+    whoever asks for any. ``next_trajectory``: no number is used again, even when what had it is gone."""
 
     number: int
     task: str
@@ -57,7 +57,6 @@ class Session:
     online: bool = True
     standing: bool = False
     next_trajectory: int = 0
-    next_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
