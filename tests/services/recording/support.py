@@ -123,3 +123,14 @@ def token_turn(
         versions=array("q", [seq] * len(output)),
         extra={},
     )
+
+
+async def state_of(journal: Journal) -> list[Any]:
+    """Everything that a caller could find in a journal, to compare."""
+    found: list[Any] = []
+    for session in journal.sessions(-1, 1000):
+        for trajectory in journal.trajectories(session.number):
+            turns = await journal.turns(session, trajectory)
+            found.append((session, trajectory, turns))
+        found.append(session)
+    return found
