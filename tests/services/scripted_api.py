@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ Reply = Callable[[web.Request], Any]
 
 @dataclass
 class ScriptedApi:
-    """``replies`` maps ``"POST /path"`` to (status, body) or to a list of stream events."""
+    """``replies`` maps ``"POST /path"`` to (status, body) or to a list of stream events; ``hooks`` run before them."""
 
     replies: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
     got: list[tuple[str, Any, Mapping[str, str]]] = field(default_factory=list)
     url: str = ""
 
@@ -25,6 +26,8 @@ class ScriptedApi:
         raw = await request.read()
         route = f"{request.method} {request.path}"
         self.got.append((route, json.loads(raw) if raw else None, request.headers.copy()))
+        if (hook := self.hooks.get(route)) is not None:
+            await hook()
         reply = self.replies.get(route, (404, {"error": {"message": f"no {route}"}}))
         if isinstance(reply, tuple):
             status, body = reply
@@ -45,7 +48,7 @@ async def scripted_api(**replies: Any) -> AsyncIterator[ScriptedApi]:
     api = ScriptedApi()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -134,3 +134,34 @@ async def test_external_model_has_no_controls(processes: Processes, api: Scripte
     for method, path in (("POST", "/pause_generation"), ("POST", "/set_version"), ("GET", "/get_version")):
         answer = await in_thread(proxy.call, method, path, {}, key=processes.key)
         assert (answer.status, answer.json()["error"]["code"]) == (400, "unsupported_by_engine")
+
+
+async def test_pause_whose_caller_left_is_taken_back(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
+    proxy = await proxy_before(processes, api, tokenizer)
+    pausing, resumed = asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        pausing.set()
+        await asyncio.Event().wait()
+
+    api.hooks |= {"POST /pause": hang, "POST /resume": _set(resumed)}
+    api.replies |= {"POST /pause": OK, "POST /resume": OK}
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {processes.key}"}) as caller:
+        call = asyncio.create_task(_post(caller, f"{proxy.url}/pause_generation"), name="pause")
+        await asyncio.wait_for(pausing.wait(), 20)
+        call.cancel()
+        await asyncio.wait_for(resumed.wait(), 20)
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def _post(caller: aiohttp.ClientSession, url: str) -> None:
+    async with caller.post(url, json={}) as response:
+        await response.read()
+
+
+def _set(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def hook() -> None:
+        event.set()
+
+    return hook
