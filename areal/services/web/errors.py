@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from aiohttp import web
-
-from areal.services.web.headers import REQUEST_ID
 
 _TYPES = {
     401: "authentication_error",
@@ -55,18 +52,6 @@ class ApiError(Exception):
                 "request_id": request_id,
             }
         }
-
-    def response(self, request_id: str) -> web.Response:
-        return web.Response(
-            status=self.status,
-            body=orjson.dumps(self.body(request_id)),
-            content_type="application/json",
-            headers={**self.headers, REQUEST_ID: request_id},
-        )
-
-    def event(self, request_id: str) -> bytes:
-        """The same error inside a stream whose status is already sent."""
-        return b"data: " + orjson.dumps(self.body(request_id)) + b"\n\n"
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_REQUEST_ID = "request-id"  # where clients of their API look for it
 OVERHEAD = "x-areal-overhead-us"  # our own time in a proxied reply, in microseconds; the engine's is left out
 IGNORED = "x-areal-ignored"  # request fields that the API does not know
 ATTEMPTS = "x-areal-attempts"  # how many workers were tried

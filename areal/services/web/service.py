@@ -1,7 +1,7 @@
 """One service process as an aiohttp application: routes with their access, probes, errors and request ids.
 
-Every request passes ``_boundary`` once: it names the request and turns errors into OpenAI's object, as the status where
-none is sent yet, else as the last event of the stream.
+Every request passes ``_boundary`` once: it names the request and turns errors into the API's object, beside a status
+where none is sent yet, else as the last event of the stream.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from areal.services.web import headers
 from areal.services.web.access import Access, Gatekeeper
+from areal.services.web.error_forms import error_form
 from areal.services.web.errors import ApiError, from_http_exception
 from areal.services.web.ids import unique_id
 from areal.services.web.keys import AdminKey
@@ -111,7 +112,7 @@ class Service:
                 _log.warning("%s %s: %d %s [%s]", request.method, request.path, error.status, error, request_id)
             return await _failure(request, error)
         except web.HTTPException as error:
-            return from_http_exception(error, request).response(request_id)
+            return await _failure(request, from_http_exception(error, request))
         except ConnectionResetError:  # the caller went away while we wrote
             raise
         except Exception:  # noqa: BLE001 - the process boundary: the log gets the detail, the caller an id
@@ -137,10 +138,11 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
 
 async def _failure(request: web.Request, error: ApiError) -> web.StreamResponse:
     """The error as a status where none is sent yet, else as the last event of the stream."""
+    form = error_form(request.path)
     stream: web.StreamResponse | None = request.get(_STREAM)
     if stream is None:
-        return error.response(request[REQUEST_ID])
-    await last_word(stream, error.event(request[REQUEST_ID]))
+        return form.response(error, request[REQUEST_ID])
+    await last_word(stream, form.event(error, request[REQUEST_ID]))
     return stream
 
 
@@ -149,4 +151,5 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     if response.content_type == "text/event-stream":
         request[_STREAM] = response
     if headers.REQUEST_ID not in response.headers and (request_id := request.get(REQUEST_ID)) is not None:
-        response.headers[headers.REQUEST_ID] = request_id
+        for name in error_form(request.path).id_headers:
+            response.headers[name] = request_id

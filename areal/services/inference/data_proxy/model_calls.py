@@ -10,24 +10,20 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 from aiohttp import web
 
-from areal.services.inference.data_proxy.asks import Ask, read_chat, read_completion
+from areal.services.inference.data_proxy.apis import Apis, Asked, Read
+from areal.services.inference.data_proxy.asks import Ask
 from areal.services.inference.data_proxy.choice import Choice, Update
 from areal.services.inference.data_proxy.deadline import idle_s
+from areal.services.inference.data_proxy.dialects.writer import named
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Drive, Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
 from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
-from areal.services.inference.data_proxy.shapes import (
-    ChatShape,
-    CompletionShape,
-    Frame,
-    Shape,
-    assistant_message,
-)
+from areal.services.inference.data_proxy.shapes import Frame, Shape, assistant_message
 from areal.services.inference.data_proxy.tokenizer import CodecPool, TextCodec
 from areal.services.inference.engines.base import (
     Capabilities,
@@ -40,7 +36,7 @@ from areal.services.web import headers as names
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
 from areal.services.web.ids import unique_id
-from areal.services.web.service import REQUEST_ID
+from areal.services.web.service import REQUEST_ID, json_response
 from areal.services.web.watchdog import Watchdog
 
 
@@ -102,33 +98,49 @@ class ModelCalls:
         self._capabilities = capabilities
         self._limits = limits
         self._finished = finished
-        self._read_chat = partial(read_chat, parsers=parsers)
+        self._apis = Apis(codec, capabilities, parsers)
         self.tokens_in_flight = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, self._read_chat, ChatShape, "chatcmpl-")
+        return await self._answer(request, self._apis.chat)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, read_completion, CompletionShape, "cmpl-")
+        return await self._answer(request, self._apis.completion)
 
-    async def _answer(
-        self,
-        request: web.Request,
-        read: Callable[[Fields, TextCodec, Capabilities], Ask],
-        shape: Callable[[Frame], Shape],
-        id_prefix: str,
-    ) -> web.StreamResponse:
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, self._apis.messages)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, self._apis.responses)
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """How long a prompt would be, and no answer."""
         data = await read_object(request, self._limits.max_body_bytes)
-        clock = Clock(time.perf_counter())
+        asked = self._read(data, self._apis.tokens_of_messages)
+        (prompt,) = await self._prompts(asked.ask)
+        return json_response({"input_tokens": len(prompt)})
+
+    def _read(self, data: dict[str, Any], read: Read) -> Asked:
         fields = Fields(data)
         self._check_model(fields.text("model"))
-        ask = read(fields, self._codec, self._capabilities)
-        prompts = await self._pool.run(lambda: [prompt() for prompt in ask.prompts])
-        ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=self._room(ask, max(map(len, prompts)))))
-        frame = self._frame(ask, prompts, unique_id(id_prefix))
+        return read(fields)
+
+    async def _prompts(self, ask: Ask) -> list[list[int]]:
+        return await self._pool.run(lambda: [prompt() for prompt in ask.prompts])
+
+    async def _answer(self, request: web.Request, read: Read) -> web.StreamResponse:
+        data = await read_object(request, self._limits.max_body_bytes)
+        clock = Clock(time.perf_counter())
+        asked = self._read(data, read)
+        ask = asked.ask
+        prompts = await self._prompts(ask)
+        with named(asked.names):
+            room = self._room(ask, max(map(len, prompts)))
+        ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=room))
+        frame = self._frame(ask, prompts, unique_id(asked.id_prefix))
         drives = self._drives(frame, ask)
         prepared = Prepared(
-            request, ask, frame, shape(frame), drives, idle_s(request, self._limits.request_timeout_s), clock
+            request, ask, frame, asked.shape(frame), drives, idle_s(request, self._limits.request_timeout_s), clock
         )
         held = sum(map(len, prompts)) + (ask.sampling.max_new_tokens or 0) * len(frame.choices)
         self.tokens_in_flight += held

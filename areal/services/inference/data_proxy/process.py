@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -88,7 +88,14 @@ def _token_engine(args: argparse.Namespace) -> Build:
         generator = Generator(engine, suspension)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished, parsers)
         control.add_to(service)
-        _add_model_routes(service, args.model, control.admitting(calls.chat), control.admitting(calls.completion))
+        handlers = {
+            "/v1/chat/completions": calls.chat,
+            "/v1/completions": calls.completion,
+            "/v1/responses": calls.responses,
+            "/v1/messages": calls.messages,
+            "/v1/messages/count_tokens": calls.count_tokens,
+        }
+        _add_model_routes(service, args.model, {path: control.admitting(each) for path, each in handlers.items()})
         return service
 
     return build
@@ -104,7 +111,11 @@ def _external(args: argparse.Namespace) -> Build:
         service = _service(args, options, watch, lambda: watch.state.not_ready, lambda: {"root": root})
         refuse_controls(service, "an external model is not ours to pause, to resize or to version")
         calls = ExternalCalls(args.model, api, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
-        _add_model_routes(service, args.model, calls.relay_to("/chat/completions"), calls.relay_to("/completions"))
+        handlers = {
+            "/v1/chat/completions": calls.relay_to("/chat/completions"),
+            "/v1/completions": calls.relay_to("/completions"),
+        }
+        _add_model_routes(service, args.model, handlers)
         return service
 
     return build
@@ -136,14 +147,14 @@ def _service(
     return service
 
 
-def _add_model_routes(service: Service, model: str, chat: Handler, completion: Handler) -> None:
+def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler]) -> None:
     async def models(request: web.Request) -> web.Response:
         entry = {"id": model, "object": "model", "created": 0, "owned_by": "areal"}
         return json_response({"object": "list", "data": [entry], "models": [model]})
 
-    service.route("POST", "/v1/chat/completions", chat, Access.CALLER)
-    service.route("POST", "/chat/completions", chat, Access.CALLER)
-    service.route("POST", "/v1/completions", completion, Access.CALLER)
+    for path, handler in handlers.items():
+        service.route("POST", path, handler, Access.CALLER)
+    service.route("POST", "/chat/completions", handlers["/v1/chat/completions"], Access.CALLER)
     service.route("GET", "/v1/models", models, Access.CALLER)
 
 

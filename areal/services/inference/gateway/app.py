@@ -16,6 +16,9 @@ MODEL_CALLS = {
     "/v1/chat/completions": "/v1/chat/completions",
     "/chat/completions": "/v1/chat/completions",
     "/v1/completions": "/v1/completions",
+    "/v1/responses": "/v1/responses",
+    "/v1/messages": "/v1/messages",
+    "/v1/messages/count_tokens": "/v1/messages/count_tokens",
 }
 
 

@@ -34,7 +34,8 @@ def read_envelope(body: bytes, *, with_prefix: bool) -> Envelope:
 
 
 def _answer_tokens(data: dict[str, Any]) -> float:
-    asked = data.get("max_completion_tokens", data.get("max_tokens"))
+    names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    asked = next((data[name] for name in names if data.get(name) is not None), None)
     if type(asked) is not int or asked <= 0:
         return _DEFAULT_ANSWER_TOKENS
     return float(min(asked, _MOST_ANSWER_TOKENS))
@@ -46,7 +47,7 @@ def prompt_prefix(data: dict[str, Any]) -> bytes | None:
     For a chat: everything up to and with the first user message, so that each later turn of a conversation, and
     each sample of a group, has the same one. For a completion: the first characters, or the first token ids.
     """
-    messages, prompt = data.get("messages"), data.get("prompt")
+    messages, prompt = _messages(data), data.get("prompt")
     digest = hashlib.blake2b(digest_size=16)
     if isinstance(messages, list) and messages:
         for message in messages:
@@ -63,3 +64,14 @@ def prompt_prefix(data: dict[str, Any]) -> bytes | None:
     else:
         return None
     return digest.digest()
+
+
+def _messages(data: dict[str, Any]) -> object:
+    """A chat's messages; for the other APIs, with what comes before them, and from where they have them."""
+    before = data.get("system", data.get("instructions"))
+    messages = data.get("messages", data.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if before is None or not isinstance(messages, list):
+        return messages
+    return [{"role": "system", "content": before}, *messages]

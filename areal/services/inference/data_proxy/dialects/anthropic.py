@@ -1,0 +1,230 @@
+"""Anthropic's Messages API: its bodies as chat bodies.
+
+Blocks become messages: what a tool returned is a message of its own, thinking is reasoning. Images and documents are
+refused: models here read text. https://docs.anthropic.com/en/api/messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from areal.services.inference.data_proxy.dialects.anthropic_writer import AnthropicWriter
+from areal.services.inference.data_proxy.dialects.writer import Translated
+from areal.services.inference.data_proxy.fields import Fields, unsupported
+from areal.services.inference.data_proxy.sampling_fields import MAX_STOPS
+from areal.services.web.errors import ApiError, bad_request
+
+_NO_EFFECT = ("service_tier", "cache_control", "inference_geo", "speed", "user_profile_id")
+_REFUSED = {
+    "container": "there is no code execution",
+    "mcp_servers": "the service connects to no tool servers; name tools instead",
+}
+_NAMES = {
+    "stop": "stop_sequences",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "response_format": "output_config.format",
+}
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # by which templates turn it on and off
+Uses = Callable[[str], bool]
+
+
+def translate(fields: Fields, uses: Uses, *, counting: bool = False) -> Translated:
+    """``uses`` says which variables the chat template has. ``counting``: nothing is generated. Raises 400 naming the
+    field."""
+    fields.refuse(_REFUSED)
+    chat: dict[str, Any] = {"messages": _messages(fields.take("system"), fields.take("messages"))}
+    if chat["messages"][-1]["role"] == "assistant":
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    chat |= _tools(fields)
+    chat |= {"stop": list(fields.texts("stop_sequences", MAX_STOPS)), "stream": fields.flag("stream")}
+    chat["temperature"] = fields.number("temperature", 1.0, 0.0, 1.0)
+    chat |= {name: fields.take(name) for name in ("top_p", "top_k", "metadata")}
+    chat["max_tokens"] = fields.whole("max_tokens", 1, 2**31 - 1)
+    if chat["max_tokens"] is None and not counting:
+        raise bad_request("max_tokens is required", param="max_tokens", code="missing_field")
+    ignored = [*_thinking(fields, uses, chat), *_output_config(fields, uses, chat)]
+    fields.accept(_NO_EFFECT)
+    return Translated(chat, AnthropicWriter, (*fields.ignored(), *ignored), _NAMES)
+
+
+def _thinking(fields: Fields, uses: Uses, chat: dict[str, Any]) -> list[str]:
+    """Sets the template's switch, where it has one. What else is asked of thinking has no effect, and is returned."""
+    thinking = fields.mapping("thinking")
+    kind = thinking.get("type", "disabled")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise bad_request("thinking.type must be enabled, adaptive or disabled", param="thinking.type")
+    if thinking:
+        chat["chat_template_kwargs"] = {name: kind != "disabled" for name in _THINKING_SWITCHES if uses(name)}
+    return [f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None]
+
+
+def _output_config(fields: Fields, uses: Uses, chat: dict[str, Any]) -> list[str]:
+    config = Fields(fields.mapping("output_config"))
+    wanted, effort = config.mapping("format") or fields.mapping("output_format"), config.text("effort")
+    if wanted:
+        if wanted.get("type") != "json_schema" or not isinstance(wanted.get("schema"), dict):
+            raise bad_request("output_config.format must be a json_schema with a schema", param="output_config.format")
+        schema = {"name": "answer", "schema": wanted["schema"]}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if effort is not None and uses("reasoning_effort"):
+        chat["reasoning_effort"] = effort
+        effort = None
+    return [*(["output_config.effort"] if effort else []), *(f"output_config.{name}" for name in config.ignored())]
+
+
+def _tools(fields: Fields) -> dict[str, Any]:
+    tools = fields.take("tools", [])
+    if not isinstance(tools, list):
+        raise bad_request("tools must be a list", param="tools")
+    choice = Fields(fields.mapping("tool_choice"))
+    kind, name = choice.text("type") or "auto", choice.text("name")
+    chat: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]}
+    if choice.flag("disable_parallel_tool_use"):
+        chat["parallel_tool_calls"] = False
+    match kind:
+        case "auto" | "none":
+            return {**chat, "tool_choice": kind}
+        case "any":
+            return {**chat, "tool_choice": "required"}
+        case "tool" if name:
+            return {**chat, "tool_choice": {"type": "function", "function": {"name": name}}}
+    raise bad_request("tool_choice must be of type auto, any, none, or tool with a name", param="tool_choice")
+
+
+def _tool(tool: object, where: str) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise bad_request(f"{where} must be an object", param=where)
+    if tool.get("type", "custom") != "custom":
+        raise unsupported(f"{where}.type", f"there is no {tool['type']!r} here, only tools that the caller runs")
+    name, schema = tool.get("name"), tool.get("input_schema")
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
+    if not isinstance(schema, Mapping):
+        raise bad_request(f"{where}.input_schema must be an object", param=f"{where}.input_schema")
+    function = {"name": name, "description": tool.get("description") or "", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def _messages(system: object, messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise bad_request("messages must be a list with at least one message", param="messages")
+    out: list[dict[str, Any]] = []
+    if system is not None:
+        out.append({"role": "system", "content": "\n".join(_texts(system, "system"))})
+    known_calls: set[str] = set()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        match message.get("role") if isinstance(message, Mapping) else None:
+            case "user":
+                _add_user(out, message.get("content"), f"{where}.content", known_calls)
+            case "assistant":
+                answer = _assistant(message.get("content"), f"{where}.content")
+                known_calls |= {call["id"] for call in answer.get("tool_calls", ())}
+                out.append(answer)
+            case "system":
+                texts = _texts(message.get("content"), f"{where}.content")
+                out.append({"role": "system", "content": "\n".join(texts)})
+            case _:
+                raise bad_request(f"{where}.role must be user or assistant", param=f"{where}.role")
+    if out[-1].get("tool_calls"):
+        raise bad_request("the last message's tool calls have no tool_result blocks after them", param="messages")
+    return out
+
+
+def _blocks(content: object, where: str) -> list[tuple[str, Mapping[str, Any], str]]:
+    """Each block's type, the block, and where it is."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of blocks", param=where)
+    blocks = []
+    for index, block in enumerate(content):
+        place = f"{where}[{index}]"
+        if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
+            raise bad_request(f"{place} must be an object with a type", param=place)
+        blocks.append((block["type"], block, place))
+    return blocks
+
+
+def _string(block: Mapping[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+def _foreign(kind: str, where: str) -> ApiError:
+    return bad_request(f"{where} is of type {kind!r}; this model takes text only", param=f"{where}.type")
+
+
+def _texts(content: object, where: str) -> list[str]:
+    texts = []
+    for kind, block, place in _blocks(content, where):
+        if kind != "text":
+            raise _foreign(kind, place)
+        texts.append(_string(block, "text", place))
+    return texts
+
+
+def _add_user(out: list[dict[str, Any]], content: object, where: str, known_calls: set[str]) -> None:
+    """What tools returned first, as the chat APIs want it, then what the user says. Two turns in a row are one."""
+    texts = []
+    for kind, block, place in _blocks(content, where):
+        if kind == "tool_result":
+            out.append(_tool_result(block, place, known_calls))
+        elif kind == "text":
+            texts.append(_string(block, "text", place))
+        else:
+            raise _foreign(kind, place)
+    if texts and out and out[-1]["role"] == "user":
+        out[-1]["content"] += "\n" + "\n".join(texts)
+    elif texts:
+        out.append({"role": "user", "content": "\n".join(texts)})
+    elif not content:
+        raise bad_request(f"{where} must not be empty", param=where)
+
+
+def _tool_result(block: Mapping[str, Any], where: str, known_calls: set[str]) -> dict[str, Any]:
+    call_id = _string(block, "tool_use_id", where)
+    if call_id not in known_calls:
+        message = f"{where}.tool_use_id: no tool_use block before it has the id {call_id!r}"
+        raise bad_request(message, param=f"{where}.tool_use_id")
+    content = block.get("content")
+    texts = _texts(content, f"{where}.content") if content is not None else []
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
+    if block.get("is_error"):
+        result["is_error"] = True  # for templates that show it
+    return result
+
+
+def _assistant(content: object, where: str) -> dict[str, Any]:
+    texts, thoughts, calls = [], [], []
+    for kind, block, place in _blocks(content, where):
+        match kind:
+            case "text":
+                texts.append(_string(block, "text", place))
+            case "thinking":
+                thoughts.append(_string(block, "thinking", place))
+            case "redacted_thinking":
+                continue  # only the service that wrote it can read it
+            case "tool_use":
+                calls.append(_tool_use(block, place))
+            case _:
+                raise _foreign(kind, place)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool_use(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, Mapping):
+        raise bad_request(f"{where}.input must be an object", param=f"{where}.input")
+    function = {"name": _string(block, "name", where), "arguments": orjson.dumps(arguments).decode()}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}

@@ -1,0 +1,231 @@
+"""OpenAI's Responses API: its bodies as chat bodies.
+
+Items become messages: an answer's reasoning, text and calls are one message again. Nothing is kept between calls, so
+the conversation comes whole each time. https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from areal.services.inference.data_proxy.dialects.responses_writer import ResponsesWriter
+from areal.services.inference.data_proxy.dialects.writer import Translated
+from areal.services.inference.data_proxy.fields import Fields, unsupported
+from areal.services.web.errors import bad_request
+
+_NOT_KEPT = "responses are not kept: send the whole conversation as input"
+_REFUSED = {
+    "previous_response_id": _NOT_KEPT,
+    "conversation": _NOT_KEPT,
+    "prompt": "there are no stored prompts",
+    "moderation": "there is no moderation",
+}
+_NO_EFFECT = (
+    "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+    "max_tool_calls", "context_management",
+)  # fmt: skip
+_INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent in the clear, so there is nothing to encrypt
+_NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+Uses = Callable[[str], bool]
+
+
+def translate(fields: Fields, uses: Uses) -> Translated:
+    """Raises 400 naming the field."""
+    fields.refuse(_REFUSED)
+    if fields.flag("background"):
+        raise unsupported("background", _NOT_KEPT)
+    if fields.flag("store"):
+        raise unsupported("store", _NOT_KEPT)
+    if fields.take("truncation", "disabled") != "disabled":
+        raise unsupported("truncation", "input that is too long is refused")
+    _check_include(fields)
+    instructions = fields.text("instructions")
+    chat: dict[str, Any] = {"messages": _messages(instructions, fields.take("input")), "stream": fields.flag("stream")}
+    stream_options = Fields(fields.mapping("stream_options"))
+    stream_options.accept(("include_obfuscation",))
+    tools = fields.take("tools", [])
+    if not isinstance(tools, list):
+        raise bad_request("tools must be a list", param="tools")
+    choice = fields.take("tool_choice", "auto")
+    chat |= {
+        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
+        "tool_choice": _choice(choice),
+    }
+    parallel = fields.flag("parallel_tool_calls", True)
+    if tools:
+        chat["parallel_tool_calls"] = parallel
+    chat["max_tokens"] = fields.whole("max_output_tokens", 1, 2**31 - 1)
+    sampling = {
+        "temperature": fields.number("temperature", 1.0, 0.0, 2.0),
+        "top_p": fields.number("top_p", 1.0, 0.0, 1.0),
+    }
+    chat |= sampling | {"metadata": fields.mapping("metadata")}
+    ignored = [*_text(fields, chat), *_reasoning(fields, uses, chat)]
+    ignored += [f"stream_options.{name}" for name in stream_options.ignored()]
+    fields.accept(_NO_EFFECT)
+    echoed = {
+        "instructions": instructions,
+        "max_output_tokens": chat["max_tokens"],
+        "metadata": chat["metadata"],
+        "parallel_tool_calls": parallel,
+        "tool_choice": choice,
+        "tools": tools,
+        **sampling,
+    }
+    return Translated(chat, partial(ResponsesWriter, echoed=echoed), (*fields.ignored(), *ignored), _NAMES)
+
+
+def _check_include(fields: Fields) -> None:
+    if fields.take("top_logprobs", 0) != 0:
+        raise unsupported("top_logprobs", "this API's answers carry none here; chat completions have them")
+    for name in fields.texts("include", 16):
+        if name not in _INCLUDABLE:
+            raise unsupported("include", f"there is no {name!r} here")
+
+
+def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
+    config = Fields(fields.mapping("text"))
+    wanted = config.mapping("format")
+    match wanted.get("type", "text"):
+        case "text":
+            pass
+        case "json_object":
+            chat["response_format"] = {"type": "json_object"}
+        case "json_schema":
+            schema = {name: value for name, value in wanted.items() if name != "type"}
+            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        case _:
+            message = "text.format.type must be text, json_object or json_schema"
+            raise bad_request(message, param="text.format")
+    return [f"text.{name}" for name in config.ignored()]
+
+
+def _reasoning(fields: Fields, uses: Uses, chat: dict[str, Any]) -> list[str]:
+    config = Fields(fields.mapping("reasoning"))
+    effort = config.text("effort")
+    if effort is not None and uses("reasoning_effort"):
+        chat["reasoning_effort"] = effort
+        effort = None
+    return [*(["reasoning.effort"] if effort else []), *(f"reasoning.{name}" for name in config.ignored())]
+
+
+def _tool(tool: object, where: str) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise bad_request(f"{where} must be an object", param=where)
+    if tool.get("type") != "function":
+        raise unsupported(f"{where}.type", f"there is no {tool.get('type')!r} here, only functions")
+    if not isinstance(tool.get("name"), str):
+        raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+
+
+def _choice(choice: object) -> object:
+    """A choice as chat completions write it; one that is none is for their reader to refuse."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        listed = [_choice(tool) for tool in tools] if isinstance(tools, list) else tools
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": listed}}
+    return choice
+
+
+class _Conversation:
+    """Messages from items. Items of one answer make one message: its reasoning, then its text, then its calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def say(self, role: str, text: str) -> None:
+        open_answer = self._answer() if role == "assistant" else None
+        if open_answer is not None and not open_answer["content"] and "tool_calls" not in open_answer:
+            open_answer["content"] = text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def think(self, text: str) -> None:
+        """Reasoning comes first, so it begins an answer."""
+        self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+
+    def call(self, call: dict[str, Any]) -> None:
+        answer = self._answer()
+        if answer is None:
+            answer = {"role": "assistant", "content": ""}
+            self.messages.append(answer)
+        answer.setdefault("tool_calls", []).append(call)
+
+    def returned(self, call_id: str, text: str) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _answer(self) -> dict[str, Any] | None:
+        last = self.messages[-1] if self.messages else {}
+        return last if last.get("role") == "assistant" else None
+
+
+def _messages(instructions: str | None, value: object) -> list[dict[str, Any]]:
+    conversation = _Conversation()
+    if instructions:
+        conversation.say("system", instructions)
+    if isinstance(value, str):
+        conversation.say("user", value)
+    elif isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            _add(conversation, item, f"input[{index}]")
+    else:
+        raise bad_request("input must be a string or a list of items, not empty", param="input")
+    return conversation.messages
+
+
+def _add(conversation: _Conversation, item: object, where: str) -> None:
+    if not isinstance(item, Mapping):
+        raise bad_request(f"{where} must be an object", param=where)
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            if role not in ("user", "assistant", "system", "developer"):
+                message = f"{where}.role must be user, assistant, system or developer"
+                raise bad_request(message, param=f"{where}.role")
+            conversation.say(role, _said(item.get("content"), f"{where}.content", "" if role == "assistant" else "\n"))
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            conversation.think(_said(parts, f"{where}.content", "\n"))
+        case "function_call":
+            names = ("call_id", "name", "arguments")
+            call_id, name, arguments = (_string(item, each, where) for each in names)
+            function = {"name": name, "arguments": arguments}
+            conversation.call({"id": call_id, "type": "function", "function": function})
+        case "function_call_output":
+            text = _said(item.get("output"), f"{where}.output", "\n")
+            conversation.returned(_string(item, "call_id", where), text)
+        case "item_reference":
+            raise unsupported(f"{where}.type", _NOT_KEPT)
+        case kind:
+            raise unsupported(f"{where}.type", f"there is no {kind!r} here")
+
+
+def _said(content: object, where: str, between: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of parts", param=where)
+    texts = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in _TEXT_PARTS:
+            raise bad_request(f"{place} is of type {kind!r}; this model takes text only", param=f"{place}.type")
+        texts.append(_string(part, "refusal" if kind == "refusal" else "text", place))
+    return between.join(texts)
+
+
+def _string(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    return value
