@@ -73,7 +73,7 @@ def read(reader: Reader, parts: Iterable[str]) -> Reply:
 
 
 def check_order(pieces: Sequence[Piece]) -> None:
-    """Calls are numbered, start before their arguments, end once, and do not overlap."""
+    """Calls are numbered, start before their arguments and do not overlap; only the last one may stay open."""
     open_call: int | None = None
     started = 0
     for piece in pieces:
@@ -87,8 +87,7 @@ def check_order(pieces: Sequence[Piece]) -> None:
                 assert index == open_call
                 open_call = None
             case _:
-                assert piece.text
-    assert open_call is None
+                assert piece.text and open_call is None
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:

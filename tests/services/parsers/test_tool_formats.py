@@ -147,3 +147,11 @@ def test_mistral_keeps_the_id_that_the_model_gave() -> None:
 )
 def test_what_the_prompt_began_is_part_of_the_answer(name: str, primer: str, rest: str) -> None:
     assert said(read(new_reader(name, primer=primer), [rest])) == ("", [("now", "{}")])
+
+
+def test_a_call_that_is_cut_short_stays_open() -> None:
+    reader = new_reader("hermes")
+    reader.push('<tool_call>{"name": "now", "arguments": {"a')
+    assert reader.flush() == ()
+    whole = new_reader("llama3_json")
+    assert whole.push('{"name": "now", "parameters": {}}')[0] == CallStart(0, "id0", "now")

@@ -1,7 +1,7 @@
 """What an answer's text turns out to be: content, reasoning, tool calls.
 
-A tool call is its start, fragments of its arguments (JSON text, to be joined), and its end. Calls are numbered from 0
-and come one after the other.
+A tool call is its start, fragments of its arguments (JSON text, to be joined), and its end, unless that was not seen.
+Calls are numbered from 0 and come one after the other.
 """
 
 from __future__ import annotations

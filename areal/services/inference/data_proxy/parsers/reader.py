@@ -72,7 +72,8 @@ class Reader:
         return self._drain()
 
     def flush(self) -> tuple[Piece, ...]:
-        """The rest, once no more comes."""
+        """The rest, once no more comes. A call whose end was not seen stays open: why the text ended says whether it is
+        whole."""
         if self.plain:
             return ()
         if self._reasoning is not None:
@@ -80,7 +81,8 @@ class Reader:
         if self._calls is not None:
             self._calls.end()
         self._output.finish()
-        return self._drain()
+        pieces = self._drain()
+        return pieces[:-1] if pieces and isinstance(pieces[-1], CallEnd) else pieces
 
     def _drain(self) -> tuple[Piece, ...]:
         pieces = self._output.drain()
