@@ -36,6 +36,7 @@ class Action(StrEnum):
     SPAWN = "spawn"
     REPLACE = "replace"
     LEAVE = "leave"  # cannot be seen: nothing is done
+    DEFER = "defer"  # what it depends on has no address yet: the next pass decides
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ def _tend(run: ObservedRun) -> Decision:
     if run.state.phase is Phase.BACKOFF:
         died = how_it_died(run)
         return Decision(Action.KICK, f"process-died: {died}", run, drift=("process-died", died))
+    if run.state.phase is Phase.STARTING:
+        return Decision(Action.AWAIT, "starting", run)
     if run.seen is Seen.REFUSING:
         # A probe that times out is not proof of death: wait for an answer, and let the shim's liveness probe judge.
         if time_alive(run) < STARTING_S:

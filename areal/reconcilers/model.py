@@ -7,23 +7,24 @@ of it is warm; what is superfluous drains and stops; what has changed is replace
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from areal.reconcilers.components import Action, Decision
+from areal.reconcilers.components import Action
 from areal.reconcilers.model_work import ModelWork
 from areal.reconcilers.observed import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Drift, Verb
 from areal.reconcilers.processes import end_cause, erase, stoppable, unseen
-from areal.reconcilers.replicas import ENGINE, PROXY, Extras, Replica, extras_of
+from areal.reconcilers.replicas import ENGINE, PROXY, Extras, Replica, extras_of, not_replaced, with_callers
 from areal.reconcilers.rollout import replace_all
 
 
 @dataclass
 class ModelPlan:
-    """One model between the two halves of its plan."""
+    """One model between the two halves of its plan. ``routes_only``: there is no second half."""
 
     work: ModelWork
+    routes_only: bool = False
     replicas: list[Replica] = field(default_factory=list)
     extras: Extras = field(default_factory=Extras)
     last: tuple[int, ...] = ()
@@ -31,50 +32,43 @@ class ModelPlan:
 
 def open_model(work: ModelWork, *, routes_only: bool = False) -> ModelPlan:
     """First half: what serves is routed at once. ``routes_only``: a neighbour, whose processes are another command's
-    business; a router that started anew learns what serves."""
+    business; a router that started anew learns what serves. Behind a router that cannot be seen nothing is done."""
     if work.service.router_unseen or (routes_only and (work.suspended or not work.table_lost)):
-        return ModelPlan(work)
+        return ModelPlan(work, routes_only=True)
     if routes_only:
         work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
-        return ModelPlan(work, last=_restore_routes(work))
-    replicas = [work.replica(index) for index in range(work.count)]
-    extras = extras_of(work.observed.of(work.ref), replicas)
+        return ModelPlan(work, routes_only=True, last=_restore_routes(work))
+    runs = work.observed.of(work.ref)
+    replicas = with_callers([work.replica(index) for index in range(work.count)], runs)
+    extras = extras_of(runs, replicas)
     if not work.table_readable:
-        replicas, extras = [_not_replaced(replica) for replica in replicas], Extras()
+        replicas, extras = [not_replaced(replica) for replica in replicas], Extras()
     work.routed = _routed_now(work, replicas)
-    return ModelPlan(work, replicas, extras, _restore_routes(work))
+    return ModelPlan(work, False, replicas, extras, _restore_routes(work))
 
 
 def close_model(plan: ModelPlan) -> None:
     """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
     work, extras, last = plan.work, plan.extras, plan.last
-    if work.service.router_unseen:
-        return  # whatever happened to its processes could not be routed
+    if plan.routes_only:
+        return
     work.findings.cannot_see(work.ref, [run for run in unseen(work.observed.of(work.ref)) if run.replica >= work.count])
     work.sweep()
     fresh = [replica for replica in plan.replicas if not replica.replaced]
-    short = work.need * sum(1 for replica in fresh if replica.new_engine) > work.gpus.available
-    if short:
-        last = _remove(work, extras.early, last, _extra_cause(work))
+    replaced = [replica for replica in plan.replicas if replica.replaced]
+    early, late = extras.early, extras.late
+    if early and _new_engines(fresh) * work.need > work.gpus.available:
+        last, early = _make_room(work, early, last), ()
     _require_room(work, fresh)
     last = _bring_up(work, fresh, last)
-    if not short:
-        last = _remove(work, extras.early, last, _extra_cause(work))
-    last = replace_all(work, [replica for replica in plan.replicas if replica.replaced], last)
-    last = _remove(work, extras.late, last, "nothing calls it any more")
+    if any(replica.proxy.action is Action.DEFER for replica in fresh):
+        return  # until they serve, the others do: the next pass goes on
+    if not all(replica.serves for replica in replaced):
+        early, late = (), (*early, *late)  # until all is replaced they may be all that serves
+    last = _remove(work, early, last, _extra_cause(work))
+    last = replace_all(work, replaced, last)
+    last = _remove(work, late, last, _extra_cause(work))
     _forget_routes(work, last)
-
-
-def _not_replaced(replica: Replica) -> Replica:
-    """The same slot, its outdated processes left as they are."""
-    engine, proxy = (
-        Decision(Action.LEAVE, decision.cause, decision.run)
-        if decision is not None and decision.action is Action.REPLACE
-        else decision
-        for decision in (replica.engine, replica.proxy)
-    )
-    assert proxy is not None
-    return replace(replica, engine=engine, proxy=proxy)
 
 
 def _proxies(work: ModelWork) -> tuple[ObservedRun, ...]:
@@ -85,8 +79,13 @@ def _routed_now(work: ModelWork, replicas: Sequence[Replica]) -> list[str]:
     """Data proxies that serve: the set to keep whole until an op takes one out. What cannot be seen stays in."""
     ours = [replica.live_proxy for replica in replicas if replica.live_proxy is not None]
     serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
-    others = [run.uid for run in _proxies(work) if run.may_live]
-    return list(dict.fromkeys([*serving, *(uid for uid in others if uid in work.known)]))
+    unsure = work.service.needs_sync  # relays may still pick what the router does not know
+    others = [
+        run.uid
+        for run in _proxies(work)
+        if run.may_live and (run.uid in work.known or (unsure and run.seen is Seen.READY))
+    ]
+    return list(dict.fromkeys([*serving, *others]))
 
 
 def _restore_routes(work: ModelWork) -> tuple[int, ...]:
@@ -105,7 +104,7 @@ def _lost_routes(work: ModelWork) -> str:
         return _drifted(work, "route-missing", message)
     if extra:
         return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
-    wanted = {run.uid for run in _proxies(work) if run.replica < work.count}
+    wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
     draining = [uid for uid in work.routed if work.known[uid] == "draining" and uid in wanted]
     return "a drain was interrupted" if draining else ""
 
@@ -117,8 +116,19 @@ def _drifted(work: ModelWork, kind: str, message: str) -> str:
     return f"{kind}: {message}"
 
 
+def _new_engines(replicas: Sequence[Replica]) -> int:
+    return sum(1 for replica in replicas if replica.new_engine)
+
+
+def _make_room(work: ModelWork, extras: Sequence[ObservedRun], last: tuple[int, ...]) -> tuple[int, ...]:
+    """What is superfluous holds GPUs that what is missing needs."""
+    if any(run.seen is Seen.READY for run in extras):
+        work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
+    return _remove(work, extras, last, "makes room")
+
+
 def _require_room(work: ModelWork, fresh: Sequence[Replica]) -> None:
-    new = sum(1 for replica in fresh if replica.new_engine)
+    new = _new_engines(fresh)
     need = new * work.need
     plural = "s" if new > 1 else ""
     work.require_gpus(
@@ -141,7 +151,8 @@ def _bring_up(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...
         args = {"engine": engine_run} if engine_run else {}
         proxy = work.start(replica.proxy_component, replica.proxy, work.recorded, args, engine_ready)
         ready += (*engine_ready, *proxy.ready)
-        if replica.proxy.action is not Action.LEAVE and proxy.run not in work.routed and work.table_readable:
+        stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
+        if proxy.run not in work.routed and not stays_out:
             joining.append(proxy.run)
             warm.append(work.warm(replica, proxy.run, (*engine_ready, *proxy.ready)))
     if not joining:
@@ -158,7 +169,7 @@ def _remove(work: ModelWork, runs: Sequence[ObservedRun], last: tuple[int, ...],
     """Drain, take out of rotation, stop."""
     if not runs:
         return last
-    needs = last or work.recorded
+    needs = (*(last or work.recorded), *work.service.synced)
     proxies = [run for run in runs if run.state.spec.component == PROXY]
     routed = [run.uid for run in proxies if run.uid in work.routed]
     if routed and work.service.router:
@@ -173,7 +184,7 @@ def _forget_routes(work: ModelWork, last: tuple[int, ...]) -> None:
     """A model without replicas is not listed, even when its processes went by themselves."""
     table = work.service.table
     if work.count or work.routed or not isinstance(table, RouteTable) or work.name not in table.models:
-        return
+        return  # (what cannot be seen is among ``routed``)
     if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
         work.unroute(_extra_cause(work), last or work.recorded)
 
@@ -181,7 +192,9 @@ def _forget_routes(work: ModelWork, last: tuple[int, ...]) -> None:
 def settle(work: ModelWork) -> None:
     """The model is visible where users ask for it: at the gateway."""
     changed = [op.id for op in work.build.ops_of(work.ref) if op.verb in (Verb.ROUTE, Verb.AWAIT)]
-    if not changed or not work.routed or not work.count or work.service.gateway_unseen:
+    if not changed or not work.routed or not work.count:
+        return
+    if work.service.gateway_unseen or not work.table_readable:
         return
     needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
     args = {"service": work.service.ref}

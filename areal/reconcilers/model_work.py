@@ -105,7 +105,7 @@ class ModelWork:
         after: Sequence[int] = (),
     ) -> Started:
         """Start a process, with the GPUs that it needs; or wait for the one that is there."""
-        if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
+        if decision.action in (Action.KEEP, Action.LEAVE, Action.DEFER, Action.AWAIT):
             return keep(self.build, component, decision, needs, after)
         if decision.action is not Action.KICK:
             needs = (*needs, *self.swept.get(component.target, ()))
@@ -140,7 +140,7 @@ class ModelWork:
         seconds = self.strategy.drain_timeout_seconds if grace is None else grace
         drains = self.drain([run.uid for run in proxies], (), cause, seconds=seconds)
         args = {**self._router, "after": list(drains)}
-        needs = self.service.router_ready
+        needs = (*self.service.router_ready, *self.service.synced)
         gone = self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
         return (*drains, gone)
 

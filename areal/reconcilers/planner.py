@@ -30,9 +30,9 @@ from areal.reconcilers.inference_service import (
 )
 from areal.reconcilers.model import ModelPlan, close_model, open_model, plan_model_end, settle
 from areal.reconcilers.model_work import ModelWork, Policy
-from areal.reconcilers.observed import Observed, RouteTable
+from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
 from areal.reconcilers.plan import ObjectPlan, Op, Plan, PlanBuilder, Refusal, Verb
-from areal.reconcilers.processes import erase, unseen
+from areal.reconcilers.processes import erase, slot_of, unseen
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica, replica_count
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import KINDS
@@ -48,6 +48,7 @@ _HOW = {
     Update.IMMUTABLE: "deleted and created again",
 }
 _SERVICE, _MODEL = "InferenceService", "Model"
+_HINT = "delete it where it runs"
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,10 @@ class _Planning:
         for target in self._of(_SERVICE):
             if not target.gone:
                 self._open_service(target)
-        ended = self._end_models()
         models = self._open_models()
         self._unroute_strangers()
         self._mark_synced()
+        ended = self._end_models()
         for front in self.fronts:
             self.services[front.ref] = close_service(front, self.services[front.ref])
         for model in models:
@@ -119,28 +120,27 @@ class _Planning:
 
     def _refuse_unseen(self) -> None:
         """What may be alive where nobody can look is not deleted, nor is what it hangs on."""
-        gone = [target for target in self.scope.all if target.gone]
-        for target in gone:
-            for run in unseen(self.observed.of(target.ref))[:1]:
-                slot = f"{run.state.spec.component}/{run.state.spec.replica}"
-                self._refuse(target, f"its {slot} cannot be seen: {run.state.reason}")
-        for target in gone:
-            service = _service_ref(target)
-            if target.object.kind == _MODEL and target.ref in self.findings.refused and service:
-                self._refuse_ref(gone, service, f"{target.ref} still belongs to it")
-        for target in gone:
-            if target.object.kind == _MODEL and _service_ref(target) in self.findings.refused:
-                self._refuse(target, f"{_service_ref(target)} cannot be deleted")
+        gone = {target.ref: target for target in self.scope.all if target.gone}
+        for target in gone.values():
+            self._refuse_hidden(target, unseen(self.observed.of(target.ref)))
+            if target.object.kind == _MODEL:
+                self._refuse_hidden(target, unseen(self.observed.of(_service_ref(target), "router")))
+        models = [target for target in gone.values() if target.object.kind == _MODEL]
+        for target in models:
+            if target.ref in self.findings.refused and _service_ref(target) in gone:
+                self._refuse(_service_ref(target), f"{target.ref} still belongs to it", _HINT)
+        for target in models:
+            if _service_ref(target) in self.findings.refused:
+                self._refuse(target.ref, f"{_service_ref(target)} cannot be deleted", _HINT)
 
-    def _refuse_ref(self, targets: Sequence[Target], ref: str, why: str) -> None:
-        for target in targets:
-            if target.ref == ref:
-                self._refuse(target, why)
+    def _refuse_hidden(self, target: Target, hidden: Sequence[ObservedRun]) -> None:
+        for run in hidden[:1]:
+            where = f"{run.state.spec.owner} {slot_of(run)}"
+            hint = f"{_HINT}; if that place is gone for good, remove runs/{run.uid} from the areal home"
+            self._refuse(target.ref, f"{where} cannot be seen: {run.state.reason}", hint)
 
-    def _refuse(self, target: Target, why: str) -> None:
-        message = f"{target.ref} is not deleted: {why}"
-        hint = f"delete it where it runs; if that place is gone: areal describe {target.ref}"
-        self.findings.refused.setdefault(target.ref, Refusal("unseen", message, hint))
+    def _refuse(self, ref: str, why: str, hint: str) -> None:
+        self.findings.refused.setdefault(ref, Refusal("unseen", f"{ref} is not deleted: {why}", hint))
 
     # -- records
 

@@ -58,9 +58,8 @@ def start(
 def keep(
     build: PlanBuilder, component: Component, decision: Decision, needs: Sequence[int], after: Sequence[int] = ()
 ) -> Started:
-    """A process that stays: waited for when it has not answered yet."""
-    assert decision.run is not None
-    run = decision.run.uid
+    """A process that stays, or is not there and not to be started now: waited for when it has not answered yet."""
+    run = decision.run.uid if decision.run is not None else ""
     if decision.action is not Action.AWAIT:
         return Started(run)
     waited = build.add(Verb.AWAIT, component.ref, component.target, decision.cause, needs=(*needs, *after), run=run)

@@ -46,13 +46,15 @@ def gpus_per_replica(spec: ModelSpec) -> int:
 
 @dataclass(frozen=True)
 class Replica:
-    """One slot: what is to be done about its engine (None: external) and its data proxy."""
+    """One slot: what is to be done about its engine (None: external) and its data proxy. ``callers`` are surplus data
+    proxies of an engine that is to be replaced: they go when it goes."""
 
     index: int
     engine: Decision | None
     proxy: Decision
     engine_component: Component | None
     proxy_component: Component
+    callers: tuple[ObservedRun, ...] = ()
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -66,6 +68,17 @@ class Replica:
     def new_engine(self) -> bool:
         """Whether an engine will be started, and so GPUs are needed."""
         return self.engine is not None and self.engine.action in (Action.SPAWN, Action.REPLACE)
+
+    @property
+    def old_proxies(self) -> tuple[ObservedRun, ...]:
+        """Data proxies to drain and stop when this slot is replaced."""
+        own = (self.proxy.run,) if self.proxy.action is Action.REPLACE and self.proxy.run is not None else ()
+        return (*own, *self.callers)
+
+    @property
+    def old_engine(self) -> ObservedRun | None:
+        replaced = self.engine is not None and self.engine.action is Action.REPLACE
+        return self.engine.run if replaced and self.engine is not None else None
 
     @property
     def live_proxy(self) -> ObservedRun | None:
@@ -99,9 +112,33 @@ def read_replica(
     engine_restarts = engine is not None and engine.action in (Action.KICK, Action.SPAWN, Action.AWAIT)
     if not (engine_restarts and proxy.action is Action.AWAIT):
         findings.note(proxy_component, proxy)
-    if engine is not None and engine.action is Action.REPLACE and proxy.run is not None and proxy.run.is_live:
-        proxy = Decision(Action.REPLACE, engine.cause, proxy.run, decided_by=engine.decided_by)
+    if engine is not None:
+        proxy = _behind(engine, proxy)
+        if proxy.action is Action.LEAVE and engine.action is Action.REPLACE:
+            engine = Decision(Action.DEFER, "its data proxy cannot be seen", engine.run)
     return Replica(index, engine, proxy, engine_component, proxy_component)
+
+
+def _behind(engine: Decision, proxy: Decision) -> Decision:
+    """What to do about a data proxy, given what happens to its engine."""
+    if engine.action is Action.SPAWN and proxy.action in (Action.AWAIT, Action.KICK):
+        return Decision(Action.DEFER, "its engine has to start first", proxy.run)
+    if engine.action is Action.LEAVE and proxy.action is not Action.KEEP:
+        return Decision(Action.DEFER, "its engine cannot be seen", proxy.run)
+    if engine.action is Action.REPLACE and proxy.run is not None and proxy.run.is_live:
+        return Decision(Action.REPLACE, engine.cause, proxy.run, decided_by=engine.decided_by)
+    return proxy
+
+
+def not_replaced(slot: Replica) -> Replica:
+    """The same slot when nothing may be replaced now: outdated processes are left as they are."""
+    engine, proxy = slot.engine, slot.proxy
+    if proxy.action is Action.REPLACE:
+        proxy = Decision(Action.LEAVE, proxy.cause, proxy.run)
+    if engine is not None and engine.action is Action.REPLACE:
+        engine = Decision(Action.LEAVE, engine.cause, engine.run)
+        proxy = _behind(engine, proxy)
+    return replace(slot, engine=engine, proxy=proxy, callers=())
 
 
 def _components(
@@ -128,19 +165,36 @@ class Extras:
         return (*self.early, *self.late)
 
 
-def extras_of(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> Extras:
+def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> list[Replica]:
+    """The same slots, each with the surplus data proxies of the engine that it is about to lose."""
+    free = [run for run in _surplus(runs, replicas) if run.state.spec.component == PROXY]
+    return [
+        replace(slot, callers=tuple(run for run in free if calls(run, slot.old_engine))) if slot.old_engine else slot
+        for slot in replicas
+    ]
+
+
+def calls(proxy: ObservedRun, engine: ObservedRun | None) -> bool:
+    return engine is not None and proxy.state.spec.inputs.get("engineUrl") == engine.url
+
+
+def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extras:
     """Runs to stop: scaled away, suspended, left by an interrupted replacement. Where some run of the model cannot be
     seen none is: what looks superfluous from here may be all that serves."""
-    decisions = [decision for replica in replicas for decision in replica.decisions]
-    wanted = {decision.run.uid for decision in decisions if decision.run is not None}
     if unseen(runs):
         return Extras()
-    found = [run for run in runs if run.is_live and run.uid not in wanted]
+    callers = {run.uid for slot in replicas for run in slot.callers}
+    found = [run for run in _surplus(runs, replicas) if run.uid not in callers]
     gone = {run.uid for run in found}
-    still_called = {
-        str(run.state.spec.inputs.get("engineUrl"))
-        for run in runs
-        if run.state.spec.component == PROXY and run.is_live and run.uid not in gone
-    }
-    late = tuple(run for run in found if run.state.spec.component == ENGINE and run.url in still_called)
+    calling = [run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in gone]
+    late = tuple(
+        run for run in found if run.state.spec.component == ENGINE and any(calls(proxy, run) for proxy in calling)
+    )
     return Extras(tuple(run for run in found if run not in late), late)
+
+
+def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[ObservedRun]:
+    """Living runs that no slot has chosen."""
+    decisions = [decision for replica in replicas for decision in replica.decisions]
+    wanted = {decision.run.uid for decision in decisions if decision.run is not None}
+    return [run for run in runs if run.is_live and run.uid not in wanted]

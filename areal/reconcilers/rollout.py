@@ -134,18 +134,12 @@ def _successors(
 
 def _retire(work: ModelWork, batch: Sequence[Replica], needs: tuple[int, ...], cause: str) -> tuple[int, ...]:
     """Stop the old data proxies, then the old engines."""
-    last = work.stop_all(_old_proxies(batch), cause, needs)
-    engines = [replica.engine for replica in batch if replica.engine is not None]
-    old = [decision.run for decision in engines if decision.action is Action.REPLACE and decision.run is not None]
-    return work.stop_all(old, cause, last)
+    last = work.stop_all(_old_proxies(batch), cause, (*needs, *work.service.synced))
+    return work.stop_all([replica.old_engine for replica in batch if replica.old_engine], cause, last)
 
 
 def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
-    return [
-        replica.proxy.run
-        for replica in batch
-        if replica.proxy.action is Action.REPLACE and replica.proxy.run is not None
-    ]
+    return [run for replica in batch for run in replica.old_proxies]
 
 
 def _cause(batch: Sequence[Replica]) -> str:

@@ -11,11 +11,13 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from areal.errors import NoCapacity
 from areal.reconcilers.launch import LOOPBACK, Slot
 from areal.reconcilers.observed import Observed, ObservedRun
 from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.replicas import ENGINE, PROXY
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.runtime.ports import PortOwner, port_owner
 
@@ -68,10 +70,20 @@ class _Claims:
             held = [port for run in former if run.is_live and run.uid in self.stopping for port in _ports(run)]
             if held:
                 return held[0]  # a router is replaced in place: its port is free when it is needed
+        if op.args.get("successor"):
+            return self.backend.claim_ports(1, owner=op.ref)[0]  # nobody may take it for the one that was there
         ended = sorted((run for run in former if not run.is_live), key=lambda run: run.ended_at, reverse=True)
         sticky = [port for run in ended for port in _ports(run)]
+        if component == ENGINE:
+            sticky = [*self._called(op.ref, replica), *sticky]
         (port,) = self.backend.claim_ports(1, owner=op.ref, prefer=sticky)
         return port
+
+    def _called(self, ref: str, replica: int) -> list[int]:
+        """Where the slot's living data proxies look for their engine."""
+        proxies = [run for run in self.observed.of(ref, PROXY, replica) if run.is_live]
+        urls = [urlsplit(str(run.state.spec.inputs.get("engineUrl", ""))) for run in proxies]
+        return [url.port for url in urls if url.port is not None]
 
     def _require_free(self, ref: str, component: str, port: int, field: str) -> None:
         """A declared port that a stranger holds fails here, before anything is changed."""

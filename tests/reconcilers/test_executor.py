@@ -52,7 +52,11 @@ def test_execute_begins_an_op_only_after_all_it_needs() -> None:
 
 def test_execute_runs_independent_ops_side_by_side() -> None:
     together = threading.Barrier(3, timeout=20)
-    report, _ = run(op(1), op(2), op(3), perform=lambda _: together.wait() and None)
+
+    def perform(item: Op) -> None:
+        together.wait()
+
+    report, _ = run(op(1), op(2), op(3), perform=perform)
     assert report.done == {1, 2, 3}
 
 
