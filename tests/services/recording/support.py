@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal.services.inference.recording.conversation import after, body_digest, prefixes
+from areal.services.inference.recording.conversation import Conversation, body_digest, conversation
 from areal.services.inference.recording.folder import hold
 from areal.services.inference.recording.journal import Journal, Rules, open_journal
 from areal.services.inference.recording.names import SessionName
@@ -43,7 +43,7 @@ class Calls:
         key: bytes | None = None,
     ) -> Call:
         self.count += 1
-        chain = prefixes(messages) if messages is not None else ()
+        asked = conversation(messages) if messages is not None else None
         samples = [
             TokenSample(
                 prompt_ids=list(prompt),
@@ -51,22 +51,22 @@ class Calls:
                 logprobs=[-0.5] * (len(output) + 1),
                 versions=[version] * (len(output) + 1),
                 finish_reason=finish,
-                after=after(chain, answer(output, choice)) if messages is not None else None,
+                after=asked.after(answer(output, choice)) if asked is not None else None,
             )
             for choice in range(n)
         ]
-        return self._call(samples, chain, body, key)
+        return self._call(samples, asked, body, key)
 
     def text(self, messages: Sequence[dict[str, Any]], response: str) -> Call:
         self.count += 1
         said = {"role": "assistant", "content": response}
-        sample = TextSample(list(messages), said, "stop", after(prefixes(messages), said))
-        return self._call([sample], prefixes(messages), None, None)
+        asked = conversation(messages)
+        return self._call([TextSample(list(messages), said, "stop", asked.after(said))], asked, None, None)
 
-    def _call(self, samples: list[Any], chain: tuple[bytes, ...], body: bytes | None, key: bytes | None) -> Call:
+    def _call(self, samples: list[Any], asked: Conversation | None, body: bytes | None, key: bytes | None) -> Call:
         name = f"chatcmpl-{self.count}"
         digest = body_digest(body if body is not None else name.encode())
-        call = Call(name, "tiny", 1_700_000_000 + self.count, digest, samples, chain, key)
+        call = Call(name, "tiny", 1_700_000_000 + self.count, digest, samples, asked, key)
         self.made.append(call)
         return call
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from areal.services.inference.recording import names
 from areal.services.inference.recording.conversation import (
     TokenPrefix,
-    after,
     begins_with,
-    prefixes,
+    conversation,
     text_mark,
     token_digest,
 )
@@ -33,23 +32,23 @@ ASSISTANT = {"role": "assistant", "content": "yes"}
 )
 def test_answer_sent_back_in_other_words_is_the_same(echoed: dict[str, Any]) -> None:
     asked = [{"role": "user", "content": "is it?"}]
-    assert after(prefixes(asked), ASSISTANT) == prefixes([*asked, echoed])[-1]
+    assert conversation([*asked, echoed]).answered == (conversation(asked).after(ASSISTANT),)
 
 
 @pytest.mark.parametrize(
     "other", [{"role": "assistant", "content": "yes "}, {"role": "user", "content": "yes"}, {"role": "assistant"}]
 )
 def test_another_answer_is_another_conversation(other: dict[str, Any]) -> None:
-    assert prefixes([ASSISTANT]) != prefixes([other])
+    assert conversation([ASSISTANT]).whole != conversation([other]).whole
 
 
 def test_tool_call_arguments_may_come_as_text_or_decoded() -> None:
     def call(arguments: object) -> dict[str, Any]:
         return {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": arguments}}]}
 
-    assert prefixes([call('{"a": 1}')]) == prefixes([call({"a": 1})])
-    assert prefixes([call('{"a": 1}')]) != prefixes([call({"a": 2})])
-    assert prefixes([call("no json")]) == prefixes([call("no json")])
+    assert conversation([call('{"a": 1}')]) == conversation([call({"a": 1})])
+    assert conversation([call('{"a": 1}')]) != conversation([call({"a": 2})])
+    assert conversation([call("no json")]) == conversation([call("no json")])
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.lists(st.integers(0, 40), max_size=6))

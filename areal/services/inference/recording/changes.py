@@ -15,7 +15,7 @@ from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger, row_id
 from areal.services.inference.recording.lineage import Parent, find_parent
 from areal.services.inference.recording.names import HITL, GroupName
-from areal.services.inference.recording.packing import pack, runs
+from areal.services.inference.recording.packing import pack, runs, token_array
 from areal.services.inference.recording.session import Life, Phase, Session, Target, Trajectory
 from areal.services.inference.recording.values import Call, Sample, TextSample, TokenSample
 from areal.services.web.errors import ApiError, bad_request
@@ -97,8 +97,8 @@ def _row(
     ledger: Ledger, session: Session, first: int, seq: int, call: Call, choice: int, sample: Sample, now: float
 ) -> tuple[object, ...]:
     number, name = session.number, call.interaction_id(choice)
-    prompt = array("i", sample.prompt_ids) if isinstance(sample, TokenSample) else None
-    parent = find_parent(ledger, number, first, call.prefixes, prompt)
+    prompt = token_array(sample.prompt_ids) if isinstance(sample, TokenSample) else None
+    parent = find_parent(ledger, number, first, call.conversation, prompt)
     header = {
         "id": row_id(number, seq),
         "name": name,
@@ -125,7 +125,7 @@ def _content(
         assert isinstance(sample, TextSample)
         header |= {"messages": sample.messages, "response": sample.response, "versions": []}
         return 0, None, pack(header, array("i"), array("i"), array("f"))
-    output = array("i", sample.output_ids)
+    output = token_array(sample.output_ids)
     text = [sample.text[0], sample.text[1].hex()] if sample.text else None
     header |= {"versions": runs(sample.versions), "text": text}
     rest = prompt[parent.shared :] if parent else prompt

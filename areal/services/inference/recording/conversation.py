@@ -1,8 +1,9 @@
 """Which earlier turn a call continues: digests of conversations and of token prefixes.
 
 A conversation is digested message by message, each digest including the one before, so that a turn knows the digest
-of everything up to and with its answer (``after``), and a call the digests of all its prefixes: the parent is the
-turn whose ``after`` is the longest of them. Only what a client faithfully sends back counts: role, text, tool calls.
+of everything up to and with its answer (``after``), and a call the digests of all its prefixes that end with an
+answer: the parent is the turn whose ``after`` is the longest of them. Only what a client faithfully sends back
+counts: role, text, tool calls.
 
 Tokens are digested as a whole; a turn is a token parent when the call's prompt begins with all its tokens.
 """
@@ -11,32 +12,39 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import orjson
 
 DIGEST_BYTES = 16
-_EMPTY = b""
 
 
-def prefixes(messages: Iterable[Mapping[str, Any]]) -> tuple[bytes, ...]:
-    """The digest of the first message, of the first two, and so on."""
-    digests, last = [], _EMPTY
+@dataclass(frozen=True)
+class Conversation:
+    """``answered``: the digests up to and with each assistant message; ``whole``: that of all messages."""
+
+    answered: tuple[bytes, ...]
+    whole: bytes
+
+    def after(self, answer: Mapping[str, Any]) -> bytes:
+        """The digest of the conversation with ``answer`` at its end."""
+        return _following(self.whole, answer)
+
+
+def conversation(messages: Iterable[Mapping[str, Any]]) -> Conversation:
+    answered, last = [], b""
     for message in messages:
-        last = following(last, message)
-        digests.append(last)
-    return tuple(digests)
+        last = _following(last, message)
+        if message.get("role") == "assistant":
+            answered.append(last)
+    return Conversation(tuple(answered), last)
 
 
-def following(before: bytes, message: Mapping[str, Any]) -> bytes:
-    """The digest of a conversation with ``message`` at its end; ``before`` is the digest without it."""
+def _following(before: bytes, message: Mapping[str, Any]) -> bytes:
     return blake2b(before + _essence(message), digest_size=DIGEST_BYTES).digest()
-
-
-def after(call_prefixes: Sequence[bytes], answer: Mapping[str, Any]) -> bytes:
-    return following(call_prefixes[-1] if call_prefixes else _EMPTY, answer)
 
 
 def _essence(message: Mapping[str, Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 By messages first: the longest prefix of the call's conversation that some turn's answer completes. Where that finds
 none (plain completions, clients that rewrite what they were told), by tokens: the longest turn whose tokens the
-prompt begins with.
+prompt begins with. A conversation without an answer in it continues nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from areal.services.inference.recording.conversation import TokenPrefix
+from areal.services.inference.recording.conversation import Conversation, TokenPrefix
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger, row_id
 
@@ -30,10 +30,13 @@ class Parent:
 
 
 def find_parent(
-    ledger: Ledger, session: int, first: int, prefixes: Sequence[bytes], prompt: array[int] | None
+    ledger: Ledger, session: int, first: int, conversation: Conversation | None, prompt: array[int] | None
 ) -> Parent | None:
     """The parent among the interactions from ``first`` on. ``prompt`` None: a call without tokens."""
-    candidates = _by_messages(ledger, session, row_id(session, first), prefixes)
+    answered = conversation.answered if conversation is not None else ()
+    if conversation is not None and not answered:
+        return None
+    candidates = _by_messages(ledger, session, row_id(session, first), answered)
     tokens = TokenPrefix(prompt) if prompt is not None else None
     if candidates:
         joined = _longest_joined(candidates, tokens)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal.services.inference.recording.conversation import Conversation
+
 TRUNCATED = "length"
 
 
@@ -46,8 +48,8 @@ Sample = TokenSample | TextSample
 class Call:
     """One answered model call: all its choices, recorded together or not at all.
 
-    ``prefixes[i]`` digests the conversation's first i+1 messages. ``digest`` is that of the request body,
-    ``idempotency`` that of the caller's Idempotency-Key.
+    ``conversation`` is None for a call without messages. ``digest`` is that of the request body, ``idempotency``
+    that of the caller's Idempotency-Key.
     """
 
     answer_id: str
@@ -55,7 +57,7 @@ class Call:
     created: int
     digest: bytes
     samples: Sequence[Sample]
-    prefixes: Sequence[bytes] = ()
+    conversation: Conversation | None = None
     idempotency: bytes | None = None
 
     def interaction_id(self, choice: int) -> str:
