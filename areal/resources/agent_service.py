@@ -63,7 +63,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Where the processes run."""
     strategy: Annotated[Strategy, Update.META] = Strategy()
     """How changes are rolled out."""
-    restart: Annotated[Restart, Update.ROLL] = Restart()
+    restart: Annotated[Restart, Update.META] = Restart()
     """What happens when a process exits by itself."""
     log_level: Annotated[LogLevel, Update.ROLL] = "info"
     """How much the processes log."""

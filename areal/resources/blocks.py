@@ -116,33 +116,34 @@ class Strategy(SpecModel):
 class Backoff(SpecModel):
     """Pause before a restart: grows by `factor` with each, falls back after a quiet time."""
 
-    initial_seconds: Annotated[Seconds, Update.ROLL] = 10.0
+    initial_seconds: Annotated[Seconds, Update.META] = 10.0
     """Pause before the first restart."""
-    factor: Annotated[Factor, Update.ROLL] = 2.0
+    factor: Annotated[Factor, Update.META] = 2.0
     """Each pause is this many times the one before."""
-    max_seconds: Annotated[Seconds, Update.ROLL] = 300.0
+    max_seconds: Annotated[Seconds, Update.META] = 300.0
     """Longest pause."""
-    jitter: Annotated[Ratio, Update.ROLL] = 0.25
+    jitter: Annotated[Ratio, Update.META] = 0.25
     """Random part of a pause, so that replicas do not restart in step."""
 
 
 class Budget(SpecModel):
     """How many restarts are tolerated before giving up."""
 
-    count: Annotated[Count, Update.ROLL] = 5
+    count: Annotated[Count, Update.META] = 5
     """Restarts allowed within the window; one more and the process is given up (`CrashLoop`)."""
-    window_seconds: Annotated[PositiveSeconds, Update.ROLL] = 1800.0
+    window_seconds: Annotated[PositiveSeconds, Update.META] = 1800.0
     """Length of the window."""
 
 
 class Restart(SpecModel):
-    """What happens when a process exits by itself."""
+    """What happens when a process exits by itself. Its supervisor is told at the start: a change takes effect when the
+    process is next started, and restarts nothing."""
 
-    policy: Annotated[Literal["Always", "OnFailure", "Never"], Update.ROLL] = "Always"
+    policy: Annotated[Literal["Always", "OnFailure", "Never"], Update.META] = "Always"
     """When an exited process is started again."""
-    backoff: Annotated[Backoff, Update.ROLL] = Backoff()
+    backoff: Annotated[Backoff, Update.META] = Backoff()
     """Pauses between restarts."""
-    budget: Annotated[Budget, Update.ROLL] = Budget()
+    budget: Annotated[Budget, Update.META] = Budget()
     """Restarts tolerated."""
 
 
@@ -182,13 +183,14 @@ class ReadinessProbe(SpecModel):
 
 
 class LivenessProbe(SpecModel):
-    """Whether a process is restarted although it has not exited."""
+    """Whether a process is restarted although it has not exited. A change takes effect when the process is next
+    started."""
 
-    period_seconds: Annotated[PositiveSeconds, Update.ROLL] = 10.0
+    period_seconds: Annotated[PositiveSeconds, Update.META] = 10.0
     """Pause between two questions."""
-    timeout_seconds: Annotated[PositiveSeconds, Update.ROLL] = 5.0
+    timeout_seconds: Annotated[PositiveSeconds, Update.META] = 5.0
     """Longest wait for one answer."""
-    failure_threshold: Annotated[PositiveCount, Update.ROLL] = 6
+    failure_threshold: Annotated[PositiveCount, Update.META] = 6
     """Failures in a row that restart the process."""
 
 
@@ -199,7 +201,7 @@ class Probes(SpecModel):
     """While it starts."""
     readiness: Annotated[ReadinessProbe, Update.HOT] = ReadinessProbe()
     """While it serves: may it have requests?"""
-    liveness: Annotated[LivenessProbe, Update.ROLL] = LivenessProbe()
+    liveness: Annotated[LivenessProbe, Update.META] = LivenessProbe()
     """While it serves: is it stuck?"""
 
 

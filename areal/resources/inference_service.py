@@ -49,7 +49,7 @@ class InferenceServiceSpec(SpecModel):
     """Models of this service, written here for short. Each becomes a Model object owned by the service."""
     log_level: Annotated[LogLevel, Update.ROLL] = "info"
     """How much the gateway and the router log."""
-    restart: Annotated[Restart, Update.ROLL] = Restart()
+    restart: Annotated[Restart, Update.META] = Restart()
     """What happens when the gateway or the router exits by itself."""
     suspend: Annotated[bool, Update.HOT] = False
     """True: no process runs, the models' neither; nothing else is forgotten."""

@@ -67,7 +67,7 @@ class ServedModel(SpecModel):
     """What one replica is given."""
     probes: Annotated[Probes, Update.META] = Probes()
     """Questions asked of a replica."""
-    restart: Annotated[Restart, Update.ROLL] = Restart()
+    restart: Annotated[Restart, Update.META] = Restart()
     """What happens when a replica exits by itself."""
     external: Annotated[External | None, Update.ROLL] = None
     """An endpoint to forward to, instead of `backend` and `path`."""
