@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
 
 from areal.services.inference.data_proxy.deadline import idle_s
+from areal.services.inference.data_proxy.dialects.external import answer_with, chat_body
+from areal.services.inference.data_proxy.dialects.writer import Translated, Uses, named
+from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.engines.clients.external import ExternalApi
 from areal.services.web import headers as names
 from areal.services.web.body import read_object
-from areal.services.web.errors import ApiError
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.ids import unique_id
 from areal.services.web.service import REQUEST_ID, Handler
 from areal.services.web.streaming import EventCutter
 
@@ -51,13 +55,42 @@ class ExternalCalls:
     async def _relay(self, request: web.Request, path: str) -> web.StreamResponse:
         data = await read_object(request, self._max_body_bytes)
         call = _Call(request, time.perf_counter())
-        if data.get("model") not in (None, self._model):
-            message = f"the model {data['model']!r} does not exist; here is {self._model!r}"
-            raise ApiError(404, message, code="model_not_found", param="model")
+        self._check_model(data.get("model"))
         timeout = idle_s(request, self._idle_s)
-        with _failures():
+        with api_failures():
             async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
                 return await _pass_on(call, upstream)
+
+    def refuse(self, why: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            raise bad_request(why, code="unsupported_path")
+
+        return handle
+
+    def _check_model(self, name: object) -> None:
+        if name not in (None, self._model):
+            message = f"the model {name!r} does not exist; here is {self._model!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def translated_by(self, translate: Callable[[Fields, Uses], Translated], id_prefix: str) -> Handler:
+        """The handler of an API that theirs is not: asked as a chat, answered in that API's way."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            fields = Fields(await read_object(request, self._max_body_bytes))
+            call = _Call(request, time.perf_counter())
+            self._check_model(fields.take("model"))
+            said = translate(fields, lambda variable: False)
+            writer = said.writer(unique_id(id_prefix), self._model)
+            body, timeout = chat_body(said.chat), idle_s(request, self._idle_s)
+            with api_failures(), named(said.names):
+                async with self._api.post("/chat/completions", body, request[REQUEST_ID], timeout) as upstream:
+                    call.waited = time.perf_counter() - call.started
+                    headers = {names.OVERHEAD: call.overhead()}
+                    if said.ignored:
+                        headers[names.IGNORED] = ", ".join(said.ignored)
+                    return await answer_with(writer, upstream, request, headers, stream="stream" in body)
+
+        return handle
 
 
 async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -83,7 +116,7 @@ async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse) -> web.StreamR
 
 
 @contextlib.contextmanager
-def _failures() -> Iterator[None]:
+def api_failures() -> Iterator[None]:
     """What went wrong at the API's end, as our caller is told it."""
     try:
         yield

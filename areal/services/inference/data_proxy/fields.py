@@ -29,6 +29,9 @@ class Fields:
     def take(self, name: str, default: Any = None) -> Any:
         return self._left.pop(name, default)
 
+    def given(self, name: str) -> bool:
+        return name in self._left
+
     def number(self, name: str, default: float, low: float, high: float) -> float:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

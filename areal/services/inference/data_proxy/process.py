@@ -12,6 +12,7 @@ from aiohttp import web
 
 from areal.errors import UsageFault
 from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
+from areal.services.inference.data_proxy.dialects import anthropic, responses
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
@@ -114,6 +115,9 @@ def _external(args: argparse.Namespace) -> Build:
         handlers = {
             "/v1/chat/completions": calls.relay_to("/chat/completions"),
             "/v1/completions": calls.relay_to("/completions"),
+            "/v1/responses": calls.translated_by(responses.translate, "resp_"),
+            "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
+            "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
         }
         _add_model_routes(service, args.model, handlers)
         return service

@@ -6,13 +6,13 @@ refused: models here read text. https://docs.anthropic.com/en/api/messages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from areal.services.inference.data_proxy.dialects.anthropic_writer import AnthropicWriter
-from areal.services.inference.data_proxy.dialects.writer import Translated
+from areal.services.inference.data_proxy.dialects.writer import Translated, Uses
 from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.inference.data_proxy.sampling_fields import MAX_STOPS
 from areal.services.web.errors import ApiError, bad_request
@@ -28,7 +28,6 @@ _NAMES = {
     "response_format": "output_config.format",
 }
 _THINKING_SWITCHES = ("enable_thinking", "thinking")  # by which templates turn it on and off
-Uses = Callable[[str], bool]
 
 
 def translate(fields: Fields, uses: Uses, *, counting: bool = False) -> Translated:
@@ -40,7 +39,8 @@ def translate(fields: Fields, uses: Uses, *, counting: bool = False) -> Translat
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     chat |= _tools(fields)
     chat |= {"stop": list(fields.texts("stop_sequences", MAX_STOPS)), "stream": fields.flag("stream")}
-    chat["temperature"] = fields.number("temperature", 1.0, 0.0, 1.0)
+    if fields.given("temperature"):
+        chat["temperature"] = fields.number("temperature", 1.0, 0.0, 1.0)
     chat |= {name: fields.take(name) for name in ("top_p", "top_k", "metadata")}
     chat["max_tokens"] = fields.whole("max_tokens", 1, 2**31 - 1)
     if chat["max_tokens"] is None and not counting:

@@ -6,12 +6,12 @@ the conversation comes whole each time. https://platform.openai.com/docs/api-ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from areal.services.inference.data_proxy.dialects.responses_writer import ResponsesWriter
-from areal.services.inference.data_proxy.dialects.writer import Translated
+from areal.services.inference.data_proxy.dialects.writer import Translated, Uses
 from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.web.errors import bad_request
 
@@ -29,7 +29,6 @@ _NO_EFFECT = (
 _INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent in the clear, so there is nothing to encrypt
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-Uses = Callable[[str], bool]
 
 
 def translate(fields: Fields, uses: Uses) -> Translated:
@@ -55,13 +54,10 @@ def translate(fields: Fields, uses: Uses) -> Translated:
         "tool_choice": _choice(choice),
     }
     parallel = fields.flag("parallel_tool_calls", True)
-    if tools:
-        chat["parallel_tool_calls"] = parallel
+    if tools and not parallel:
+        chat["parallel_tool_calls"] = False
     chat["max_tokens"] = fields.whole("max_output_tokens", 1, 2**31 - 1)
-    sampling = {
-        "temperature": fields.number("temperature", 1.0, 0.0, 2.0),
-        "top_p": fields.number("top_p", 1.0, 0.0, 1.0),
-    }
+    sampling = {name: fields.take(name) for name in ("temperature", "top_p")}
     chat |= sampling | {"metadata": fields.mapping("metadata")}
     ignored = [*_text(fields, chat), *_reasoning(fields, uses, chat)]
     ignored += [f"stream_options.{name}" for name in stream_options.ignored()]
@@ -73,7 +69,7 @@ def translate(fields: Fields, uses: Uses) -> Translated:
         "parallel_tool_calls": parallel,
         "tool_choice": choice,
         "tools": tools,
-        **sampling,
+        **{name: 1.0 if value is None else value for name, value in sampling.items()},
     }
     return Translated(chat, partial(ResponsesWriter, echoed=echoed), (*fields.ignored(), *ignored), _NAMES)
 

@@ -14,6 +14,9 @@ from areal.services.inference.data_proxy.parsers import Piece, Reply
 from areal.services.inference.data_proxy.shapes import Frame, chat_finish_reason
 from areal.services.web.errors import ApiError
 
+Uses = Callable[[str], bool]
+"""Whether the model's chat template has a variable of this name."""
+
 
 @dataclass(frozen=True)
 class Outcome:
