@@ -68,7 +68,7 @@ async def test_journal_of_a_dead_process_is_adopted_served_and_retired(tmp_path:
     await journal.record(number, calls.tokens([2]))
     await journal.reward(number, 1.0)
     assert await Leases(heir).acknowledge([LeaseName(tag, number, 0)]) == 1
-    running = asyncio.create_task(heir.run(0.0), name="vault")
+    running = asyncio.create_task(heir.run(), name="vault")
     journal.clock = lambda: 1e12  # the empty session expires, and with it the journal
     await asyncio.to_thread(wait_until, lambda: not (tmp_path / "dead").exists())
     assert heir.journal(tag) is None

@@ -26,9 +26,12 @@ _NEXT_SESSION = "next_session"
 
 @dataclass(frozen=True)
 class Recorded:
+    """``first`` is the row of the first choice; the others follow it."""
+
     session: int
     trajectory: int
     interaction_ids: tuple[str, ...]
+    first: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def record(ledger: Ledger, number: int, call: Call, now: float, standing_limit: 
         ledger.save_trajectory(number, placed.trajectory)
     ledger.db.executemany("INSERT INTO interactions VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
     names = tuple(call.interaction_id(choice) for choice in range(len(call.samples)))
-    return Recorded(number, placed.trajectory.number, names)
+    return Recorded(number, placed.trajectory.number, names, row_id(number, seq))
 
 
 def _row(

@@ -31,6 +31,7 @@ CREATE TABLE sessions (
     number INTEGER PRIMARY KEY, task TEXT NOT NULL, grp TEXT NOT NULL, key BLOB UNIQUE, created REAL NOT NULL,
     life INTEGER NOT NULL, online INTEGER NOT NULL, standing INTEGER NOT NULL, next_trajectory INTEGER NOT NULL,
     crc INTEGER NOT NULL);
+CREATE INDEX sessions_live ON sessions (number) WHERE life = 0;
 CREATE TABLE trajectories (
     session INTEGER NOT NULL, number INTEGER NOT NULL, first INTEGER NOT NULL, phase INTEGER NOT NULL, due REAL,
     sealed INTEGER NOT NULL, ready_at REAL, export INTEGER, crc INTEGER NOT NULL,

@@ -10,11 +10,15 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal.services.inference.recording.names import is_tag
+
 DATABASE = "journal.db"
 _LOCK = "lock"
+_TAG = "tag"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,10 @@ class Folder:
     @property
     def database(self) -> Path:
         return self.path / DATABASE
+
+    def show_tag(self, tag: str) -> None:
+        """Say whose sessions lie here to those who do not hold it."""
+        (self.path / _TAG).write_text(tag, encoding="ascii")
 
     def release(self) -> None:
         os.close(self.descriptor)
@@ -54,6 +62,22 @@ def hold(path: Path) -> Folder | None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return Folder(path, descriptor)
+
+
+def hold_soon(path: Path, patience_s: float) -> Folder | None:
+    """As ``hold``, but somebody who only looks whether the lock is free is waited for."""
+    deadline = time.monotonic() + patience_s
+    while (folder := hold(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return folder
+
+
+def shown_tag(path: Path) -> str | None:
+    try:
+        tag = (path / _TAG).read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+    return tag if is_tag(tag) else None
 
 
 def others(root: Path, held: set[Path]) -> list[Path]:

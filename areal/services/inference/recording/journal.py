@@ -15,19 +15,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from areal.services.inference.recording import changes, exporting, sweeping
-from areal.services.inference.recording.changes import STANDING, Ended, Recorded, RewardAnswer
+from areal.services.inference.recording import changes, exporting, lineage, sweeping
+from areal.services.inference.recording.changes import Ended, Recorded, RewardAnswer
 from areal.services.inference.recording.commits import GroupCommit, store_failure
+from areal.services.inference.recording.conversation import Conversation
 from areal.services.inference.recording.database import SEQUENCES, open_reader, open_writer
 from areal.services.inference.recording.exporting import ExportRequest, Kept, Taken
 from areal.services.inference.recording.flights import other_body
 from areal.services.inference.recording.folder import Folder
 from areal.services.inference.recording.ledger import Ledger
 from areal.services.inference.recording.names import ExportName, SessionName, key_digest, new_session_key, new_tag
-from areal.services.inference.recording.packing import CorruptRecord
+from areal.services.inference.recording.packing import CorruptRecord, token_array
+from areal.services.inference.recording.recent import Known, RecentTurns
 from areal.services.inference.recording.rows import Export, Style, export
 from areal.services.inference.recording.session import Phase, Session, Trajectory, matured
-from areal.services.inference.recording.values import Call, TrajectoryTurns, Turn
+from areal.services.inference.recording.values import Call, TokenSample, TrajectoryTurns, Turn
 from areal.services.web.errors import ApiError
 
 _T = TypeVar("_T")
@@ -47,7 +49,7 @@ class Rules:
     visibility_timeout_s: float = 60.0
     session_ttl_s: float = 3600.0
     ready_ttl_s: float = 24 * 3600.0
-    standing_turns: int = 1024
+    standing_turns: int = 256
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Journal:
         self.clock: Callable[[], float] = time.time
         self.on_ready: Callable[[], None] = lambda: None
         self.corrupt: list[str] = []
+        self._recent = RecentTurns()
         self._cursor = 0
         self.commits = GroupCommit(db, tag)
         self._db = db
@@ -102,6 +105,10 @@ class Journal:
     async def record(self, session: int, call: Call) -> Recorded:
         limit = self.rules.standing_turns
         recorded = await self._change(lambda now: changes.record(self._write, session, call, now, limit))
+        for place, sample in enumerate(call.samples):
+            if isinstance(sample, TokenSample) and sample.text is not None:
+                tokens = token_array([*sample.prompt_ids, *sample.output_ids])
+                self._recent.put(recorded.first + place, Known(tokens, sample.text))
         self.on_ready()  # the chat may have sealed the trajectory before
         return recorded
 
@@ -158,9 +165,21 @@ class Journal:
         return self._read.name(session)
 
     def live_sessions(self) -> int:
-        query = "SELECT count(*) FROM sessions WHERE life=0 AND number>?"
-        count: int = self._look(lambda ledger: ledger.db.execute(query, (STANDING,)).fetchone()[0])
-        return count
+        query = "SELECT count(*) FROM sessions INDEXED BY sessions_live WHERE life=0"
+        count: int = self._look(lambda ledger: ledger.db.execute(query).fetchone()[0])
+        return count - 1  # the standing one
+
+    async def known(self, session: int, conversation: Conversation) -> Known | None:
+        """The turn that this conversation continues, with its tokens, where one does."""
+        row = self._look(lambda ledger: lineage.continued(ledger, session, conversation, self.clock()))
+        if row is None:
+            return None
+        known = self._recent.get(row)
+        if known is None:
+            known = await self._read_apart(lambda ledger: ledger.known(row))
+            if known is not None:
+                self._recent.put(row, known)
+        return known
 
     def trajectories(self, session: int) -> list[Trajectory]:
         return self._look(lambda ledger: ledger.trajectories(session))
@@ -275,6 +294,7 @@ async def open_journal(folder: Folder, rules: Rules, clock: Callable[[], float] 
         db.execute("COMMIT")
     else:
         tag = row[0]
+    folder.show_tag(tag)
     journal = Journal(folder, db, tag, rules)
     journal.clock = clock
     return journal

@@ -14,6 +14,7 @@ from typing import Any
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.names import SessionName
 from areal.services.inference.recording.packing import CorruptRecord, Packed, checksum, unpack
+from areal.services.inference.recording.recent import Known
 from areal.services.inference.recording.session import Life, Phase, Sealed, Session, Trajectory
 from areal.services.inference.recording.values import TextTurn, TokenTurn, TrajectoryTurns, Turn
 
@@ -173,6 +174,29 @@ class Ledger:
         turns = self.turns(session, trajectory).turns
         answer_id = next((turn.answer_id for turn in turns if turn.seq == seq), None)
         return [turn for turn in turns if turn.answer_id == answer_id] if answer_id else None
+
+    def known(self, row: int) -> Known | None:
+        """All tokens of the turn in ``row``, its ancestors' included. None where it has no text to go on from."""
+        parts: list[array[int]] = []
+        text: tuple[int, bytes] | None = None
+        at: int | None = row
+        while at is not None:
+            found = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (at,)).fetchone()
+            if found is None:
+                return None
+            packed = unpack(found[1], f"interaction {found[0]}")
+            if at == row:
+                marked = packed.header.get("text")
+                if not marked:
+                    return None
+                text = (marked[0], bytes.fromhex(marked[1]))
+            parts += [packed.output, packed.prompt]
+            at = row_id(row // SEQUENCES, packed.header["parent"]) if packed.shared else None
+        assert text is not None
+        tokens = array("i")
+        for part in reversed(parts):
+            tokens.extend(part)
+        return Known(tokens, text)
 
     def _rewards(self, low: int, high: int) -> dict[int, float]:
         query = "SELECT interaction, value, at, crc FROM rewards WHERE interaction>=? AND interaction<?"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from areal.services.inference.recording.conversation import Conversation, TokenPrefix
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger, row_id
+from areal.services.inference.recording.session import Phase, matured
 
 _PREFIXES_AT_A_TIME = 32
 _TOKEN_CANDIDATES = 64  # by tokens alone only the newest turns are tried
@@ -46,6 +47,15 @@ def find_parent(
     query = "SELECT id, total, tokens FROM interactions WHERE id>=? AND id<? ORDER BY id DESC LIMIT ?"
     bounds = (row_id(session, first), row_id(session + 1, 0), _TOKEN_CANDIDATES)
     return _longest_joined(ledger.db.execute(query, bounds).fetchall(), tokens)
+
+
+def continued(ledger: Ledger, session: int, conversation: Conversation, now: float) -> int | None:
+    """The row of the turn that this conversation would continue; of several with the same answer the newest."""
+    last = ledger.last_trajectory(session)
+    if last is None or not conversation.answered or matured(last, now).phase is not Phase.OPEN:
+        return None
+    candidates = _by_messages(ledger, session, row_id(session, last.first), conversation.answered)
+    return max(candidates)[0] if candidates else None
 
 
 def _by_messages(ledger: Ledger, session: int, low: int, prefixes: Sequence[bytes]) -> list[_Candidate]:

@@ -1,7 +1,7 @@
 """The journals that one data proxy serves: its own, and those whose processes are gone.
 
 ``root`` holds one folder a process, by its run's uid. A process restarted under the same uid finds its own journal
-again. Any other journal whose lock is free is adopted, after a moment in which its own process may come back; it is
+again. Any other journal whose lock stays free, for longer than its own process needs to come back, is adopted; it is
 served in place, under its own tag, and deleted once nothing is left in it. New sessions go to the own journal.
 """
 
@@ -14,22 +14,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from areal.errors import UsageFault
-from areal.services.inference.recording.folder import Folder, hold, others
+from areal.services.inference.recording.folder import Folder, hold, hold_soon, others, shown_tag
 from areal.services.inference.recording.journal import Journal, Rules, open_journal
 from areal.services.inference.recording.names import tag_of_key
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
-_ADOPT_EVERY_S = 5.0
+_LOOKED_AT_S = 0.2
+ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
 
 
 class Vault:
-    """Open with ``open_vault``; ``run`` is its background work."""
+    """Open with ``open_vault``; ``run`` is its background work. ``elsewhere``: tags of the journals under the same root
+    that this process does not hold."""
 
-    def __init__(self, root: Path, own: Journal) -> None:
+    def __init__(self, root: Path, own: Journal, adopt_after_s: float) -> None:
         self.root = root
         self.own = own
+        self.elsewhere: tuple[str, ...] = ()
+        self._adopt_after_s = adopt_after_s
+        self._free_since: dict[Path, float] = {}
         self.journals: dict[str, Journal] = {own.tag: own}
         self.unreadable: dict[Path, str] = {}
         self._ready = asyncio.Event()
@@ -70,38 +75,46 @@ class Vault:
 
     # -- upkeep
 
-    async def run(self, adopt_after_s: float) -> None:
-        """Sweep, and adopt what is free, for as long as the process lives."""
-        loop = asyncio.get_running_loop()
-        adopt_at = loop.time() + adopt_after_s
+    async def run(self) -> None:
+        """Sweep, and adopt what stays free, for as long as the process lives."""
         while True:
             for journal in self:
                 if await journal.sweep():
                     continue
                 if journal is not self.own and journal.is_spent():
                     await self._retire(journal)
-            if loop.time() >= adopt_at:
-                await self.adopt()
-                adopt_at = loop.time() + _ADOPT_EVERY_S
+            await self.adopt(self._adopt_after_s)
             await asyncio.sleep(_SWEEP_S)
 
-    async def adopt(self) -> list[str]:
-        """Take over every journal whose lock is free: their tags. One that cannot be read is reported and left."""
+    async def adopt(self, after_s: float = 0.0) -> list[str]:
+        """Take over every journal whose lock has been free for ``after_s``: their tags. One that cannot be read is
+        reported and left."""
         async with self._adopting:
-            held = {journal.folder.path for journal in self}
-            adopted = []
-            for path in others(self.root, held):
-                folder = hold(path)
-                if folder is None:
-                    continue
-                journal = await self._open(folder)
-                if journal is not None:
-                    self.journals[journal.tag] = journal
-                    adopted.append(journal.tag)
-                    _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
+            candidates = others(self.root, {journal.folder.path for journal in self})
+            adopted = [tag for path in candidates if (tag := await self._adopt(path, after_s)) is not None]
+            self.elsewhere = tuple(
+                tag for path in candidates if (tag := shown_tag(path)) is not None and tag not in adopted
+            )
             if adopted:
                 self._wake()
             return adopted
+
+    async def _adopt(self, path: Path, after_s: float) -> str | None:
+        folder = hold(path)
+        if folder is None:
+            self._free_since.pop(path, None)
+            return None
+        now = asyncio.get_running_loop().time()
+        if now - self._free_since.setdefault(path, now) < after_s:
+            folder.release()
+            return None
+        journal = await self._open(folder)
+        if journal is None:
+            return None
+        del self._free_since[path]
+        self.journals[journal.tag] = journal
+        _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
+        return journal.tag
 
     async def _open(self, folder: Folder) -> Journal | None:
         try:
@@ -126,11 +139,13 @@ class Vault:
             await journal.close()
 
 
-async def open_vault(root: Path, uid: str, rules: Rules) -> Vault:
+async def open_vault(root: Path, uid: str, rules: Rules, *, adopt_after_s: float = ADOPT_AFTER_S) -> Vault:
     """The vault with this process's own journal. Raises UsageFault when that cannot be opened."""
     try:
-        folder = next(filter(None, map(hold, _own_folders(root, uid))))
-        return Vault(root, await open_journal(folder, rules))
+        folder = next(filter(None, (hold_soon(path, _LOOKED_AT_S) for path in _own_folders(root, uid))))
+        vault = Vault(root, await open_journal(folder, rules), adopt_after_s)
+        vault.elsewhere = tuple(filter(None, map(shown_tag, others(root, {folder.path}))))
+        return vault
     except (OSError, sqlite3.Error) as error:
         hint = "move the folder away to start without what is recorded in it, or name another --state-dir"
         raise UsageFault(f"cannot open the journal {root / uid}: {error}", hint=hint) from error
