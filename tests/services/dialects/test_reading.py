@@ -50,6 +50,19 @@ def test_parsers_without_names_are_as_the_template_shows() -> None:
     assert parsers.tools is not None and parsers.tools.name == "hermes" and parsers.reasoning is None
 
 
+def test_parsers_of_a_format_that_is_the_whole_answer_stand_alone() -> None:
+    for parsers in (load_parsers("gpt-oss", "qwen3", None), load_parsers(None, "gpt-oss", TEMPLATE)):
+        assert parsers.tools is not None and parsers.tools.name == "gpt_oss" and parsers.reasoning is None
+    with pytest.raises(UsageFault, match="reads calls too"):
+        load_parsers("hermes", "gpt_oss", None)
+
+
+def test_a_format_that_is_the_whole_answer_is_read_without_tools() -> None:
+    use = read_tool_use(Fields({}), ChatTemplate(TEMPLATE, {}), load_parsers("gpt_oss", None, None), Capabilities())
+    reader = Reading(None, use).reader("")
+    assert reader.push("<|channel|>final<|message|>Hi") == (Content("Hi"),)
+
+
 @pytest.mark.parametrize("template", [None, "{{ messages }}", TEMPLATE])
 def test_parsers_none_reads_nothing(template: str | None) -> None:
     assert load_parsers("none", "none", template) == Parsers()

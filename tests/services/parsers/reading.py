@@ -179,6 +179,12 @@ def _kimi(calls: Sequence[Call]) -> str:
     return "<|tool_calls_section_begin|>" + "".join(each) + "<|tool_calls_section_end|>"
 
 
+def _harmony(calls: Sequence[Call]) -> str:
+    channel = "<|channel|>commentary to=functions."
+    each = [f"{channel}{name} <|constrain|>json<|message|>{json.dumps(arguments)}" for name, arguments in calls]
+    return "<|call|><|start|>assistant".join(each)
+
+
 _QWEN_XML = ("<function=%s>", "</function>", "<parameter=%s>", True)
 _INVOKE = ('<invoke name="%s">', "</invoke>", '<parameter name="%s">', False)
 
@@ -198,6 +204,7 @@ WRITERS: dict[str, Any] = {
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
     "kimi_k2": _kimi,
+    "gpt_oss": _harmony,
 }
 OTHER_WRITERS: list[tuple[str, Any]] = [
     ("mistral", _mistral_named),

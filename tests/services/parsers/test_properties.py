@@ -37,7 +37,7 @@ snippets = st.lists(
             "</function>", "<parameter=city>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
             "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<", "</", "<tool", "<|python_tag|>", "```json\n", "Hello",
             "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "a < b",
-            '"name"', ":", "null", "é",
+            '"name"', ":", "null", "é", "<|channel|>", "analysis", "<|message|>", "<|end|>", " to=functions.now",
         ]
     ),
     max_size=14,

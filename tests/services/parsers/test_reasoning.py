@@ -56,6 +56,31 @@ def test_calls_in_reasoning_are_reasoning() -> None:
     assert reply.reasoning == call and len(reply.calls) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
+            "Hm.", "Hi.", [],
+        ),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+            "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
+            "Hm.", "I look.", [("now", "{}")],
+        ),
+        ("<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}", "", "", [("now", "{}")]),
+        ("<|channel|>final<|message|>", "", "", []),
+        ("plain", "", "plain", []),
+    ],
+)  # fmt: skip
+def test_channels_are_reasoning_content_and_calls(
+    text: str, reasoning: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    reply = read(new_reader("gpt_oss"), list(text))
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+    assert [(call.name, call.arguments) for call in reply.calls] == calls
+
+
 def test_pieces_leave_as_soon_as_they_are_certain() -> None:
     reader = new_reader(None, REASONING_FORMATS["qwen3"])
     assert reader.push("<think>") == ()

@@ -170,7 +170,7 @@ class ModelCalls:
     def _frame(self, ask: Ask, prompts: list[list[int]], answer_id: str) -> Frame:
         answering = ask.answering
         skip, shown = answering.skip_special_tokens, ask.reading.markers
-        tails = [self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False) for prompt in prompts]
+        tails = [self._tail(prompt) if ask.reading.reasoning else "" for prompt in prompts]
         choices = [
             Choice(
                 index,
@@ -182,6 +182,9 @@ class ModelCalls:
         ]
         echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
         return Frame(answer_id, self._model, self._codec, answering, prompts, choices, echoed)
+
+    def _tail(self, prompt: list[int]) -> str:
+        return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
 
     def _drives(self, frame: Frame, ask: Ask) -> tuple[Drive, ...]:
         each = frame.per_prompt

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal.errors import UsageFault
 from areal.services.inference.data_proxy.parsers import (
     NO_PARSER,
     Reader,
@@ -15,6 +16,7 @@ from areal.services.inference.data_proxy.parsers import (
     reasoning_format,
     spoken_by,
     tool_format,
+    whole_format,
 )
 
 PROMPT_TAIL_TOKENS = 32
@@ -31,14 +33,25 @@ class Parsers:
 def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
     """By name. Without a name calls are read in the format that the chat template shows, and reasoning is not told
     apart. Raises UsageFault for an unknown name."""
-    tools, reasoning = None, None
-    if tool_call_parser is None:
-        tools = spoken_by(template or "")
-    elif tool_call_parser != NO_PARSER:
-        tools = tool_format(tool_call_parser)
-    if reasoning_parser not in (None, NO_PARSER):
-        reasoning = reasoning_format(str(reasoning_parser))
-    return Parsers(tools, reasoning)
+    tools = _tool_format(tool_call_parser, template)
+    if reasoning_parser in (None, NO_PARSER):
+        return Parsers(tools)
+    name = str(reasoning_parser)
+    whole = whole_format(name)
+    if whole is None:
+        reasoning = reasoning_format(name)
+        return Parsers(tools, None if tools is not None and tools.whole else reasoning)
+    if tool_call_parser is not None and tools is not whole:
+        raise UsageFault(
+            f"the parser {name!r} reads calls too: it does not go with --tool-call-parser {tool_call_parser}"
+        )
+    return Parsers(whole)
+
+
+def _tool_format(name: str | None, template: str | None) -> ToolFormat | None:
+    if name is None:
+        return spoken_by(template or "")
+    return None if name == NO_PARSER else tool_format(name)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capa
     if mode == "required":
         _check_forced(tools, name, parsers)
     if not tools or mode == "none":
-        return ToolUse()
+        return ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if not template.uses("tools"):
         raise unsupported("tools", "this model's chat template has no place for them")
     if mode == "required" and parsers.tools is not None:

@@ -27,6 +27,7 @@ from areal.services.inference.data_proxy.parsers.registry import (
     reasoning_format,
     spoken_by,
     tool_format,
+    whole_format,
 )
 from areal.services.inference.data_proxy.parsers.tools import Tools
 
@@ -50,4 +51,5 @@ __all__ = [
     "reasoning_format",
     "spoken_by",
     "tool_format",
+    "whole_format",
 ]

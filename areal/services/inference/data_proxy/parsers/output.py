@@ -27,12 +27,14 @@ class Output:
         self._space = ""
         self._calls = 0
         self._open = False
+        self.in_reasoning = False
 
     def drain(self) -> tuple[Piece, ...]:
         pieces, self._pieces = tuple(self._pieces), []
         return pieces
 
     def reasoning(self, text: str) -> None:
+        self.in_reasoning = True
         self._pieces.append(Reasoning(text))
 
     def text(self, text: str) -> None:
@@ -40,12 +42,14 @@ class Output:
         text = self._space + text
         solid = text.rstrip()
         self._space = text[len(solid) :]
+        self.in_reasoning = False
         if solid:
             self._pieces.append(Content(solid))
 
     def start(self, name: str, call_id: str | None = None) -> None:
         self.end()
         self._space = ""
+        self.in_reasoning = False
         self._pieces.append(CallStart(self._calls, call_id or self._new_id(), name))
         self._calls += 1
         self._open = True

@@ -54,7 +54,7 @@ class Reader:
         self._thought = ""  # white space that is part of the reasoning only if more of it follows
         self._calls: _Stage | None = None
         self._reasoning: _Stage | None = None
-        self.reasoning_open = reasoning is not None
+        self._before_content = reasoning is not None
         if parse is not None:
             output, known = self._output, tools or Tools([])
             self._calls = _Stage(lambda source: parse(source, output, known))
@@ -64,6 +64,10 @@ class Reader:
         self.plain = self._calls is None and self._reasoning is None
         if primer:
             self._feed(primer)
+
+    @property
+    def reasoning_open(self) -> bool:
+        return self._before_content or self._output.in_reasoning
 
     def push(self, text: str) -> tuple[Piece, ...]:
         if self.plain:
@@ -106,7 +110,7 @@ class Reader:
             self._output.reasoning(solid)
 
     def _answer(self, text: str) -> None:
-        self.reasoning_open = False
+        self._before_content = False
         if self._calls is None:
             self._output.text(text)
         else:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.parsers import sections, tagged_json, xml
+from areal.services.inference.data_proxy.parsers import harmony, sections, tagged_json, xml
 from areal.services.inference.data_proxy.parsers.output import NewId
 from areal.services.inference.data_proxy.parsers.pythonic import parse_pythonic
 from areal.services.inference.data_proxy.parsers.reader import Parse
@@ -37,7 +37,8 @@ class ToolFormat:
 
     ``markers`` must stay in the text where they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) begin
     a call: put at the end of the prompt they leave the model no choice but to make one. ``signs`` in a chat template
-    tell that it speaks this format.
+    tell that it speaks this format. ``whole``: all of an answer is in it, reasoning too, so that it is read without
+    tools as well.
     """
 
     name: str
@@ -48,10 +49,13 @@ class ToolFormat:
     aliases: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
     new_id: NewId = _call_id
+    whole: bool = False
 
     @property
     def bare_arguments(self) -> bool:
-        return self.named_call is not None and self.named_call.endswith((":", "```json\n", sections.DEEPSEEK.separator))
+        return self.named_call is not None and self.named_call.endswith(
+            (":", "```json\n", sections.DEEPSEEK.separator, "<|message|>")
+        )
 
 
 _HERMES = tagged_json.BetweenTags("<tool_call>", "</tool_call>")
@@ -76,6 +80,11 @@ _DEEPSEEK, _KIMI = sections.DEEPSEEK, sections.KIMI
 _DEEPSEEK_CALL = _DEEPSEEK.begin + _DEEPSEEK.call
 
 TOOL_FORMATS = (
+    ToolFormat(
+        "gpt_oss", harmony.parse_harmony, harmony.MARKERS,
+        "<|channel|>commentary to=functions.", "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>",
+        ("harmony", "openai"), ("<|channel|>", "<|constrain|>"), whole=True,
+    ),
     ToolFormat(
         "qwen3_coder", _QWEN_XML.parse, ("<tool_call>", "</tool_call>"),
         "<tool_call>\n<function=", "<tool_call>\n<function=%s>\n", ("qwen3_xml",), ("<tool_call>", "<function="),
@@ -173,8 +182,18 @@ def reasoning_format(name: str) -> ReasoningFormat:
     return REASONING_FORMATS[_known(name, list(REASONING_FORMATS), "reasoning")]
 
 
+def whole_format(name: str) -> ToolFormat | None:
+    """The format of this name, if it is one that tells reasoning apart as well."""
+    form = _TOOL_NAMES.get(_plain(name))
+    return form if form is not None and form.whole else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
 def _known(name: str, names: Sequence[str], kind: str) -> str:
-    plain = name.lower().replace("-", "_")
+    plain = _plain(name)
     if plain in names:
         return plain
     close = get_close_matches(plain, names, n=1)
