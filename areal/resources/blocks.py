@@ -155,7 +155,7 @@ class Resources(SpecModel):
     cpus: Annotated[Cores | None, Update.ROLL] = None
     """CPU cores, which bound the threads of the process. Absent: no bound."""
     memory: Annotated[Quantity | None, Update.ROLL] = None
-    """Main memory, for example `64Gi`. Absent: no bound."""
+    """Main memory that a cluster scheduler reserves, for example `64Gi`; `local` reserves none. Absent: its default."""
 
 
 class StartupProbe(SpecModel):

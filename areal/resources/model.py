@@ -82,6 +82,8 @@ class ServedModel(SpecModel):
             for name in (name for name, value in served.items() if value):
                 yield (name,), 'does not go with "external", which has no engine of ours'
             return
+        if self.lora and self.backend is not None and self.backend.startswith("embedded"):
+            yield ("lora",), "the embedded engine serves no LoRA adapters; vllm and sglang do"
         for name in ("backend", "path"):
             if served[name] is None:
                 yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'
