@@ -18,14 +18,16 @@ from areal.errors import TimedOut, UsageFault
 from areal.reconcilers import conditions
 from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.desired import Target
-from areal.reconcilers.effects import Effects
+from areal.reconcilers.effects import perform
 from areal.reconcilers.executor import Report, execute
+from areal.reconcilers.hands import Hands
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observe import observe
 from areal.reconcilers.observed import Observed
 from areal.reconcilers.outcomes import outcome_of, with_endings
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import Scope, make_plan
+from areal.reconcilers.process_effects import give_up
 from areal.reconcilers.recover import recover
 from areal.reconcilers.replicas import gpus_per_replica
 from areal.reconcilers.slots import claim_slots
@@ -254,10 +256,9 @@ def _execute(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Rep
     slots = claim_slots(plan, prepared.observed, services, desk.backend)
     transaction = Journal.open(desk.ctx.home, desk.ctx.command, sorted(targets))
     try:
-        effects = Effects(desk.ctx, desk.backend, desk.store, targets, prepared.observed, slots, transaction, deadline)
-        report = execute(plan, effects.perform, desk.ctx.interrupted)
-        for run in abandoned(report, effects.spawned.keys()):
-            desk.backend.stop(effects.spawned[run])
+        hands = Hands(desk.ctx, desk.backend, desk.store, targets, prepared.observed, slots, transaction, deadline)
+        report = execute(plan, lambda op: perform(hands, op), desk.ctx.interrupted)
+        give_up(hands, abandoned(report, hands.spawned.keys()))
         transaction.commit()
     except BaseException as error:
         transaction.abort(str(error) or type(error).__name__)

@@ -5,14 +5,17 @@ Keys never appear here: components read the admin key from the 0600 file that ``
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
+from areal.resources.blocks import LivenessProbe
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.model import ModelSpec
 from areal.resources.paths import resolve_model_path
@@ -91,7 +94,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         if spec.reasoning_parser:
             argv += ["--reasoning-parser", spec.reasoning_parser]
     argv += flags(spec.proxy_args)
-    return _run(launch, argv, _restart(spec.restart), 10.0, secret_env=secret_env)
+    return _run(launch, argv, _restart(spec.restart), 10.0, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
@@ -104,11 +107,18 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
             hint="use embedded, vllm or sglang, or external: {url: ...}",
         )
     argv = builders[part.engine](launch, spec, path, service.log_level)
-    env = {str(name): str(value) for name, value in spec.env.items()}
+    env = {**_threads(spec), **spec.env}
     if launch.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     secret_env = {name: _secret(source, launch.object) for name, source in spec.env_from.items()}
-    return _run(launch, argv, _restart(spec.restart), 10.0, env=env, secret_env=secret_env)
+    liveness = spec.probes.liveness
+    return _run(launch, argv, _restart(spec.restart), 10.0, env=env, secret_env=secret_env, liveness=liveness)
+
+
+def _threads(spec: ModelSpec) -> dict[str, str]:
+    """``resources.cpus`` bounds the threads that the numeric libraries start."""
+    cpus = spec.resources.cpus
+    return {} if cpus is None else {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
 
 
 def _embedded(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[str]:
@@ -124,6 +134,8 @@ def _vllm(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[st
     argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
     argv += ["--tensor-parallel-size", str(dims.tensor)]
     argv += ["--pipeline-parallel-size", str(dims.pipeline)]
+    if spec.lora:
+        argv += ["--enable-lora", "--lora-modules", *_adapters(spec, launch)]
     return [*argv, *flags(spec.engine_args)]
 
 
@@ -133,11 +145,19 @@ def _sglang(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[
     argv = [python, "-m", "sglang.launch_server", "--model-path", path]
     argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
     argv += ["--tp-size", str(dims.tensor), "--pp-size", str(dims.pipeline)]
+    if spec.lora:
+        argv += ["--enable-lora", "--lora-paths", *_adapters(spec, launch)]
     return [*argv, *flags(spec.engine_args)]
 
 
+def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:
+    """LoRA adapters as both engines spell them, ``name=path``, in the manifest's order."""
+    return [f"{name}={_folder(path, launch.object)}" for name, path in spec.lora.items()]
+
+
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """``{maxBatchSize: 8, trust_remote_code: true}`` -> ``--max-batch-size 8 --trust-remote-code``."""
+    """``{maxBatchSize: 8, trust_remote_code: true}`` -> ``--max-batch-size 8 --trust-remote-code``. What is false or
+    null is left out, a map is JSON."""
     argv: list[str] = []
     for name, value in arguments.items():
         flag = "--" + _kebab(str(name))
@@ -146,10 +166,14 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
         elif value is False or value is None:
             continue
         elif isinstance(value, list):
-            argv += [flag, *(str(item) for item in value)]
+            argv += [flag, *(_word(item) for item in value)]
         else:
-            argv += [flag, str(value)]
+            argv += [flag, _word(value)]
     return argv
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
 def _kebab(name: str) -> str:
@@ -181,8 +205,9 @@ def _run(
     *,
     env: Mapping[str, str] | None = None,
     secret_env: Mapping[str, str] | None = None,
+    liveness: LivenessProbe | None = None,
 ) -> RunSpec:
-    slot = launch.slot
+    slot, probe = launch.slot, liveness or LivenessProbe()
     return RunSpec(
         uid=slot.uid,
         owner=slot.ref,
@@ -199,7 +224,7 @@ def _run(
         spec=launch.object.spec,
         inputs=dict(launch.inputs),
         restart=restart,
-        liveness=HttpProbe(f"{slot.url}/health"),
+        liveness=HttpProbe(f"{slot.url}/health", probe.period_seconds, probe.timeout_seconds, probe.failure_threshold),
         stop_grace_s=min(grace_s, 10.0),
     )
 
@@ -236,9 +261,6 @@ def source_file(stored: StoredObject) -> str | None:
 
 def _secret(key_from: Any, stored: StoredObject) -> str:
     """Resolve ``apiKeyFrom: {env|file}`` at spawn; the value travels by a 0600 file, never by argv or state."""
-    import os
-    from pathlib import Path
-
     if key_from.env:
         value = os.environ.get(key_from.env, "")
         if not value:
@@ -250,4 +272,7 @@ def _secret(key_from: Any, stored: StoredObject) -> str:
     try:
         return Path(key_from.file).expanduser().read_text().strip()
     except OSError as error:
-        raise ArealError(f"{stored.ref}: key file {key_from.file}: {error.strerror}") from error
+        raise ArealError(
+            f"{stored.ref}: the secret's file {key_from.file} cannot be read: {error.strerror}",
+            hint="write it, readable by you alone, and apply again",
+        ) from error

@@ -154,7 +154,7 @@ def _bring_up(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...
         stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
         if proxy.run not in work.routed and not stays_out:
             joining.append(proxy.run)
-            warm.append(work.warm(replica, proxy.run, (*engine_ready, *proxy.ready)))
+            warm += work.warm(replica, proxy.run, (*engine_ready, *proxy.ready))
     if not joining:
         return (*last, *ready)
     work.routed += joining

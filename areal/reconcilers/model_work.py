@@ -129,10 +129,13 @@ class ModelWork:
             if run.leaves_session:
                 self.swept[slot_of(run)] = (*self.swept.get(slot_of(run), ()), self.stop(run, SWEPT, self.recorded))
 
-    def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> int:
-        """A completion through the data proxy, before it is routed."""
+    def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
+        """A completion through the data proxy, before it is routed. An endpoint of somebody else is asked for nothing
+        that costs: that it answers at all is part of being ready."""
+        if self.spec.external is not None:
+            return tuple(needs)
         target = replica.proxy_component.target
-        return self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run)
+        return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run),)
 
     def leave_router(self, proxies: Sequence[ObservedRun], cause: str) -> tuple[int, ...]:
         """Drain every data proxy and forget the model at the router; to be waited for, whatever becomes of it."""

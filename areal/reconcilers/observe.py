@@ -10,7 +10,7 @@ from areal.client.admin import AdminClient
 from areal.errors import ArealError
 from areal.reconcilers.admin_keys import key_path
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
-from areal.runtime.backends.base import Backend, Capacity, Phase, RunState
+from areal.runtime.backends.base import Backend, Capacity, Phase, RunSpec, RunState
 from areal.runtime.probes import Unreachable, http_get
 from areal.state.credentials import read_key
 from areal.state.home import Home
@@ -44,14 +44,21 @@ def probe_run(state: RunState) -> ObservedRun:
     """Ask one run whether it is ready; only a running process with a URL is asked."""
     if state.phase is not Phase.RUNNING or not state.spec.url:
         return ObservedRun(state)
+    path = ready_path(state.spec)
     try:
-        answer = http_get(f"{state.spec.url}/ready", PROBE_TIMEOUT_S)
+        answer = http_get(f"{state.spec.url}{path}", PROBE_TIMEOUT_S)
     except Unreachable as error:
         age_s = time.time() - state.started_at if state.started_at else None
-        return ObservedRun(state, Seen.REFUSING, f"GET /ready: {error}", age_s)
+        return ObservedRun(state, Seen.REFUSING, f"GET {path}: {error}", age_s)
     if answer.status == 200:
         return ObservedRun(state, Seen.READY)
-    return ObservedRun(state, Seen.NOT_READY, f"GET /ready answers {answer.status}{_reason(answer.body)}")
+    return ObservedRun(state, Seen.NOT_READY, f"GET {path} answers {answer.status}{_reason(answer.body)}")
+
+
+def ready_path(spec: RunSpec) -> str:
+    """Where a run says that it is ready; engines that are not ours only know /health."""
+    foreign = spec.component == "engine" and not str(spec.spec.get("backend", "")).startswith("embedded")
+    return "/health" if foreign else "/ready"
 
 
 def _reason(body: bytes) -> str:

@@ -9,7 +9,7 @@ from areal.errors import ArealError, Conflict, NoCapacity, worst_exit
 from areal.reconcilers.conditions import Ending
 from areal.reconcilers.context import ObjectOutcome, Outcome
 from areal.reconcilers.executor import Report
-from areal.reconcilers.plan import ObjectPlan, Plan, Refusal
+from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
 
 _DONE = {"create": "created", "configure": "configured", "heal": "healed", "prune": "pruned", "delete": "deleted"}
 _PARTIAL = 9
@@ -40,6 +40,9 @@ def _objects(plan: Plan, reports: Sequence[Report]) -> list[ObjectPlan]:
 
 def _object_outcome(item: ObjectPlan, last: Report | None, dry_run: bool) -> ObjectOutcome:
     errors = last.errors_of(item.ref) if last is not None else []
+    if last is not None and _is_gone(item.ref, last):
+        note = f"{item.cause}; {errors[0].message}" if errors else item.cause
+        return ObjectOutcome(item.ref, _DONE[item.action], note)
     if errors:
         worst = _worst(errors)
         return ObjectOutcome(item.ref, "failed", worst.message, worst.exit_code, worst)
@@ -53,6 +56,11 @@ def _object_outcome(item: ObjectPlan, last: Report | None, dry_run: bool) -> Obj
         why = "interrupted" if last.interrupted else "an earlier step failed"
         return ObjectOutcome(item.ref, action, f"not converged: {why}", _PARTIAL)
     return ObjectOutcome(item.ref, action, item.cause)
+
+
+def _is_gone(ref: str, report: Report) -> bool:
+    """Whether the object was erased: a router that could not be told is then no failure any more."""
+    return any(op.verb is Verb.ERASE and op.id in report.done for op in report.plan.ops_of(ref))
 
 
 def _refused(refusal: Refusal) -> ArealError:

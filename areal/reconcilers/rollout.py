@@ -127,7 +127,7 @@ def _successors(
             engine_run, ready = engine.run, engine.ready
         args = {**({"engine": engine_run} if engine_run else {}), **flag}
         proxy = work.start(replica.proxy_component, replica.proxy, needs, args, ready)
-        warmed.append(work.warm(replica, proxy.run, (*ready, *proxy.ready)))
+        warmed += work.warm(replica, proxy.run, (*ready, *proxy.ready))
         new.append(proxy.run)
     return new, tuple(warmed)
 

@@ -1,0 +1,167 @@
+"""The effects on processes: start, restart, wait, warm up, watch, stop, forget. Each is idempotent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from areal.errors import ArealError, TargetFailed, TimedOut
+from areal.reconcilers import launch as launchers
+from areal.reconcilers.hands import Hands, brief, interrupted
+from areal.reconcilers.launch import Launch, Slot
+from areal.reconcilers.observe import probe_run, ready_path
+from areal.reconcilers.observed import Seen
+from areal.reconcilers.plan import Op
+from areal.reconcilers.replicas import ENGINE, gpus_per_replica
+from areal.runtime.backends.base import Phase, RunSpec
+from areal.runtime.readiness import failure, wait_ready
+
+POLL_S = 0.02
+SLOW_POLL_S = 0.1
+KICK_SETTLE_S = 2.0
+WARM_TIMEOUT_S = 120.0
+
+
+def spawn(hands: Hands, op: Op, number: int) -> None:
+    slot = hands.slots[op.run]
+    hands.say(op, f"starting {slot.component}")
+    launch = Launch(
+        object=hands.object(op.ref),
+        slot=slot,
+        admin_key_file=hands.key_file(hands.service_of(op.ref)),
+        inputs=_inputs(hands, op),
+        gpus=_gpus(hands, slot),
+    )
+    hands.backend.start(_run_spec(hands, launch), on_pid=lambda pid: hands.tx.note(number, pid=pid))
+    with hands.lock:
+        hands.spawned[op.run] = slot.uid
+    hands.event(op.ref, "Normal", "Started", f"{op.target} on port {slot.port}: {op.cause}")
+
+
+def _inputs(hands: Hands, op: Op) -> dict[str, Any]:
+    """What the process is told about its neighbours."""
+    inputs = dict(op.args.get("inputs", {}))
+    if "router" in op.args:
+        inputs["routerUrl"] = hands.url(op.args["router"])
+    if "engine" in op.args:
+        inputs["engineUrl"] = hands.url(op.args["engine"])
+    return inputs
+
+
+def _gpus(hands: Hands, slot: Slot) -> tuple[str, ...]:
+    if slot.component != ENGINE:
+        return ()
+    need = gpus_per_replica(hands.model_spec(slot.ref))
+    return hands.backend.claim_gpus(need, owner=slot.ref) if need else ()
+
+
+def _run_spec(hands: Hands, launch: Launch) -> RunSpec:
+    ref, component = launch.slot.ref, launch.slot.component
+    service = hands.service_spec(hands.service_of(ref))
+    if component == "router":
+        return launchers.router(launch, service)
+    if component == "gateway":
+        return launchers.gateway(launch, service)
+    start = launchers.engine if component == ENGINE else launchers.data_proxy
+    return start(launch, hands.model_spec(ref), service)
+
+
+def kick(hands: Hands, op: Op, number: int) -> None:
+    hands.say(op, "restarting now")
+    hands.backend.kick(op.run)
+    until = time.monotonic() + KICK_SETTLE_S
+    while hands.state(op.run).phase is Phase.BACKOFF and time.monotonic() < until:
+        time.sleep(POLL_S)
+    hands.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
+
+
+def await_ready(hands: Hands, op: Op, number: int) -> None:
+    """The run's own child lives, owns its port and answers; a child that ends while starting fails at once."""
+    patience_s = _start_deadline_s(hands, op)
+    left_s = hands.left_s
+    try:
+        wait_ready(
+            hands.backend,
+            hands.uid(op.run),
+            path=ready_path(hands.state(op.run).spec),
+            timeout_s=min(left_s, patience_s),
+            on_wait=lambda state, elapsed_s: _say_stage(hands, op, state.spec.uid),
+            interrupted=hands.ctx.interrupted,
+        )
+    except KeyboardInterrupt:
+        raise interrupted(op) from None
+    except TimedOut as error:
+        if patience_s > left_s:
+            raise
+        hands.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
+        raise TargetFailed(error.message, hint=error.hint, detail=error.detail) from error
+    except TargetFailed as error:
+        hands.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
+        raise
+    hands.say(op, "ready")
+
+
+def _start_deadline_s(hands: Hands, op: Op) -> float:
+    """How long the process may take to start, whatever the command's own time. A rollout has its own patience."""
+    if hands.object(op.ref).kind != "Model":
+        return float("inf")
+    spec = hands.model_spec(op.ref)
+    strategy = spec.strategy or hands.service_spec(hands.service_of(op.ref)).strategy
+    return min(spec.probes.startup.deadline_seconds, strategy.progress_deadline_seconds)
+
+
+def _say_stage(hands: Hands, op: Op, uid: str) -> None:
+    stage = hands.backend.stage(uid)
+    if stage is not None:
+        hands.say(op, stage.stage, stage.done, stage.total)
+
+
+def warm(hands: Hands, op: Op, number: int) -> None:
+    """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
+    hands.say(op, "warming up")
+    client = hands.admin(hands.service_of(op.ref), hands.url(op.run), WARM_TIMEOUT_S)
+    body = {"model": hands.object(op.ref).name, "prompt": "1", "max_tokens": 1, "temperature": 0}
+    logs = f"areal logs {op.ref.lower()}"
+    try:
+        status, answer = client.post("/v1/completions", body)
+    except OSError as error:
+        why = error or type(error).__name__
+        raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {why}", hint=logs) from error
+    if status != 200:
+        raise TargetFailed(f"{op.ref} {op.target}: the model does not complete: {status} {brief(answer)}", hint=logs)
+
+
+def soak(hands: Hands, op: Op, number: int) -> None:
+    """The new processes stay up for as long as they must before old ones go."""
+    until = time.monotonic() + float(op.args["seconds"])
+    while time.monotonic() < until:
+        for symbol in op.runs:
+            run = probe_run(hands.state(symbol))
+            if run.seen is Seen.REFUSING or run.state.phase is not Phase.RUNNING:
+                raise failure(hands.backend, run.state)
+        hands.say(op, f"must stay ready for {until - time.monotonic():.0f} s more")
+        hands.pause(op, SLOW_POLL_S)
+
+
+def stop(hands: Hands, op: Op, number: int) -> None:
+    hands.say(op, "stopping")
+    report = hands.backend.stop(op.run, grace_s=op.args.get("graceSeconds"))
+    if report.was_alive or report.swept_pids:
+        swept = f"; swept {len(report.swept_pids)} left-over processes" if report.swept_pids else ""
+        note = f"; {report.note}" if report.note else ""
+        hands.event(op.ref, "Normal", "Stopped", f"{op.target}: {op.cause}{swept}{note}")
+
+
+def forget(hands: Hands, op: Op, number: int) -> None:
+    hands.backend.forget(op.run)
+
+
+def give_up(hands: Hands, runs: tuple[str, ...]) -> None:
+    """Stop what was started in vain. What cannot be stopped is left to `areal doctor`, and to the next plan."""
+    for symbol in runs:
+        slot = hands.slots[symbol]
+        try:
+            hands.backend.stop(hands.spawned[symbol])
+        except ArealError as error:
+            message = f"{slot.component}/{slot.replica} was given up and could not be stopped: {error.message}"
+            hands.event(slot.ref, "Warning", "StopFailed", message)
