@@ -77,11 +77,15 @@ def read_string(source: Source) -> Steps[str | None]:
 
 
 def decoded_string(text: str) -> str | None:
+    """None for what is no JSON string, and for one that is no text (half a surrogate pair)."""
+    if not text.startswith('"'):
+        return None
     try:
         value = json.loads(text, strict=False)
+        value.encode()
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return str(value)
 
 
 def read_arguments(source: Source, output: Output) -> Steps[None]:

@@ -57,4 +57,7 @@ def json_of_python(text: str) -> str:
 
 
 def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """Raises ValueError for what JSON has no text for."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
