@@ -1,8 +1,8 @@
 """Who may call what.
 
-Routes are OPEN, PROBE (health, ready, metrics: open on loopback, else the admin key), CALLER (a session key or the
-admin key) or ADMIN. A missing or malformed key is 401; a wrong one is 403 on an ADMIN route and 401 on a CALLER
-route, where it can only be an unknown session key.
+Routes are OPEN, PROBE (health, ready, metrics: open on loopback, else the admin key), CALLER (the admin key), SESSION
+(the admin key or any other, of which the handler knows whose it is) or ADMIN. A missing or malformed key is 401; a
+wrong one is 403 on an ADMIN route and 401 elsewhere, where it can only be an unknown session key.
 
 Without a key (loopback only) a Host or Origin that is a name other than localhost is refused, so
 that a web page elsewhere cannot reach the service through somebody's browser.
@@ -22,6 +22,7 @@ class Access(Enum):
     OPEN = "open"
     PROBE = "probe"
     CALLER = "caller"
+    SESSION = "session"
     ADMIN = "admin"
 
 
@@ -42,6 +43,10 @@ def presented_key(headers: Mapping[str, str]) -> bytes:
     return text.encode("ascii")
 
 
+def unknown_key() -> ApiError:
+    return _unauthenticated("unknown API key", "invalid_api_key")
+
+
 def _unauthenticated(message: str, code: str) -> ApiError:
     return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
 
@@ -59,10 +64,10 @@ class Gatekeeper:
             return
         if access is Access.OPEN or (access is Access.PROBE and self._loopback):
             return
-        if self.key.matches(presented_key(headers)):
+        if self.key.matches(presented_key(headers)) or access is Access.SESSION:
             return
         if access is Access.CALLER:
-            raise _unauthenticated("unknown API key", "invalid_api_key")
+            raise unknown_key()
         raise ApiError(403, "this route needs the admin key", code="admin_key_required")
 
 

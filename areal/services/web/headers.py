@@ -7,4 +7,5 @@ ANTHROPIC_REQUEST_ID = "request-id"  # where clients of their API look for it
 OVERHEAD = "x-areal-overhead-us"  # our own time in a proxied reply, in microseconds; the engine's is left out
 IGNORED = "x-areal-ignored"  # request fields that the API does not know
 ATTEMPTS = "x-areal-attempts"  # how many workers were tried
+EXPORT_ID = "x-areal-export-id"  # beside an export's columns as .npz
 PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress that are too many

@@ -63,7 +63,7 @@ class Service:
         self.route("GET", "/metrics", self._metrics, Access.PROBE)
 
     def route(self, method: str, path: str, handler: Handler, access: Access) -> None:
-        if access is Access.CALLER:
+        if access in (Access.CALLER, Access.SESSION):
             handler = self._counted(path, handler)
 
         async def guarded(request: web.Request) -> web.StreamResponse:

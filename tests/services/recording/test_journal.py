@@ -11,6 +11,7 @@ import pytest
 
 from areal.services.inference.recording.exporting import ExportRequest
 from areal.services.inference.recording.journal import Journal
+from areal.services.inference.recording.names import key_digest
 from areal.services.inference.recording.rows import Style
 from areal.services.inference.recording.session import Phase
 from areal.services.web.errors import ApiError
@@ -258,7 +259,7 @@ async def test_reused_key_is_409_until_its_session_has_a_trajectory(journal: Jou
     await journal.record(session, calls.tokens([1]))
     await journal.reward(session, 1.0)
     following, _ = await start(journal, key="my-own-key")
-    assert journal.session_by_key(b"my-own-key") == following
+    assert journal.session_by_key(key_digest(b"my-own-key")) == following
     await journal.export(ExportRequest((session_id,)))  # the first one is still there
 
 
@@ -311,7 +312,7 @@ async def test_restart_finds_everything_acknowledged(tmp_path: Path, clock: Cloc
     await journal.record(session, calls.tokens([5]))
     await journal.close()
     journal = await journal_in(tmp_path / "run", clock)
-    assert journal.session_by_key(b"key") == session
+    assert journal.session_by_key(key_digest(b"key")) == session
     again, same = await journal.export(ExportRequest((session_id,), remove=False))
     assert (again, same) == (kept, export)
     assert (await journal.reward(session, 2.0)).trajectory_id == 1

@@ -37,10 +37,10 @@ _PLAIN = Reading()
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ``prompts`` make the token ids: run them off the event loop. Where ``sampling`` has no
-    ``max_new_tokens``, the answer may have ``default_max_tokens``, or all that there is room for.
-    ``echo``: the prompt's text comes before the answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's
-    form whichever API it came by."""
+    """One request. ``prompts`` make the token ids, for a chat ``text`` makes the one prompt's text: run them off the
+    event loop. Where ``sampling`` has no ``max_new_tokens``, the answer may have ``default_max_tokens``, or all that
+    there is room for. ``store`` false: the call is not to be recorded. ``echo``: the prompt's text comes before the
+    answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's form whichever API it came by."""
 
     prompts: tuple[Callable[[], list[int]], ...]
     sampling: Sampling
@@ -52,6 +52,7 @@ class Ask:
     default_max_tokens: int | None = None
     reading: Reading = _PLAIN
     messages: Sequence[Mapping[str, Any]] = ()
+    text: Callable[[], str] | None = None
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> Ask:
@@ -75,11 +76,11 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     if tools.response_format is not None and answering.response_format is None:
         answering = replace(answering, response_format=tools.response_format)
 
-    def prompt() -> list[int]:
+    def prompt() -> str:
         text = (template.render_open if continued else template.render)(messages, tools.shown, variables)
-        return codec.encode(text + reading.prompt_end(text), add_special_tokens=False)
+        return text + reading.prompt_end(text)
 
-    return replace(_ask(fields, (prompt,), sampling, answering), reading=reading, messages=given)
+    return replace(_ask(fields, (), sampling, answering), reading=reading, messages=given, text=prompt)
 
 
 def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced: bool) -> bool:
@@ -101,7 +102,7 @@ def _ask(
     sampling: Sampling,
     answering: Answering,
 ) -> Ask:
-    metadata, store = fields.mapping("metadata"), fields.flag("store")
+    metadata, store = fields.mapping("metadata"), fields.flag("store", True)
     fields.accept(_NO_EFFECT)
     return Ask(prompts, sampling, answering, fields.ignored(), metadata, store)
 

@@ -30,7 +30,8 @@ class Update:
 
 class Choice:
     """``index`` is its place in the whole answer; the engine may count from elsewhere. ``stop`` is the stop string that
-    ended it; ``reply`` is its text as content, reasoning and calls."""
+    ended it, ``stop_token_id`` the token that did and has no text; ``reply`` is its text as content, reasoning and
+    calls."""
 
     def __init__(self, index: int, stream: TextStream, stops: Sequence[str], reader: Reader | None = None) -> None:
         self.index = index
@@ -47,6 +48,7 @@ class Choice:
         self._pieces: list[Piece] = []
         self._reasoning_tokens = 0
         self.stop: str | None = None
+        self.stop_token_id: int | None = None
         self.reply = Reply()
 
     @property
@@ -74,6 +76,7 @@ class Choice:
         self.finish_reason = finish
         self._text.append(text)
         if finish is not None:
+            self.stop_token_id = delta.stop_token_id if hidden and taken is None else None
             self._pieces.extend(self._reader.flush())
         return Update(self.index, text, start, len(self.token_ids), finish, self._new_pieces())
 

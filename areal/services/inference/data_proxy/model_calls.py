@@ -1,14 +1,14 @@
 """The model routes of a data proxy with a token engine: read, tokenise, generate, answer.
 
 Until the engine's first token a failure is a status code; after it, an event in the stream. Each finished choice
-passes ``finished`` before the answer's last byte.
+passes ``finished``, and the whole answer is recorded, before the answer's last byte.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +22,12 @@ from areal.services.inference.data_proxy.dialects.writer import named
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Drive, Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
+from areal.services.inference.data_proxy.prompting import make_prompts
 from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
+from areal.services.inference.data_proxy.samples import call_ids, samples_of, say_again, token_turns
 from areal.services.inference.data_proxy.shapes import Frame, Shape, assistant_message
 from areal.services.inference.data_proxy.tokenizer import CodecPool, TextCodec
+from areal.services.inference.data_proxy.visits import Answer, Visit, Visits
 from areal.services.inference.engines.base import (
     Capabilities,
     EngineCall,
@@ -33,9 +36,8 @@ from areal.services.inference.engines.base import (
     EngineUnavailable,
 )
 from areal.services.web import headers as names
-from areal.services.web.body import read_object
+from areal.services.web.body import decode_object, read_body, read_object
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.ids import unique_id
 from areal.services.web.service import REQUEST_ID, json_response
 from areal.services.web.watchdog import Watchdog
 
@@ -71,6 +73,8 @@ class Prepared:
     drives: tuple[Drive, ...]
     idle_s: float
     clock: Clock
+    visit: Visit
+    prompt_text: str | None
 
     def headers(self) -> dict[str, str]:
         headers = {names.OVERHEAD: str(self.clock.overhead_us())}
@@ -90,6 +94,7 @@ class ModelCalls:
         limits: ProxyLimits,
         finished: Finished,
         parsers: Parsers,
+        visits: Visits,
     ) -> None:
         self._model = model
         self._codec = codec
@@ -99,6 +104,7 @@ class ModelCalls:
         self._limits = limits
         self._finished = finished
         self._apis = Apis(codec, capabilities, parsers)
+        self._visits = visits
         self.tokens_in_flight = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -115,39 +121,67 @@ class ModelCalls:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """How long a prompt would be, and no answer."""
+        self._visits.caller(request.headers)
         data = await read_object(request, self._limits.max_body_bytes)
         asked = self._read(data, self._apis.tokens_of_messages)
-        (prompt,) = await self._prompts(asked.ask)
-        return json_response({"input_tokens": len(prompt)})
+        prompts = await self._pool.run(lambda: make_prompts(asked.ask, self._codec, None))
+        return json_response({"input_tokens": prompts.longest})
 
     def _read(self, data: dict[str, Any], read: Read) -> Asked:
         fields = Fields(data)
         self._check_model(fields.text("model"))
         return read(fields)
 
-    async def _prompts(self, ask: Ask) -> list[list[int]]:
-        return await self._pool.run(lambda: [prompt() for prompt in ask.prompts])
-
     async def _answer(self, request: web.Request, read: Read) -> web.StreamResponse:
-        data = await read_object(request, self._limits.max_body_bytes)
+        caller = self._visits.caller(request.headers)
+        body = await read_body(request, self._limits.max_body_bytes)
         clock = Clock(time.perf_counter())
-        asked = self._read(data, read)
+        asked = self._read(decode_object(body), read)
+        async with self._visits.enter(caller, request.headers, body) as visit:
+            if visit.replayed is not None:
+                return await self._replay(request, asked, visit, clock)
+            return await self._generate(request, asked, visit, clock)
+
+    async def _generate(self, request: web.Request, asked: Asked, visit: Visit, clock: Clock) -> web.StreamResponse:
         ask = asked.ask
-        prompts = await self._prompts(ask)
+        known = await visit.known(ask.messages) if ask.text is not None and visit.keeps(ask.store) else None
+        prompts = await self._pool.run(lambda: make_prompts(ask, self._codec, known))
         with named(asked.names):
-            room = self._room(ask, max(map(len, prompts)))
+            room = self._room(ask, prompts.longest)
         ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=room))
-        frame = self._frame(ask, prompts, unique_id(asked.id_prefix))
-        drives = self._drives(frame, ask)
+        frame = self._frame(ask, prompts.ids, visit.answer_id(asked.id_prefix))
         prepared = Prepared(
-            request, ask, frame, asked.shape(frame), drives, idle_s(request, self._limits.request_timeout_s), clock
+            request=request,
+            ask=ask,
+            frame=frame,
+            shape=asked.shape(frame),
+            drives=self._drives(frame, ask),
+            idle_s=idle_s(request, self._limits.request_timeout_s),
+            clock=clock,
+            visit=visit,
+            prompt_text=prompts.text,
         )
-        held = sum(map(len, prompts)) + (ask.sampling.max_new_tokens or 0) * len(frame.choices)
+        held = sum(map(len, prompts.ids)) + (ask.sampling.max_new_tokens or 0) * len(frame.choices)
         self.tokens_in_flight += held
         try:
             return await (self._stream(prepared) if ask.answering.stream else self._whole(prepared))
         finally:
             self.tokens_in_flight -= held
+
+    async def _replay(self, request: web.Request, asked: Asked, visit: Visit, clock: Clock) -> web.StreamResponse:
+        """The answer that was recorded, said as this request wants it, which is as the first one did."""
+        ask, turns = asked.ask, token_turns(visit.replayed or ())
+        prompts = [list(turn.prompt_ids) for turn in turns[:: ask.sampling.n]]
+        ids = [call_ids(turn) for turn in turns]
+        frame = self._frame(ask, prompts, turns[0].answer_id, created=turns[0].created, call_ids=ids)
+        shape = asked.shape(frame)
+        updates = [say_again(choice, turn) for choice, turn in zip(frame.choices, turns, strict=True)]
+        prepared = Prepared(request, ask, frame, shape, (), 0.0, clock, visit, None)
+        if not ask.answering.stream:
+            return web.Response(body=shape.whole(), content_type="application/json", headers=prepared.headers())
+        out = await _open_stream(prepared)
+        await out.write(shape.opening() + b"".join(map(shape.update, updates)) + shape.closing())
+        return out
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._model:
@@ -167,7 +201,15 @@ class ModelCalls:
             raise bad_request(message, param="messages", code="context_length_exceeded")
         return wanted or min(ask.default_max_tokens or limit, limit - prompt_tokens)
 
-    def _frame(self, ask: Ask, prompts: list[list[int]], answer_id: str) -> Frame:
+    def _frame(
+        self,
+        ask: Ask,
+        prompts: list[list[int]],
+        answer_id: str,
+        *,
+        created: int | None = None,
+        call_ids: Sequence[Sequence[str]] | None = None,
+    ) -> Frame:
         answering = ask.answering
         skip, shown = answering.skip_special_tokens, ask.reading.markers
         tails = [self._tail(prompt) if ask.reading.reasoning else "" for prompt in prompts]
@@ -176,12 +218,13 @@ class ModelCalls:
                 index,
                 self._codec.stream(skip_special=skip, shown=shown),
                 answering.stops,
-                ask.reading.reader(tails[index // ask.sampling.n]),
+                ask.reading.reader(tails[index // ask.sampling.n], call_ids[index] if call_ids else ()),
             )
             for index in range(len(prompts) * ask.sampling.n)
         ]
         echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
-        return Frame(answer_id, self._model, self._codec, answering, prompts, choices, echoed)
+        at = int(time.time()) if created is None else created
+        return Frame(answer_id, self._model, self._codec, answering, prompts, choices, echoed, at)
 
     def _tail(self, prompt: list[int]) -> str:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
@@ -240,12 +283,23 @@ class ModelCalls:
                 watchdog.kick()
                 if update.finish_reason is not None:
                     await self._finished(_interaction(prepared, update.index))
+                    if all(choice.finish_reason is not None for choice in prepared.frame.choices):
+                        await self._record(prepared)
+                        watchdog.kick()
                 yield update
                 waiting_since = time.perf_counter()
 
         with _engine_errors(prepared):
             async with watchdog, contextlib.aclosing(self._generator.updates(prepared.drives)) as updates:
                 yield watched(updates)
+
+    async def _record(self, prepared: Prepared) -> None:
+        """The answer is complete: it is on disk before the caller has its last byte."""
+        visit, frame = prepared.visit, prepared.frame
+        if not visit.keeps(prepared.ask.store):
+            return
+        samples = await self._pool.run(lambda: samples_of(frame, visit.conversation, prepared.prompt_text))
+        await visit.record(Answer(frame.answer_id, frame.model, frame.created, samples))
 
 
 def _interaction(prepared: Prepared, index: int) -> Interaction:

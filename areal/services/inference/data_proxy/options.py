@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.keeping import add_keeping_arguments
 from areal.services.inference.engines.clients import TOKEN_ENGINES
 from areal.services.web.body import DEFAULT_MAX_BODY_BYTES
 from areal.services.web.options import add_serve_arguments
@@ -32,6 +33,7 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-body-bytes", type=int, default=DEFAULT_MAX_BODY_BYTES)
     parser.add_argument("--request-timeout", type=float, default=600.0, help="seconds without progress")
     parser.add_argument("--tokenizer-threads", type=int, default=2)
+    add_keeping_arguments(parser)
     return parser
 
 

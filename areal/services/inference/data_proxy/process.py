@@ -11,20 +11,27 @@ import aiohttp
 from aiohttp import web
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.callers import Callers
 from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
 from areal.services.inference.data_proxy.dialects import anthropic, responses
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
+from areal.services.inference.data_proxy.export_routes import ExportRoutes
 from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.interaction import Finished, Interaction
+from areal.services.inference.data_proxy.keeping import keeping, keeping_details
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_base_url, provider_key
 from areal.services.inference.data_proxy.reading import load_parsers
+from areal.services.inference.data_proxy.session_routes import SessionRoutes
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
+from areal.services.inference.data_proxy.visits import Visits
 from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.engines.clients.external import ExternalApi
+from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
+from areal.services.web.keys import AdminKey
 from areal.services.web.metrics import Metrics
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.outgoing import open_session
@@ -35,7 +42,7 @@ from areal.services.web.tasks import background
 
 _EXTERNAL_PERIOD_S = 15.0
 
-Build = Callable[[ServeOptions, aiohttp.ClientSession], Service]
+Build = Callable[[ServeOptions, aiohttp.ClientSession, Vault | None], Service]
 
 
 def run_data_proxy(args: argparse.Namespace) -> None:
@@ -45,8 +52,8 @@ def run_data_proxy(args: argparse.Namespace) -> None:
     build = _external(args) if args.engine == "external" else _token_engine(args)
 
     async def run() -> None:
-        async with open_session() as http:
-            await serve(build(options, http), options)
+        async with open_session() as http, keeping(args) as vault:
+            await serve(build(options, http, vault), options)
 
     run_service(run, options.log_level)
 
@@ -59,7 +66,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
     template = codec.template.source if codec.template is not None else None
     parsers = load_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
-    def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
+    def build(options: ServeOptions, http: aiohttp.ClientSession, vault: Vault | None) -> Service:
         headers = options.key.bearer() if options.key else {}
         engine = open_engine(args.engine, http, args.engine_url, headers)
         suspension = Suspension()
@@ -76,6 +83,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
                 "max_model_len": context(),
                 "root": watch.state.root,
                 "paused": suspension.active,
+                **keeping_details(vault),
             }
 
         def not_ready() -> str | None:
@@ -87,8 +95,10 @@ def _token_engine(args: argparse.Namespace) -> Build:
         control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
         finished = _count_tokens(service.metrics)
         generator = Generator(engine, suspension)
-        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished, parsers)
+        visits = Visits(vault, options.key)
+        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished, parsers, visits)
         control.add_to(service)
+        _add_session_routes(service, args.model, vault, options.key)
         handlers = {
             "/v1/chat/completions": calls.chat,
             "/v1/completions": calls.completion,
@@ -96,7 +106,8 @@ def _token_engine(args: argparse.Namespace) -> Build:
             "/v1/messages": calls.messages,
             "/v1/messages/count_tokens": calls.count_tokens,
         }
-        _add_model_routes(service, args.model, {path: control.admitting(each) for path, each in handlers.items()})
+        admitted = {path: control.admitting(each) for path, each in handlers.items()}
+        _add_model_routes(service, args.model, admitted, Access.SESSION if vault is not None else Access.CALLER)
         return service
 
     return build
@@ -105,7 +116,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
 def _external(args: argparse.Namespace) -> Build:
     base_url, key = external_base_url(args.engine_url), provider_key(args.provider_key_file)
 
-    def build(options: ServeOptions, http: aiohttp.ClientSession) -> Service:
+    def build(options: ServeOptions, http: aiohttp.ClientSession, vault: Vault | None) -> Service:
         api = ExternalApi(http, base_url, args.provider_model or args.model, key)
         watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
         root = args.provider_model or args.model
@@ -119,7 +130,7 @@ def _external(args: argparse.Namespace) -> Build:
             "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
             "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
         }
-        _add_model_routes(service, args.model, handlers)
+        _add_model_routes(service, args.model, handlers, Access.CALLER)
         return service
 
     return build
@@ -151,14 +162,20 @@ def _service(
     return service
 
 
-def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler]) -> None:
+def _add_session_routes(service: Service, model: str, vault: Vault | None, key: AdminKey | None) -> None:
+    if vault is not None:
+        SessionRoutes(vault, Callers(vault, key), key, model).add_to(service)
+        ExportRoutes(vault).add_to(service)
+
+
+def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler], access: Access) -> None:
     async def models(request: web.Request) -> web.Response:
         entry = {"id": model, "object": "model", "created": 0, "owned_by": "areal"}
         return json_response({"object": "list", "data": [entry], "models": [model]})
 
     for path, handler in handlers.items():
-        service.route("POST", path, handler, Access.CALLER)
-    service.route("POST", "/chat/completions", handlers["/v1/chat/completions"], Access.CALLER)
+        service.route("POST", path, handler, access)
+    service.route("POST", "/chat/completions", handlers["/v1/chat/completions"], access)
     service.route("GET", "/v1/models", models, Access.CALLER)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +85,11 @@ class Reading:
         ]
         return frozenset(markers)
 
-    def reader(self, prompt_tail: str) -> Reader:
-        """For one choice of an answer to a prompt that ends like this."""
+    def reader(self, prompt_tail: str, call_ids: Sequence[str] = ()) -> Reader:
+        """For one choice of an answer to a prompt that ends like this. ``call_ids``: those that its calls had when it
+        was read before."""
         use, reasoning = self.tools, self.reasoning
+        fresh, given = use.form.new_id if use.form else str, iter(call_ids)
         if use.primer:
             reasoning = None  # the prompt has closed it
         return Reader(
@@ -95,7 +97,7 @@ class Reading:
             inside=reasoning is not None and reasoning.opened_by(prompt_tail),
             parse=use.form.parse if use.form else None,
             tools=Tools(use.shown or ()),
-            new_id=use.form.new_id if use.form else str,
+            new_id=lambda: next(given, None) or fresh(),
             primer=use.primer,
             one_call=use.one_call,
         )

@@ -63,6 +63,10 @@ class Flights:
                 raise other_body()
             await flight.over.wait()
 
+    def running(self, call: Identity) -> bool:
+        """Whether a call that this one repeats is in flight. If not, this one may lead, before anything else runs."""
+        return self._leader(call) is not None
+
     def _leader(self, call: Identity) -> _Flight | None:
         if call.idempotency is not None:
             return self._by_key.get((call.session, call.idempotency))

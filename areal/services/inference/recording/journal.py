@@ -24,11 +24,18 @@ from areal.services.inference.recording.exporting import ExportRequest, Kept, Ta
 from areal.services.inference.recording.flights import other_body
 from areal.services.inference.recording.folder import Folder
 from areal.services.inference.recording.ledger import Ledger
-from areal.services.inference.recording.names import ExportName, SessionName, key_digest, new_session_key, new_tag
+from areal.services.inference.recording.names import (
+    ExportName,
+    GroupName,
+    SessionName,
+    key_digest,
+    new_session_key,
+    new_tag,
+)
 from areal.services.inference.recording.packing import CorruptRecord, token_array
 from areal.services.inference.recording.recent import Known, RecentTurns
 from areal.services.inference.recording.rows import Export, Style, export
-from areal.services.inference.recording.session import Phase, Session, Trajectory, matured
+from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, matured
 from areal.services.inference.recording.values import Call, TokenSample, TrajectoryTurns, Turn
 from areal.services.web.errors import ApiError
 
@@ -140,6 +147,11 @@ class Journal:
 
         return await self._change(forget)
 
+    async def check_writable(self) -> None:
+        """Where the last commit failed, try one: nothing should be sampled that cannot be recorded. Raises 507, 500."""
+        if self.commits.failing is not None:
+            await self._change(lambda now: self._write.set_counter("tried_at", int(now)))
+
     async def _change(self, apply: Callable[[float], _T]) -> _T:
         try:
             return await self.commits.run(lambda: apply(self.clock()))
@@ -148,12 +160,21 @@ class Journal:
 
     # -- reads
 
-    def session_by_key(self, key: bytes) -> int | None:
-        return self._look(lambda ledger: ledger.session_by_key(key_digest(key)))
+    def session_by_key(self, digest: bytes) -> int | None:
+        return self._look(lambda ledger: ledger.session_by_key(digest))
 
     def session_by_name(self, name: SessionName) -> Session:
         """Raises 404."""
         return self._look(lambda ledger: exporting.session_named(ledger, str(name)))
+
+    def members(self, group: GroupName) -> list[int]:
+        """The sessions of a group that are still here."""
+        found = self._look(lambda ledger: ledger.sessions(group.first - 1, group.size))
+        return [each.number for each in found if each.group == str(group) and each.life is not Life.REMOVED]
+
+    def member_names(self, group: GroupName) -> list[str]:
+        sessions = (self.session(number) for number in self.members(group))
+        return [self.name(session) for session in sessions if session is not None]
 
     def session(self, number: int) -> Session | None:
         return self._look(lambda ledger: ledger.session(number))
@@ -205,6 +226,10 @@ class Journal:
             kept = await self._take(request, items)
             if kept is not None and kept.items == items:
                 return kept, built
+
+    async def check_export(self, request: ExportRequest) -> None:
+        """Raises what ``export`` would raise; takes nothing."""
+        await self._read_apart(lambda ledger: self._build(ledger, request))
 
     async def _take(self, request: ExportRequest, items: Sequence[Taken]) -> Kept | None:
         retention = self.rules.export_retention_s

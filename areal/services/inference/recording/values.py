@@ -86,6 +86,10 @@ class Turn:
     def truncated(self) -> bool:
         return self.finish_reason == TRUNCATED
 
+    def size(self) -> dict[str, int]:
+        """How long it is, for people."""
+        return {}
+
 
 @dataclass(frozen=True)
 class TokenTurn(Turn):
@@ -95,12 +99,18 @@ class TokenTurn(Turn):
     versions: array[int]
     extra: Mapping[str, Any]
 
+    def size(self) -> dict[str, int]:
+        return {"prompt_tokens": len(self.prompt_ids), "output_tokens": len(self.output_ids)}
+
 
 @dataclass(frozen=True)
 class TextTurn(Turn):
     messages: Sequence[Mapping[str, Any]]
     response: Mapping[str, Any]
     extra: Mapping[str, Any]
+
+    def size(self) -> dict[str, int]:
+        return {"messages": len(self.messages)}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from areal.errors import UsageFault
 from areal.services.inference.recording.folder import Folder, hold, hold_soon, others, shown_tag
 from areal.services.inference.recording.journal import Journal, Rules, open_journal
-from areal.services.inference.recording.names import tag_of_key
+from areal.services.inference.recording.names import key_digest, tag_of_key
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
@@ -48,13 +48,17 @@ class Vault:
         return self.journals.get(tag)
 
     def holder_of_key(self, key: bytes) -> tuple[Journal, int] | None:
-        """The journal and number of the session that this key opens."""
-        tag = tag_of_key(key.decode("ascii", "replace"))
-        places = [self.journals[tag]] if tag in self.journals else list(self)
-        for journal in places:
-            if (number := journal.session_by_key(key)) is not None:
+        """The journal and number of the session that this key opens. A session of one journal may have a key that
+        another one made: keys are used again."""
+        digest = key_digest(key)
+        first = self.journals.get(tag_of_key(key.decode("ascii", "replace")) or "")
+        for journal in (*((first,) if first else ()), *self):
+            if (number := journal.session_by_key(digest)) is not None:
                 return journal, number
         return None
+
+    def holder_of_digest(self, digest: bytes) -> Journal | None:
+        return next((journal for journal in self if journal.session_by_key(digest) is not None), None)
 
     # -- readiness of online trajectories
 
