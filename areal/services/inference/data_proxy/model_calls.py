@@ -276,6 +276,7 @@ class ModelCalls:
 
         async def watched(updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
             nonlocal begun
+            running = len(prepared.frame.choices)
             waiting_since = time.perf_counter()
             async for update in updates:
                 prepared.clock.engine_s += time.perf_counter() - waiting_since
@@ -283,7 +284,8 @@ class ModelCalls:
                 watchdog.kick()
                 if update.finish_reason is not None:
                     await self._finished(_interaction(prepared, update.index))
-                    if all(choice.finish_reason is not None for choice in prepared.frame.choices):
+                    running -= 1
+                    if not running:
                         await self._record(prepared)
                         watchdog.kick()
                 yield update
