@@ -133,16 +133,18 @@ class Typist:
             os.environ.update(AREAL_HOME=str(home), PYTHONPATH=str(REPOSITORY), TERM="dumb")
             os.execv(sys.executable, [sys.executable, "-m", "areal.cli", *words])
         self.seen = ""
+        self._read = 0  # what comes after it has not been waited for yet, though it may have arrived
 
     def until(self, text: str, timeout_s: float = 60) -> str:
         """What is printed up to and with ``text``."""
         deadline = time.monotonic() + timeout_s
-        start = len(self.seen)
+        start = self._read
         while text not in self.seen[start:]:
             assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
             if select.select([self._fd], [], [], 0.1)[0]:
                 self.seen += os.read(self._fd, 4096).decode("utf-8", "replace").replace("\r\n", "\n")
-        return self.seen[start:]
+        self._read = self.seen.index(text, start) + len(text)
+        return self.seen[start : self._read]
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())

@@ -36,5 +36,5 @@ def test_reconcile_heals_a_killed_shim_with_its_whole_session(served: Box) -> No
     assert after["engine/0"]["pid"] != engine
     assert after["engine/0"]["ports"] == before["engine/0"]["ports"]
     assert after["data-proxy/0"]["pid"] == before["data-proxy/0"]["pid"]
-    assert not Path(f"/proc/{engine}").exists()
+    assert engine not in served.living()
     assert served.chat("1234").isdigit()
