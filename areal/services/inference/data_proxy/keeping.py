@@ -21,9 +21,7 @@ _RUN_UID = "AREAL_RUN_UID"
 def add_keeping_arguments(parser: argparse.ArgumentParser) -> None:
     """Durations are in seconds."""
     rules = Rules()
-    parser.add_argument(
-        "--state-dir", help="folder of this model's journals; without it no sessions"
-    )
+    parser.add_argument("--state-dir", help="folder of this model's journals; without it no sessions")
     parser.add_argument("--adopt-after", type=float, default=ADOPT_AFTER_S, help="take over a journal free for so long")
     parser.add_argument("--reward-finish-timeout", type=float, default=rules.finish_timeout_s)
     parser.add_argument("--export-retention", type=float, default=rules.export_retention_s)
