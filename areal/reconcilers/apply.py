@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
-from areal.reconcilers.desired import Target, Wanted, pruned, target_for
+from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.manifests import check_against_state, rendered, wanted_of
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed
@@ -128,6 +128,7 @@ def _lay_over(
     if conflicts:
         raise Conflict("\n".join(c.message for c in conflicts), hint=conflicts[0].hint)
     targets += pruned(stored, wanted, prune=request.prune, set_name=request.set_name)
+    check_removals(stored, targets)
     _refuse_unserved(targets)
     return tuple(targets)
 

@@ -6,20 +6,22 @@ A target is the object as it should be recorded, with what changed and why. Iden
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange, spec_path
-from areal.resources.registry import update_class
-from areal.resources.tree import changes
+from areal.resources.registry import references, update_class, validate
+from areal.resources.tree import changes, path_text
 from areal.resources.update import Update
 from areal.state import layers as layering
 from areal.state.layers import Layer
-from areal.state.records import StoredObject
+from areal.state.records import Revision, StoredObject
 
 APPLY = "apply"
+REPLACEABLE = ("Model",)
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Target:
-    """``object`` is what to record; ``action`` create | configure | unchanged | prune | delete."""
+    """``object`` is what to record; ``action`` create | configure | unchanged | replace | prune | delete. ``replaces``:
+    the stored object that has to be deleted first, for ``replace``."""
 
     object: StoredObject
     action: str
     changes: tuple[FieldChange, ...] = ()
     taken: tuple[str, ...] = ()
     cause: str = ""
+    replaces: StoredObject | None = None
 
     @property
     def ref(self) -> str:
@@ -89,13 +93,33 @@ def target_for(
         set_name=set_name or stored.set_name,
         protected=_protected(wanted),
     )
-    return _compared(stored, after, taken, replace_it=replace_it, where=wanted.where)
+    target = _compared(stored, after, taken, where=wanted.where, may_replace=replace_it)
+    if target.action == "replace":
+        return replace(target, object=_new_object(wanted, layer, set_name or stored.set_name))
+    return target
 
 
 def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], cause: str) -> Target:
     """The target of an imperative verb that owns one layer (``scale``, ``suspend``); an empty spec drops it."""
     after = replace(stored, layers=layering.replace(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
-    return replace(_compared(stored, after, (), replace_it=False, where=""), cause=cause)
+    return replace(_compared(stored, after, (), where=""), cause=cause)
+
+
+def restored(stored: StoredObject, revision: Revision) -> Target:
+    """The target of going back to a revision: its manifest, labels and annotations; what other layers had set since
+    goes with what it belonged to."""
+    then = revision.object
+    after = replace(
+        stored,
+        layers=tuple(layer for layer in then.layers if layer.manager == APPLY),
+        labels=then.labels,
+        annotations=then.annotations,
+        depends_on=then.depends_on,
+        protected=then.protected,
+    )
+    if not field_changes(stored.kind, stored.spec, after.spec):
+        after = replace(after, layers=stored.layers)
+    return replace(_compared(stored, after, (), where=""), cause=f"rolled back to revision {revision.number}")
 
 
 def _new_object(wanted: Wanted, layer: Layer, set_name: str | None) -> StoredObject:
@@ -150,27 +174,51 @@ def _with_layer(existing: tuple[Layer, ...], layer: Layer) -> tuple[Layer, ...]:
 
 
 def _compared(
-    stored: StoredObject, after: StoredObject, taken: tuple[str, ...], *, replace_it: bool, where: str
+    stored: StoredObject, after: StoredObject, taken: tuple[str, ...], *, where: str, may_replace: bool = False
 ) -> Target:
-    found = field_changes(stored.kind, stored.spec, after.spec)
-    frozen = [change for change in found if change.update is Update.IMMUTABLE]
-    if frozen and not replace_it:
-        prefix = f"{where}: " if where else ""
-        listed = "; ".join(change.to_text() for change in frozen)
-        raise Conflict(
-            f"{prefix}{stored.ref}: immutable: {listed}",
-            hint="apply with --replace to delete the object and create it again",
-        )
     if after == stored:
         return Target(stored, "unchanged")
+    _require_valid(after, where)
+    found = field_changes(stored.kind, stored.spec, after.spec)
+    frozen = [change for change in found if change.update is Update.IMMUTABLE]
+    if frozen:
+        if may_replace and stored.kind in REPLACEABLE:
+            return Target(after, "replace", found, taken, f"{frozen[0].path} is immutable", replaces=stored)
+        raise _immutable(stored, frozen, where)
     if found:
         after = replace(after, generation=stored.generation + 1)
     return Target(after, "configure", found, taken)
 
 
-def _clock(at: float) -> str:
-    import time
+def _immutable(stored: StoredObject, frozen: Sequence[FieldChange], where: str) -> Conflict:
+    prefix = f"{where}: " if where else ""
+    listed = "; ".join(change.to_text() for change in frozen)
+    hint = "apply with --replace to delete the object and create it again"
+    if stored.kind not in REPLACEABLE:
+        hint = f"delete it and apply again: areal delete {stored.ref}"
+    return Conflict(f"{prefix}{stored.ref}: immutable: {listed}", hint=hint)
 
+
+def _require_valid(after: StoredObject, where: str) -> None:
+    """Layers that are valid one by one may not fit together. Raises Conflict naming who set what."""
+    found = validate(after.kind, after.spec)
+    if not found:
+        return
+    owners = layering.origin(after.layers)
+    lines = [f"{spec_path(('spec', *path))}: {message}{_set_by(owners, path)}" for path, message in found]
+    prefix = f"{where}: " if where else ""
+    raise Conflict(
+        f"{prefix}{after.ref}: what is set does not fit together:\n  " + "\n  ".join(lines),
+        hint=f"areal get {after.ref} --show-origin; --force-conflicts takes a field for the manifest",
+    )
+
+
+def _set_by(owners: Mapping[str, str], path: Sequence[str | int]) -> str:
+    manager = owners.get(path_text(tuple(path)))
+    return f" (set by {manager})" if manager and manager != APPLY else ""
+
+
+def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "at an unknown time"
 
 
@@ -188,10 +236,50 @@ def pruned(
             found.append(Target(candidate, "prune", cause=f"no longer declared by {candidate.owner}"))
         elif prune and set_name and candidate.set_name == set_name:
             found.append(Target(candidate, "prune", cause=f"no longer in set {set_name}"))
-    protected = [target for target in found if target.object.protected]
+    return found
+
+
+def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: bool) -> list[Target]:
+    """Delete ``refs`` with what they own; with ``cascade`` also all that would be left hanging."""
+    known = {str(item.ref): item for item in stored}
+    causes = {ref: "deleted" for ref in refs if ref in known}
+    while True:
+        more = {ref: cause for ref, cause in _hanging(known, causes) if cascade or cause.startswith(OWNED)}
+        if not more:
+            return [Target(known[ref], "delete", cause=cause) for ref, cause in sorted(causes.items())]
+        causes.update(more)
+
+
+def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
+    """Raises Conflict: something protected would go, or something that stays would hang on what goes."""
+    gone = {target.ref: target.cause for target in targets if target.gone}
+    protected = sorted(target.ref for target in targets if target.gone and target.object.protected)
     if protected:
         raise Conflict(
-            "protected objects would be pruned: " + ", ".join(target.ref for target in protected),
-            hint="remove the annotation areal.dev/protect, or leave them in the manifests",
+            f"{', '.join(protected)}: protected by the annotation areal.dev/protect; nothing was deleted",
+            hint="remove the annotation first, by applying the manifest without it",
         )
-    return found
+    after = {str(item.ref): item for item in stored} | {target.ref: target.object for target in targets}
+    left = sorted(f"{ref} ({cause})" for ref, cause in _hanging(after, gone))
+    if left:
+        raise Conflict(
+            f"would be left without what they need: {', '.join(left)}; nothing was deleted",
+            hint="delete them too: `areal delete --cascade` takes everything that hangs on an object with it",
+        )
+
+
+OWNED = "owned by "
+
+
+def _hanging(known: Mapping[str, StoredObject], gone: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Objects that stay while something they need goes: (object, why)."""
+    for ref, item in known.items():
+        if ref in gone:
+            continue
+        if item.owner in gone:
+            yield ref, f"{OWNED}{item.owner}"
+            continue
+        needed = [str(found.ref) for found in references(item.kind, item.spec)]
+        lost = next((need for need in (*needed, *item.depends_on) if need in gone), None)
+        if lost is not None:
+            yield ref, f"depends on {lost}"

@@ -1,9 +1,12 @@
-"""``areal doctor``: what is wrong between the records and the machine, and what repairs it. Looks first, then fixes."""
+"""``areal doctor``: what is wrong between the records and the machine, and what repairs it. Looks first, then fixes.
+
+What a floor knows of its own troubles it says itself (``runtime.doctor``, ``state.upkeep``); here they become findings
+with the next command to run, and what only both floors together can see is added: runs whose owner is not recorded.
+"""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,16 +14,20 @@ from pathlib import Path
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.recover import recover
-from areal.resources.kinds import Ref, parse_ref
+from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Phase, RunState
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.doctor import inspect, repair
+from areal.runtime.doctor import Problem, inspect, repair
+from areal.state import upkeep
 from areal.state.journal import crash_point, orphans
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs")
+FIX = "areal doctor --fix"
+NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs", "9p")
 LOOPBACKS = ("127.0.0.1", "localhost", "::1")
+_LIVING = (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
+_LEAST_FREE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class _Trouble:
 def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Finding, ...]:
     """Every finding, worst first. With ``fix`` whatever can be repaired without losing anything is."""
     backend = LocalBackend(ctx.home.root, crash=crash_point)
-    found = [*_journals(ctx, backend), *_objects(ctx), *_runs(ctx, backend), *_home(ctx)]
+    found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx)]
     if security:
         found += _security(ctx, backend)
     results = [_mended(trouble) if fix else trouble.finding for trouble in found]
@@ -63,73 +70,76 @@ def _mended(trouble: _Trouble) -> Finding:
 
 def _journals(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
     for orphan in orphans(ctx.home):
-        yield _Trouble(
-            Finding(
-                "warning",
-                f"interrupted command: {orphan.command}",
-                f"its process {orphan.pid} is gone and {len(orphan.unfinished)} operations were open",
-                "areal doctor --fix, or any mutating command",
-            ),
-            lambda: recover(ctx, backend),
-        )
+        count = len(orphan.unfinished)
+        why = f"its process {orphan.pid} is gone; {count} operation{'s were' if count != 1 else ' was'} open"
+        finding = Finding("warning", f"interrupted command: {orphan.command}", why, FIX)
+        yield _Trouble(finding, lambda: recover(ctx, backend))
 
 
-def _objects(ctx: Context) -> Iterator[_Trouble]:
-    store = ObjectStore(ctx.home)
-    for path, reason in store.list().unreadable:
-        ref = _ref_of(Path(path))
-        yield _Trouble(
-            Finding("error", f"unreadable state: {path}", reason, "areal doctor --fix restores the newest revision"),
-            (lambda ref=ref: store.restore(ref)) if ref is not None else None,  # type: ignore[misc]
-        )
+# -- what is recorded
 
 
-def _ref_of(path: Path) -> Ref | None:
-    try:
-        return parse_ref(f"{path.parent.parent.name}/{path.parent.name}")
-    except ArealError:
-        return None
+def _state(ctx: Context) -> Iterator[_Trouble]:
+    for defect in upkeep.defects(ctx.home):
+        yield _damaged(ctx, defect)
+    for path in upkeep.leftovers(ctx.home):
+        yield _Trouble(Finding("info", f"left by a crash: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
 
 
-def _runs(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
-    known = {str(item.ref) for item in ObjectStore(ctx.home).list()}
+def _damaged(ctx: Context, defect: upkeep.Defect) -> _Trouble:
+    ref = defect.ref
+    if ref is not None:
+        finding = Finding("error", f"unreadable state of {ref}: {defect.path}", defect.reason, FIX)
+        return _Trouble(finding, lambda: ObjectStore(ctx.home).restore(ref))
+    finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
+    return _Trouble(finding, lambda: upkeep.set_aside(ctx.home, defect))
+
+
+# -- what runs
+
+
+def _processes(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
     for problem in inspect(backend):
-        yield _Trouble(
-            Finding(
-                "error" if problem.pids else "warning",
-                f"{problem.trouble}: {problem.subject}",
-                problem.message,
-                "areal doctor --fix" if problem.repairable else "",
-            ),
-            (lambda problem=problem: repair(backend, problem)) if problem.repairable else None,  # type: ignore[misc]
-        )
+        yield _problem(backend, problem)
+    store = ObjectStore(ctx.home).list()
+    known = {str(item.ref) for item in store} | {_owner_of(path) for path, _ in store.unreadable}
     for uid, state in sorted(backend.observe().items()):
-        yield from _run(ctx, backend, uid, state, known)
+        if state.spec.owner and state.spec.owner not in known:
+            yield from _orphan(ctx, backend, uid, state)
+        elif state.phase is Phase.CRASHLOOP:
+            what = f"{state.spec.owner} {state.spec.component}/{state.spec.replica} is in a crash loop"
+            hint = f"areal logs {state.spec.owner} -c {state.spec.component}; areal reconcile starts it again"
+            yield _Trouble(Finding("error", what, state.reason, hint))
     for uuid, who in sorted(backend.capacity().squatters.items()):
         yield _Trouble(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
 
 
-def _run(ctx: Context, backend: LocalBackend, uid: str, state: RunState, known: set[str]) -> Iterator[_Trouble]:
-    """Runs whose owner is gone, and runs that gave up. What only concerns processes is ``runtime.doctor``'s."""
+def _problem(backend: LocalBackend, problem: Problem) -> _Trouble:
+    severity = "error" if problem.pids else "warning"
+    hint = FIX if problem.repairable else "it needs a person: see what runs there, and stop it there"
+    finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
+    return _Trouble(finding, (lambda: repair(backend, problem)) if problem.repairable else None)
+
+
+def _owner_of(path: Path) -> str:
+    """The object of a damaged file: it is recorded, only not readable, and its runs are no orphans."""
+    try:
+        return str(parse_ref(f"{path.parent.parent.name}/{path.parent.name}"))
+    except ArealError:
+        return ""
+
+
+def _orphan(ctx: Context, backend: LocalBackend, uid: str, state: RunState) -> Iterator[_Trouble]:
+    """A run whose owner is not recorded. What only concerns its processes is said by ``runtime.doctor``."""
     owner = state.spec.owner
-    if owner in known or holder(ctx.home, parse_ref(owner)) is not None:
-        if state.phase is Phase.CRASHLOOP:
-            yield _Trouble(
-                Finding("error", f"run {uid} of {owner} is in a crash loop", state.reason, f"areal logs {owner}")
-            )
-        return
-    if state.phase in (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF):
-        yield _Trouble(
-            Finding(
-                "error",
-                f"run {uid} lives and its owner {owner} is not recorded",
-                f"pid {state.pid}",
-                "areal doctor --fix",
-            ),
-            lambda: _end(backend, uid),
-        )
+    if holder(ctx.home, parse_ref(owner)) is not None:
+        return  # somebody is at it
+    if state.phase in _LIVING:
+        what, why = f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid or state.shim_pid}"
+        yield _Trouble(Finding("error", what, why, FIX), lambda: _end(backend, uid))
     elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
-        yield _Trouble(Finding("info", f"record of ended run {uid} of {owner}"), lambda: _end(backend, uid))
+        what = f"record of ended run {uid} of {owner}, which is not recorded"
+        yield _Trouble(Finding("info", what, fix_command=FIX), lambda: _end(backend, uid))
 
 
 def _end(backend: LocalBackend, uid: str) -> None:
@@ -137,70 +147,39 @@ def _end(backend: LocalBackend, uid: str) -> None:
     backend.forget(uid)
 
 
+# -- where it lives
+
+
 def _home(ctx: Context) -> Iterator[_Trouble]:
     root = ctx.home.root
     if not root.exists():
         return
-    kind = _filesystem(root)
+    kind = upkeep.filesystem(ctx.home)
     if kind in NETWORK_FILESYSTEMS:
-        yield _Trouble(
-            Finding(
-                "warning",
-                f"{root} is on {kind}",
-                "kernel locks may not hold between machines",
-                "use a local folder: --home or AREAL_HOME",
-            )
-        )
-    free = os.statvfs(root)
-    if free.f_bavail * free.f_frsize < 64 << 20:
-        yield _Trouble(Finding("error", f"{root} has less than 64 MiB free", "state can no longer be written safely"))
-
-
-def _filesystem(path: Path) -> str:
-    """The type of the file system that holds ``path``: the longest mount point that is a prefix of it."""
-    best = ("", "")
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, mount, kind, *_ = line.split()
-        inside = str(path) == mount or str(path).startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best[0]):
-            best = (mount, kind)
-    return best[1]
+        why = "kernel locks may not hold between machines: two of them could run one object"
+        yield _Trouble(Finding("warning", f"{root} is on {kind}", why, "use a local folder: --home or AREAL_HOME"))
+    space = os.statvfs(root)
+    free = space.f_bavail * space.f_frsize
+    if free < _LEAST_FREE_BYTES:
+        what = f"{root} has {free >> 20} MiB left"
+        yield _Trouble(Finding("error", what, "state can soon no longer be written", "free some space"))
 
 
 def _security(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
-    for path in (ctx.home.root, ctx.home.credentials, *_key_files(ctx)):
-        if not path.exists():
-            continue
-        wanted = 0o700 if path.is_dir() else 0o600
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & ~wanted:
-            yield _Trouble(
-                Finding(
-                    "error",
-                    f"{path} has mode {mode:o}",
-                    f"others may read it; {wanted:o} is enough",
-                    f"chmod {wanted:o} {path}",
-                ),
-                lambda path=path, wanted=wanted: path.chmod(wanted),  # type: ignore[misc]
-            )
+    for path, mode in upkeep.exposed(ctx.home):
+        what, why = f"{path} has mode {mode:o}", f"others may read or write it; {mode & 0o700:o} is enough"
+        finding = Finding("error", what, why, f"chmod {mode & 0o700:o} {path}")
+        yield _Trouble(finding, lambda path=path: upkeep.tighten(path))  # type: ignore[misc]
     for uid, state in sorted(backend.observe().items()):
-        host = (state.spec.url or "").removeprefix("http://").rpartition(":")[0].strip("[]")
-        bound = _bound_host(state)
-        if state.phase is Phase.RUNNING and (host not in LOOPBACKS or bound not in LOOPBACKS):
-            yield _Trouble(
-                Finding(
-                    "warning",
-                    f"run {uid} of {state.spec.owner} listens on {bound}",
-                    "reachable from outside; every route but the key-guarded ones refuses, traffic is not encrypted",
-                    "spec.gateway.host: 127.0.0.1, or a TLS proxy in front",
-                )
-            )
+        host = bound_host(state)
+        if state.phase in _LIVING and host not in LOOPBACKS:
+            what = f"run {uid} of {state.spec.owner} listens on {host}"
+            why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
+            hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"
+            yield _Trouble(Finding("warning", what, why, hint))
 
 
-def _bound_host(state: RunState) -> str:
+def bound_host(state: RunState) -> str:
+    """The address that a run's component was told to bind."""
     argv = list(state.spec.argv)
-    return argv[argv.index("--host") + 1] if "--host" in argv else "127.0.0.1"
-
-
-def _key_files(ctx: Context) -> list[Path]:
-    return sorted(ctx.home.credentials.glob("*")) if ctx.home.credentials.is_dir() else []
+    return argv[argv.index("--host") + 1] if "--host" in argv else LOOPBACKS[0]

@@ -43,7 +43,7 @@ def record(hands: Hands, op: Op, number: int) -> None:
     )
     stamped = hands.store.add_revision(stamped, actor=hands.ctx.actor, at=now)
     hands.store.put(stamped)
-    hands.event(op.ref, "Normal", "Created" if target.action == "create" else "Configured", op.cause)
+    hands.event(op.ref, "Normal", "Created" if target.action in ("create", "replace") else "Configured", op.cause)
 
 
 def erase(hands: Hands, op: Op, number: int) -> None:

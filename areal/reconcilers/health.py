@@ -7,13 +7,19 @@ worst of what it needs. Nothing here trusts a stored condition that is older tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from areal.reconcilers.document import iso
 from areal.reconcilers.observed import ObservedRun, Seen
 from areal.runtime.backends.base import Phase
+
+DIED = "ProcessDied"  # nobody restarts it but a reconcile
+_REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
+_STALLED = (DIED, "CrashLoop")  # it will not get better by itself
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,6 @@ def desired_replicas(spec: Mapping[str, Any]) -> int:
         return 1
     if spec.get("replicas") is not None:
         return int(spec["replicas"])
-    import re
-
     found = re.search(r"[:.](?:[a-z]\d+)*?d(\d+)", str(spec.get("backend", "")))
     return int(found[1]) if found else 1
 
@@ -96,6 +100,12 @@ def _assess_model(spec: Mapping[str, Any], runs: Sequence[ObservedRun], service_
     return _judged(ready, count, seen)
 
 
+def unrouted(health: Health, routed: int) -> Health:
+    """The health of a model whose processes are ready, of which only ``routed`` replicas get requests."""
+    message = f"{routed} of {health.ready} ready replicas get requests; areal reconcile routes them"
+    return Health("Degraded" if routed else "Progressing", routed, health.desired, "NotRouted", message)
+
+
 def _best(runs: Sequence[ObservedRun], name: str, index: int) -> ObservedRun | None:
     mine = [run for run in runs if run.state.spec.component == name and run.state.spec.replica == index]
     return max(mine, key=lambda run: (_serves(run), run.is_live, run.ended_at), default=None)
@@ -112,14 +122,13 @@ def _judged(ready: int, desired: int, best: Sequence[ObservedRun | None]) -> Hea
     if unknown:
         return Health("Unknown", ready, desired, "CannotBeSeen", unknown[0].state.reason)
     down = [run for run in best if run is not None and not run.is_live]
-    waiting = [run for run in best if run is not None and run.state.phase is Phase.BACKOFF]
+    restarting = [run for run in best if run is not None and run.state.phase is Phase.BACKOFF]
     missing = [run for run in best if run is None]
-    if down or waiting:
-        run = (down or waiting)[0]
+    if down or restarting:
+        run = (down or restarting)[0]
         last = run.state.last_exit
         why = f"{run.state.spec.component}/{run.state.spec.replica}: {last.reason if last else run.state.reason}"
-        crash = run.state.phase is Phase.CRASHLOOP
-        return Health("Degraded" if ready else "Failed", ready, desired, "CrashLoop" if crash else "ProcessDied", why)
+        return Health("Degraded" if ready else "Failed", ready, desired, _REASONS.get(run.state.phase, DIED), why)
     if missing:
         return Health("Degraded" if ready else "Missing", ready, desired, "NoProcess", "areal reconcile starts it")
     slow = next(run for run in best if run is not None and not _serves(run))
@@ -143,7 +152,7 @@ def conditions_of(
             error or "",
             generation,
         ),
-        Condition("Stalled", _bool(health.reason == "CrashLoop"), health.reason or health.phase, "", generation),
+        Condition("Stalled", _bool(health.reason in _STALLED), health.reason or health.phase, "", generation),
     )
     since = {(item.get("type"), item.get("status")): _seconds(item.get("lastTransitionTime"), now) for item in previous}
     return tuple(
@@ -157,8 +166,6 @@ def _bool(value: bool) -> str:
 
 
 def _seconds(text: Any, default: float) -> float:
-    from datetime import datetime
-
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:

@@ -222,12 +222,11 @@ def _stop_extras(front: ServicePlan, component: Component, decision: Decision, n
 
 
 def plan_service_end_of_traffic(
-    build: PlanBuilder, target: Target, observed: Observed, spec: InferenceServiceSpec, grace_s: float | None
+    build: PlanBuilder, target: Target, observed: Observed, grace_s: float
 ) -> tuple[int, ...]:
     """First half of a deletion: the gateway drains and goes; its models go next."""
-    grace = spec.strategy.drain_timeout_seconds if grace_s is None else grace_s
     runs = stoppable(observed.of(target.ref))
-    return stop_in_order(build, target.ref, runs, ["gateway"], end_cause(target), (), {"graceSeconds": grace})
+    return stop_in_order(build, target.ref, runs, ["gateway"], end_cause(target), (), {"graceSeconds": grace_s})
 
 
 def plan_service_end(

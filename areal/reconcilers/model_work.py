@@ -26,11 +26,18 @@ from areal.resources.model import ModelSpec
 
 @dataclass(frozen=True)
 class Policy:
-    """What the caller allows. ``free_gpus`` is what can be leased before this plan begins."""
+    """What the caller allows. ``free_gpus`` is what can be leased before this plan begins. For deletions: ``grace_s``
+    between SIGTERM and SIGKILL, and for running requests (None: as each object says); ``drain`` False waits for none.
+    """
 
     allow_downtime: bool = False
     free_gpus: int = 0
     grace_s: float | None = None
+    drain: bool = True
+
+    def drain_s(self, usual: float) -> float:
+        """How long running requests may take when their object is deleted."""
+        return 0.0 if not self.drain else usual if self.grace_s is None else self.grace_s
 
 
 @dataclass
@@ -139,8 +146,7 @@ class ModelWork:
 
     def leave_router(self, proxies: Sequence[ObservedRun], cause: str) -> tuple[int, ...]:
         """Drain every data proxy and forget the model at the router; to be waited for, whatever becomes of it."""
-        grace = self.policy.grace_s
-        seconds = self.strategy.drain_timeout_seconds if grace is None else grace
+        seconds = self.policy.drain_s(self.strategy.drain_timeout_seconds)
         drains = self.drain([run.uid for run in proxies], (), cause, seconds=seconds)
         args = {**self._router, "after": list(drains)}
         needs = (*self.service.router_ready, *self.service.synced)

@@ -24,7 +24,7 @@ def observe(home: Home, backend: Backend, objects: Iterable[StoredObject], *, wa
     """Look at the runs of ``objects`` and at the routers among them."""
     wanted = {str(item.ref): item for item in objects}
     states = [state for state in backend.observe().values() if state.spec.owner in wanted]
-    runs = _probe_all(states)
+    runs = probe_all(states)
     grouped: dict[str, list[ObservedRun]] = {}
     for run in sorted(runs, key=lambda run: run.uid):
         grouped.setdefault(run.state.spec.owner, []).append(run)
@@ -33,7 +33,8 @@ def observe(home: Home, backend: Backend, objects: Iterable[StoredObject], *, wa
     return Observed({ref: tuple(items) for ref, items in grouped.items()}, routes, capacity)
 
 
-def _probe_all(states: Sequence[RunState]) -> list[ObservedRun]:
+def probe_all(states: Sequence[RunState]) -> list[ObservedRun]:
+    """Ask every running one whether it is ready, all at once."""
     if not any(state.phase is Phase.RUNNING for state in states):
         return [ObservedRun(state) for state in states]
     with ThreadPoolExecutor(min(PARALLEL_PROBES, len(states)), thread_name_prefix="probe") as pool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -82,3 +82,7 @@ class Observed:
             if (component is None or run.state.spec.component == component)
             and (replica is None or run.state.spec.replica == replica)
         )
+
+    def without(self, ref: str) -> Observed:
+        """The same, had there never been a run of ``ref``."""
+        return replace(self, runs={owner: runs for owner, runs in self.runs.items() if owner != ref})

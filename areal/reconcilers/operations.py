@@ -8,17 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from areal.errors import Conflict, NotFound, UsageFault
+from areal.reconcilers.adoption import find_server
+from areal.reconcilers.apply import apply
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
-from areal.reconcilers.desired import APPLY, Target, field_changes, with_layer
+from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.health import desired_replicas
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
-from areal.resources.kinds import Ref, parse_ref
+from areal.reconcilers.requests import ApplyRequest, Source
+from areal.resources.kinds import API_VERSION, Ref
 from areal.resources.suggest import did_you_mean
-from areal.runtime.listening import ports_of
-from areal.state import layers as layering
 from areal.state.credentials import forget_admin_key
 from areal.state.objects import ObjectStore
 from areal.state.records import Revision, StoredObject
@@ -64,48 +65,24 @@ def delete(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     ignore_not_found: bool = False,
 ) -> Outcome:
-    """Stop and forget. Owned objects go with their owner; others that depend on one need ``cascade``."""
+    """Stop and forget. Owned objects go with their owner; others that depend on one need ``cascade``. Not to ``wait``
+    is not to wait for running requests."""
     store = ObjectStore(ctx.home)
     if not ignore_not_found:
         for ref in refs:
             require(store, ref)
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        return _deletions(stored, {str(ref) for ref in refs}, cascade)
+        targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
+        check_removals(stored, targets)
+        return tuple(targets)
 
-    outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s, approve=approve)
+    policy = Policy(grace_s=grace_s, drain=wait)
+    outcome = _converge(ctx, edit, policy=policy, timeout_s=timeout_s, approve=approve)
     for ref in refs:
         if ref.kind == "InferenceService" and store.get(ref) is None:
             forget_admin_key(ctx.home, ref.name)
     return outcome
-
-
-def _deletions(stored: list[StoredObject], refs: set[str], cascade: bool) -> tuple[Target, ...]:
-    gone = {str(item.ref): item for item in stored if str(item.ref) in refs}
-    protected = sorted(ref for ref, item in gone.items() if item.protected)
-    if protected:
-        raise Conflict(
-            f"{', '.join(protected)}: protected by the annotation areal.dev/protect",
-            hint="remove the annotation first",
-        )
-    causes = dict.fromkeys(gone, "deleted")
-    dependents = []
-    for item in stored:
-        service = f"InferenceService/{item.spec.get('service', 'default')}" if item.kind == "Model" else ""
-        if str(item.ref) in gone:
-            continue
-        if item.owner in gone:
-            causes[str(item.ref)] = f"owned by {item.owner}"
-        elif service in gone or set(item.depends_on) & gone.keys():
-            causes[str(item.ref)] = f"depends on {service or 'a deleted object'}"
-            dependents.append(str(item.ref))
-    if dependents and not cascade:
-        raise Conflict(
-            f"{', '.join(sorted(dependents))} would be left without what they depend on",
-            hint="--cascade deletes them too",
-        )
-    by_ref = {str(item.ref): item for item in stored}
-    return tuple(Target(by_ref[ref], "delete", cause=cause) for ref, cause in sorted(causes.items()))
 
 
 def scale(
@@ -200,14 +177,7 @@ def rollback(
     chosen = _revision(store.revisions(ref), present, to)
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        item = _pick(stored, ref)
-        layers = tuple(layer for layer in chosen.object.layers if layer.manager == APPLY)
-        after = replace(item, layers=layers, labels=chosen.object.labels, annotations=chosen.object.annotations)
-        if layering.effective(item.layers) == layering.effective(layers):
-            return (Target(item, "unchanged"),)
-        found = field_changes(item.kind, item.spec, after.spec)
-        after = replace(after, generation=item.generation + 1)
-        return (Target(after, "configure", found, cause=f"rolled back to revision {chosen.number}"),)
+        return (restored(_pick(stored, ref), chosen),)
 
     if dry_run:
         plan = plan_targets(Desk.open(ctx), edit, Policy()).plan
@@ -239,20 +209,13 @@ def adopt(
     """Route to what already runs, without restarting it: it becomes an external Model. Its life stays its owner's."""
     if ref.kind != "Model":
         raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
-    if pid is not None:
-        ports = ports_of(pid)
-        if not ports:
-            raise NotFound(f"process {pid} listens on no port", hint=f"ss -ltnp | grep pid={pid}")
-        url = f"http://127.0.0.1:{ports[0]}"
-    assert url is not None
-    from areal.reconcilers.apply import apply
-    from areal.reconcilers.requests import ApplyRequest, Source
-
+    require(ObjectStore(ctx.home), Ref("InferenceService", service))
+    found = find_server(pid, url, ref.name)
     manifest: dict[str, Any] = {
-        "apiVersion": "areal.dev/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "Model",
-        "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else url}},
-        "spec": {"service": service, "external": {"url": url}},
+        "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else found.url}},
+        "spec": {"service": service, "external": {"url": found.url, "model": found.model}},
     }
     outcome = apply(ctx, ApplyRequest(Source(manifests=(manifest,)), timeout_s=timeout_s), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
@@ -271,6 +234,3 @@ def _reworded(outcome: Outcome, words: dict[str, str]) -> Outcome:
         for item in outcome.objects
     )
     return replace(outcome, objects=objects)
-
-
-__all__ = ["adopt", "delete", "parse_ref", "restart", "resume", "rollback", "scale", "suspend"]

@@ -11,7 +11,14 @@ from areal.reconcilers.context import ObjectOutcome, Outcome
 from areal.reconcilers.executor import Report
 from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
 
-_DONE = {"create": "created", "configure": "configured", "heal": "healed", "prune": "pruned", "delete": "deleted"}
+_DONE = {
+    "create": "created",
+    "configure": "configured",
+    "heal": "healed",
+    "replace": "replaced",
+    "prune": "pruned",
+    "delete": "deleted",
+}
 _PARTIAL = 9
 _INTERRUPTED = 130
 
@@ -40,7 +47,7 @@ def _objects(plan: Plan, reports: Sequence[Report]) -> list[ObjectPlan]:
 
 def _object_outcome(item: ObjectPlan, last: Report | None, dry_run: bool) -> ObjectOutcome:
     errors = last.errors_of(item.ref) if last is not None else []
-    if last is not None and _is_gone(item.ref, last):
+    if last is not None and item.action in ("prune", "delete") and _is_gone(item.ref, last):
         note = f"{item.cause}; {errors[0].message}" if errors else item.cause
         return ObjectOutcome(item.ref, _DONE[item.action], note)
     if errors:

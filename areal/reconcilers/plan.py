@@ -91,7 +91,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ObjectPlan:
-    """One object's part: ``action`` is create | configure | unchanged | heal | prune | delete | blocked.
+    """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete |
+    blocked.
 
     ``decided_by`` is the changed leaf with the highest update class, ``cause`` says what that class means here.
     ``blocked`` comes with a ``refusal``.
@@ -153,7 +154,16 @@ def vars_of(drift: Drift) -> dict[str, str]:
     return {"ref": drift.ref, "kind": drift.kind, "target": drift.target, "message": drift.message}
 
 
-_SIGN = {"create": "+", "configure": "~", "heal": "~", "prune": "-", "delete": "-", "unchanged": " ", "blocked": "?"}
+_SIGN = {
+    "create": "+",
+    "configure": "~",
+    "heal": "~",
+    "prune": "-",
+    "delete": "-",
+    "unchanged": " ",
+    "replace": "-/+",
+    "blocked": "?",
+}
 
 
 def _object_lines(item: ObjectPlan) -> list[str]:

@@ -120,7 +120,7 @@ class _Planning:
 
     def _refuse_unseen(self) -> None:
         """What may be alive where nobody can look is not deleted, nor is what it hangs on."""
-        gone = {target.ref: target for target in self.scope.all if target.gone}
+        gone = {target.ref: ending for target in self.scope.all if (ending := _ending(target)) is not None}
         for target in gone.values():
             self._refuse_hidden(target, unseen(self.observed.of(target.ref)))
             if target.object.kind == _MODEL:
@@ -155,7 +155,8 @@ class _Planning:
     def _end_traffic(self, ending: Sequence[Target]) -> None:
         for target in ending:
             spec = _service_spec(target)
-            stopped = plan_service_end_of_traffic(self.build, target, self.observed, spec, self.policy.grace_s)
+            grace_s = self.policy.drain_s(spec.strategy.drain_timeout_seconds)
+            stopped = plan_service_end_of_traffic(self.build, target, self.observed, grace_s)
             self.services[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
 
     def _open_service(self, target: Target) -> None:
@@ -187,11 +188,17 @@ class _Planning:
         """Plan the end of every deleted model; the last ops, by service."""
         ended: dict[str, tuple[int, ...]] = {}
         for target in self._of(_MODEL):
+            old = _ending(target)
+            if old is None:
+                continue
+            ref = _service_ref(old)
+            service = self.services.get(ref) or ServiceView(ref, InferenceServiceSpec())
+            last = plan_model_end(self._work(old, service), service.gateway_stopped)
             if target.gone:
-                ref = _service_ref(target)
-                service = self.services.get(ref) or ServiceView(ref, InferenceServiceSpec())
-                last = plan_model_end(self._work(target, service), service.gateway_stopped)
                 ended[ref] = (*ended.get(ref, ()), *last)
+            else:
+                again = self.build.add(Verb.RECORD, target.ref, "", f"created again: {target.cause}", needs=last)
+                self.recorded[target.ref] = (again,)
         return ended
 
     def _gpus_more(self, target: Target) -> tuple[int, str]:
@@ -215,12 +222,16 @@ class _Planning:
                 self.findings.unknown.append(f"{target.ref}: its service {_service_ref(target)} is not recorded")
                 continue
             neighbour = target.ref not in asked and service.ref not in asked
-            opened.append(open_model(self._work(target, service), routes_only=neighbour))
+            work = self._work(target, service)
+            if target.replaces is not None:
+                work.observed = self.observed.without(target.ref)  # it will be as if it had never been
+            opened.append(open_model(work, routes_only=neighbour))
         return opened
 
     def _close_model(self, model: ModelPlan) -> None:
         work = model.work
         work.service = self.services[work.service.ref]
+        work.recorded = self.recorded.get(work.ref, ())
         try:
             with self.build.all_or_nothing(), self.gpus.all_or_nothing():
                 close_model(model)
@@ -270,7 +281,8 @@ class _Planning:
         refused = self.findings.refused
         shown = [t for t in self.scope.all if t not in self.scope.context or t.ref in touched or t.ref in refused]
         ended = [t for t in self.scope.all if t.gone and t.ref not in refused]
-        past = {"prune": "pruned", "delete": "deleted"}
+        ended += [t for t in self.scope.all if t.replaces is not None]
+        past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
         return Plan(
             objects=tuple(_object_plan(target, touched.get(target.ref, []), self.findings) for target in shown),
             ops=ops,
@@ -280,6 +292,13 @@ class _Planning:
             serial=serial,
             source=source,
         )
+
+
+def _ending(target: Target) -> Target | None:
+    """The deletion that a target is, or begins with."""
+    if target.replaces is not None:
+        return Target(target.replaces, "delete", cause=f"replaced: {target.cause}")
+    return target if target.gone else None
 
 
 def _service_ref(target: Target) -> str:

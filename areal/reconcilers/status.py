@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.health import Condition, assess, conditions_of
-from areal.reconcilers.observed import ObservedRun
+from areal.reconcilers.health import Condition, Health, assess, conditions_of, unrouted
+from areal.reconcilers.observed import ObservedRun, Seen
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
@@ -36,18 +36,15 @@ def object_status(
     home: Home, obj: StoredObject, runs: Mapping[str, RunState] | Sequence[RunState], probe: bool = False
 ) -> ObjectStatus:
     """``runs`` may be those of every object: the object's own are picked out."""
-    states = runs.values() if isinstance(runs, Mapping) else runs
+    states = list(runs.values() if isinstance(runs, Mapping) else runs)
     mine = [state for state in states if state.spec.owner == str(obj.ref)]
-    if probe:
-        from areal.reconcilers.observe import probe_run
-
-        seen = [probe_run(state) for state in mine]
-    else:
-        seen = [ObservedRun(state) for state in mine]
+    seen = _probed(mine) if probe else [ObservedRun(state) for state in mine]
     now = time.time()
     health = assess(obj.kind, obj.spec, seen)
     if health.phase in ("Missing", "Failed") and obj.kind == "Model" and service_is_suspended(home, obj):
         health = assess(obj.kind, obj.spec, seen, service_suspended=True)
+    if probe and obj.kind == "Model" and health.phase == "Ready":
+        health = _as_routed(home, obj, states, seen, health)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = _stored_failure(obj, previous)
     conditions = conditions_of(health, obj.generation, failure, previous, now)
@@ -66,11 +63,40 @@ def object_status(
     )
 
 
-def service_is_suspended(home: Home, obj: StoredObject) -> bool:
+def _probed(states: Sequence[RunState]) -> list[ObservedRun]:
+    from areal.reconcilers.observe import probe_all
+
+    return probe_all(states)
+
+
+def _as_routed(
+    home: Home, obj: StoredObject, states: Sequence[RunState], seen: Sequence[ObservedRun], health: Health
+) -> Health:
+    """Ready means that users' requests arrive: the router sends them. A router that does not answer is its service's
+    trouble; the gateways go by what it said last."""
+    from areal.reconcilers.observe import probe_all, read_table
+
+    service = _service(home, obj)
+    owner = f"InferenceService/{obj.spec.get('service', 'default')}"
+    routers = [state for state in states if state.spec.owner == owner and state.spec.component == "router"]
+    for router in probe_all(routers):
+        table = read_table(home, router, service) if service is not None and router.seen is Seen.READY else ""
+        if not isinstance(table, str):
+            proxies = {run.uid for run in seen if run.state.spec.component == "data-proxy" and run.is_live}
+            picked = [uid for uid, _, state in table.models.get(obj.name, ()) if state == "ready" and uid in proxies]
+            return health if len(picked) >= health.desired else unrouted(health, len(picked))
+    return health
+
+
+def _service(home: Home, obj: StoredObject) -> StoredObject | None:
     from areal.resources.kinds import Ref
     from areal.state.objects import ObjectStore
 
-    service = ObjectStore(home).get(Ref("InferenceService", str(obj.spec.get("service", "default"))))
+    return ObjectStore(home).get(Ref("InferenceService", str(obj.spec.get("service", "default"))))
+
+
+def service_is_suspended(home: Home, obj: StoredObject) -> bool:
+    service = _service(home, obj)
     return service is not None and bool(service.spec.get("suspend"))
 
 

@@ -12,6 +12,8 @@ from areal.reconcilers.status import ObjectStatus, object_status
 from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import RunState
+from areal.state.home import Home
+from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -60,7 +62,7 @@ def _met(ctx: Context, store: ObjectStore, runs: dict[str, RunState], ref: Ref, 
     if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
         return True
     if status is not None and stored is not None:
-        _refuse_hopeless(ref, stored, status, conditions)
+        _refuse_hopeless(ctx.home, ref, status, conditions)
     elif stored is None and not any("deleted" in alternatives for alternatives in conditions):
         raise TargetFailed(f"{ref} was deleted while it was waited for")
     return False
@@ -85,17 +87,17 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
     return evaluate(expression, object_document(stored, status)) == value
 
 
-def _refuse_hopeless(ref: Ref, stored: StoredObject, status: ObjectStatus, conditions: Conditions) -> None:
-    """A terminal failure ends the wait, unless it is what is waited for."""
+def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions) -> None:
+    """A failure that nobody is working on ends the wait, unless it is what is waited for."""
     ends_well = all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions)
     if not ends_well:
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
-    failed = status.phase in ("Failed", "Degraded") and any(
-        c.get("type") == "Degraded" and c.get("reason") == "RolloutFailed" for c in stored.status.get("conditions", ())
-    )
-    if stalled or failed:
-        raise TargetFailed(f"{ref} has failed: {status.message}", hint=f"areal logs {ref}")
+    rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
+    if (stalled or rolled_out) and holder(home, ref) is None:
+        raise TargetFailed(
+            f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; areal reconcile {ref} starts it again"
+        )
 
 
 def _words(conditions: Conditions) -> str:

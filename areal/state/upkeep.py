@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal.resources.kinds import KINDS, Ref
+from areal.resources.kinds import KINDS, Ref, name_problem
 from areal.state import trash
 from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine
 from areal.state.flock import try_lock
@@ -124,7 +124,8 @@ def _walk(home: Home) -> Iterator[Path]:
 def _folders(home: Home) -> Iterator[Ref]:
     for kind in KINDS:
         for path in sorted((home.objects / kind.lower()).glob("*/revisions")):
-            yield Ref(kind, path.parent.name)
+            if name_problem(path.parent.name) is None:  # what is being removed has no name any more
+                yield Ref(kind, path.parent.name)
 
 
 def _ref_of(path: Path) -> Ref:

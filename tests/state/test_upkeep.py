@@ -96,3 +96,12 @@ def test_files_that_others_can_read_are_found_and_tightened(home: Home) -> None:
 def test_filesystem_is_told_even_before_the_home_exists(home: Home) -> None:
     assert filesystem(home) == filesystem(Home(home.root / "absent"))
     assert filesystem(Home(Path("/proc/x"))) == "proc"
+
+
+def test_object_whose_removal_was_interrupted_is_a_leftover_and_no_object(store: ObjectStore) -> None:
+    store.put(store.add_revision(an_object()))
+    run('store.delete(Ref("Model", "qwen"))', store.home, AREAL_CRASH_AT="delete-after")
+    assert defects(store.home) == ()
+    assert [path.name.startswith(".trash") for path in leftovers(store.home)] == [True]
+    sweep(store.home)
+    assert leftovers(store.home) == ()
