@@ -188,18 +188,18 @@ def said_by(answer: Answer) -> Any:
     return [chat_text(events, index) for index in range(2)], events[0]["id"], events[0]["created"], logprobs
 
 
-def test_retry_joins_the_call_in_flight(bench: Bench) -> None:
+def test_retry_joins_the_newest_equal_call_in_flight(bench: Bench) -> None:
     script(bench.engine, gate=2)
     rollout = bench.begin()
     body = rollout.body("a")
-    first = later(rollout.post, CHAT, body)
+    sample = later(rollout.post, CHAT, body)
     engine_calls(bench.engine, until="any")
-    second = later(rollout.post, CHAT, body, **RETRY)
-    wait_until(lambda: bench.proxy.call("GET", "/health").json()["in_flight"] == 2)
-    unrelated = later(rollout.post, CHAT, body)  # a sample of its own
+    first = later(rollout.post, CHAT, body)
     engine_calls(bench.engine, until="any", count=2)
+    retry = later(rollout.post, CHAT, body, **RETRY)
+    wait_until(lambda: bench.proxy.call("GET", "/health").json()["in_flight"] == 3)
     release(bench.engine)
-    assert first.result().json() == second.result().json() != unrelated.result().json()
+    assert first.result().json() == retry.result().json() != sample.result().json()
     assert len(engine_calls(bench.engine)) == 2
 
 

@@ -32,7 +32,7 @@ FIRST = Identity(SESSION, b"x" * 16)
 async def test_only_a_retry_of_the_same_body_in_the_same_session_waits(second: Identity, waits: bool) -> None:
     flights = Flights()
     async with flights.leading(FIRST):
-        task = asyncio.create_task(flights.settled(second), name="second")
+        task = asyncio.create_task(flights.join(second), name="second")
         await asyncio.sleep(0)
         assert task.done() is not waits
     await task
@@ -43,11 +43,11 @@ async def test_same_idempotency_key_waits_and_another_body_under_it_is_422() -> 
     flights = Flights()
     keyed = replace(FIRST, idempotency=b"k")
     async with flights.leading(keyed):
-        task = asyncio.create_task(flights.settled(keyed), name="second")
+        task = asyncio.create_task(flights.join(keyed), name="second")
         await asyncio.sleep(0)
         assert not task.done()
         with pytest.raises(ApiError) as caught:
-            await flights.settled(replace(keyed, digest=b"y" * 16))
+            await flights.join(replace(keyed, digest=b"y" * 16))
         assert caught.value.status == 422
     await task
 
@@ -56,7 +56,7 @@ async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
     flights, keyed, ran = Flights(), replace(FIRST, idempotency=b"k"), []
 
     async def call(number: int) -> None:
-        await flights.settled(keyed)
+        await flights.join(keyed)
         async with flights.leading(keyed):
             await asyncio.sleep(0.01)
             ran.append(number)
@@ -64,6 +64,16 @@ async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
 
     await asyncio.gather(*(call(number) for number in range(3)), return_exceptions=True)
     assert sorted(ran) == [0, 1, 2]
+
+
+async def test_follower_is_told_where_its_leader_is_recorded_whoever_else_flies() -> None:
+    flights = Flights()
+    async with flights.leading(FIRST):
+        async with flights.leading(FIRST) as newest:
+            task = asyncio.create_task(flights.join(replace(FIRST, retry=True)), name="retry")
+            await asyncio.sleep(0)
+            newest.recorded = 7
+        assert await task == 7
 
 
 def test_retry_counts_and_keys_are_read_strictly() -> None:

@@ -16,7 +16,13 @@ from typing import Any, Protocol
 
 from areal.services.inference.data_proxy.callers import Caller, Callers, check_active
 from areal.services.inference.recording.conversation import DIGEST_BYTES, Conversation, body_digest, conversation
-from areal.services.inference.recording.flights import Flights, Identity, check_idempotency_key, read_retry_count
+from areal.services.inference.recording.flights import (
+    Flight,
+    Flights,
+    Identity,
+    check_idempotency_key,
+    read_retry_count,
+)
 from areal.services.inference.recording.names import new_answer_id
 from areal.services.inference.recording.recent import Known
 from areal.services.inference.recording.values import Call, Sample, Turn
@@ -59,8 +65,11 @@ class Answer:
 
 
 class RecordedVisit:
-    def __init__(self, caller: Caller, identity: Identity, replayed: Sequence[Turn] | None) -> None:
+    def __init__(
+        self, caller: Caller, identity: Identity, replayed: Sequence[Turn] | None, flight: Flight | None = None
+    ) -> None:
         self.replayed = replayed
+        self._flight = flight
         self._caller = caller
         self._identity = identity
         self.conversation: Conversation | None = None
@@ -85,7 +94,9 @@ class RecordedVisit:
             conversation=self.conversation,
             idempotency=self._identity.idempotency,
         )
-        await self._caller.journal.record(self._caller.session, call)
+        recorded = await self._caller.journal.record(self._caller.session, call)
+        if self._flight is not None:
+            self._flight.recorded = recorded.first
 
 
 class UnrecordedVisit:
@@ -131,16 +142,20 @@ class Visits:
         await caller.journal.check_writable()
         identity = _identity(caller, headers, body)
         while identity.repeatable:
-            await self._flights.settled(identity)
-            found = await caller.journal.replay(caller.session, identity.digest, identity.idempotency)
+            row = await self._flights.join(identity)
+            found = await (
+                caller.journal.answer(row)
+                if row is not None
+                else caller.journal.replay(caller.session, identity.digest, identity.idempotency)
+            )
             if found:
                 yield RecordedVisit(caller, identity, found)
                 return
             if not self._flights.running(identity):
                 break
-        async with self._flights.leading(identity):
+        async with self._flights.leading(identity) as flight:
             try:
-                yield RecordedVisit(caller, identity, None)
+                yield RecordedVisit(caller, identity, None, flight)
             except ApiError as error:
                 await _count_failure(caller, error)
                 raise

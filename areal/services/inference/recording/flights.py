@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from areal.services.inference.recording.conversation import DIGEST_BYTES
 from areal.services.web.errors import ApiError, bad_request
@@ -53,36 +53,40 @@ class Flights:
     """The calls of all sessions that run now, by body and by key. The newest of equal ones is the one to join."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[tuple[tuple[str, int], bytes], list[_Flight]] = {}
-        self._by_key: dict[tuple[tuple[str, int], bytes], _Flight] = {}
+        self._by_digest: dict[tuple[tuple[str, int], bytes], list[Flight]] = {}
+        self._by_key: dict[tuple[tuple[str, int], bytes], Flight] = {}
 
-    async def settled(self, call: Identity) -> None:
-        """Wait while a call that this one repeats is in flight. Raises 422 for a key used with another body."""
+    async def join(self, call: Identity) -> int | None:
+        """While a call that this one repeats is in flight, wait for it: where its answer is recorded. None when there
+        is none, or when it failed. Raises 422 for a key used with another body."""
         while (flight := self._leader(call)) is not None:
             if flight.call.digest != call.digest:
                 raise other_body()
             await flight.over.wait()
+            if flight.recorded is not None:
+                return flight.recorded
+        return None
 
     def running(self, call: Identity) -> bool:
         """Whether a call that this one repeats is in flight. If not, this one may lead, before anything else runs."""
         return self._leader(call) is not None
 
-    def _leader(self, call: Identity) -> _Flight | None:
+    def _leader(self, call: Identity) -> Flight | None:
         if call.idempotency is not None:
             return self._by_key.get((call.session, call.idempotency))
         running = self._by_digest.get((call.session, call.digest)) if call.retry else None
         return running[-1] if running else None
 
     @contextlib.asynccontextmanager
-    async def leading(self, call: Identity) -> AsyncIterator[None]:
+    async def leading(self, call: Identity) -> AsyncIterator[Flight]:
         """Others that repeat this call wait until it is over, well or not."""
-        flight = _Flight(call, asyncio.Event())
+        flight = Flight(call)
         same = self._by_digest.setdefault((call.session, call.digest), [])
         same.append(flight)
         if call.idempotency is not None:
             self._by_key[call.session, call.idempotency] = flight
         try:
-            yield
+            yield flight
         finally:
             same.remove(flight)
             if not same:
@@ -95,10 +99,13 @@ class Flights:
         return sum(map(len, self._by_digest.values()))
 
 
-@dataclass(frozen=True, eq=False)
-class _Flight:
+@dataclass(eq=False)
+class Flight:
+    """``recorded``: the row of its answer, once that is durable."""
+
     call: Identity
-    over: asyncio.Event
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    recorded: int | None = None
 
 
 def other_body() -> ApiError:

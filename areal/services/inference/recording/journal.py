@@ -215,7 +215,11 @@ class Journal:
             return None
         if found[1] != digest:
             raise other_body()
-        return await self._read_apart(lambda ledger: ledger.answer(session, found[0] % SEQUENCES))
+        return await self.answer(found[0])
+
+    async def answer(self, row: int) -> list[Turn] | None:
+        """All choices of the answer in ``row``; None when it was removed meanwhile."""
+        return await self._read_apart(lambda ledger: ledger.answer(row // SEQUENCES, row % SEQUENCES))
 
     # -- exports
 
