@@ -6,19 +6,22 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 
 from areal.services.inference.data_proxy.deadline import idle_s
-from areal.services.inference.data_proxy.dialects.external import answer_with, chat_body
-from areal.services.inference.data_proxy.dialects.writer import Translated, Uses, named
+from areal.services.inference.data_proxy.dialects.external import answer_again, answer_with, chat_body
+from areal.services.inference.data_proxy.dialects.writer import Translated, Uses, Writer, named
 from areal.services.inference.data_proxy.fields import Fields
+from areal.services.inference.data_proxy.hearing import CHAT_PATH, Heard, hearing, say_again
+from areal.services.inference.data_proxy.transcript import recorded_completion
+from areal.services.inference.data_proxy.visits import Visits
 from areal.services.inference.engines.clients.external import ExternalApi
 from areal.services.web import headers as names
-from areal.services.web.body import read_object
+from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.ids import unique_id
 from areal.services.web.service import REQUEST_ID, Handler
 from areal.services.web.streaming import EventCutter
 
@@ -38,9 +41,10 @@ class _Call:
 class ExternalCalls:
     """``idle_s``: seconds without a byte that are too many, where the relay does not say."""
 
-    def __init__(self, model: str, api: ExternalApi, *, max_body_bytes: int, idle_s: float) -> None:
+    def __init__(self, model: str, api: ExternalApi, visits: Visits, *, max_body_bytes: int, idle_s: float) -> None:
         self._model = model
         self._api = api
+        self._visits = visits
         self._max_body_bytes = max_body_bytes
         self._idle_s = idle_s
 
@@ -53,13 +57,19 @@ class ExternalCalls:
         return handle
 
     async def _relay(self, request: web.Request, path: str) -> web.StreamResponse:
-        data = await read_object(request, self._max_body_bytes)
+        caller = self._visits.caller(request.headers)
+        body = await read_body(request, self._max_body_bytes)
         call = _Call(request, time.perf_counter())
+        data = decode_object(body)
         self._check_model(data.get("model"))
         timeout = idle_s(request, self._idle_s)
-        with api_failures():
-            async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
-                return await _pass_on(call, upstream)
+        async with self._visits.enter(caller, request.headers, body) as visit:
+            if visit.replayed is not None:
+                return await say_again(request, visit.replayed, stream=data.get("stream") is True)
+            heard = hearing(visit, self._model, path, data)
+            with api_failures():
+                async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
+                    return await _pass_on(call, upstream, heard)
 
     def refuse(self, why: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -76,40 +86,56 @@ class ExternalCalls:
         """The handler of an API that theirs is not: asked as a chat, answered in that API's way."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            fields = Fields(await read_object(request, self._max_body_bytes))
-            call = _Call(request, time.perf_counter())
+            caller = self._visits.caller(request.headers)
+            given = await read_body(request, self._max_body_bytes)
+            call, fields = _Call(request, time.perf_counter()), Fields(decode_object(given))
             self._check_model(fields.take("model"))
             said = translate(fields, lambda variable: False)
-            writer = said.writer(unique_id(id_prefix), self._model)
-            body, timeout = chat_body(said.chat), idle_s(request, self._idle_s)
-            with api_failures(), named(said.names):
-                async with self._api.post("/chat/completions", body, request[REQUEST_ID], timeout) as upstream:
-                    call.waited = time.perf_counter() - call.started
-                    headers = {names.OVERHEAD: call.overhead()}
-                    if said.ignored:
-                        headers[names.IGNORED] = ", ".join(said.ignored)
-                    return await answer_with(writer, upstream, request, headers, stream="stream" in body)
+            body = chat_body(said.chat)
+            async with self._visits.enter(caller, request.headers, given) as visit:
+                if visit.replayed is not None:
+                    writer = said.writer(visit.replayed[0].answer_id, self._model)
+                    return await answer_again(
+                        writer, recorded_completion(visit.replayed), request, stream="stream" in body
+                    )
+                writer = said.writer(answer_id := visit.answer_id(id_prefix), self._model)
+                heard = hearing(visit, self._model, CHAT_PATH, body, answer_id)
+                return await self._translated(call, said, body, writer, heard)
 
         return handle
 
+    async def _translated(
+        self, call: _Call, said: Translated, body: dict[str, Any], writer: Writer, heard: Heard
+    ) -> web.StreamResponse:
+        request, timeout = call.request, idle_s(call.request, self._idle_s)
+        with api_failures(), named(said.names):
+            async with self._api.post(CHAT_PATH, body, request[REQUEST_ID], timeout) as upstream:
+                call.waited = time.perf_counter() - call.started
+                headers = {names.OVERHEAD: call.overhead()}
+                if said.ignored:
+                    headers[names.IGNORED] = ", ".join(said.ignored)
+                return await answer_with(writer, upstream, request, headers, heard, stream="stream" in body)
 
-async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+
+async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse, heard: Heard) -> web.StreamResponse:
     headers = {name: value for name in _PASSED_HEADERS if (value := upstream.headers.get(name)) is not None}
     call.waited = time.perf_counter() - call.started
     if upstream.status != 200 or upstream.content_type != "text/event-stream":
         body = await upstream.read()
         call.waited = time.perf_counter() - call.started
+        await heard.answer(upstream.status, body)
         return web.Response(status=upstream.status, body=body, headers={**headers, names.OVERHEAD: call.overhead()})
     out = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
     cutter = EventCutter()
     try:
         async for part in upstream.content.iter_any():
-            if events := cutter.push(part):
+            if events := heard.events(cutter.push(part)):
                 if not out.prepared:
                     await out.prepare(call.request)
                 await out.write(events)
+        await heard.end()
         if out.prepared:
-            await out.write(cutter.rest())
+            await out.write(heard.held + cutter.rest())
     except aiohttp.ClientConnectionResetError:  # ours, not the API's: the caller is gone
         return out
     return out

@@ -107,7 +107,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
             "/v1/messages/count_tokens": calls.count_tokens,
         }
         admitted = {path: control.admitting(each) for path, each in handlers.items()}
-        _add_model_routes(service, args.model, admitted, Access.SESSION if vault is not None else Access.CALLER)
+        _add_model_routes(service, args.model, admitted, _access(vault))
         return service
 
     return build
@@ -120,9 +120,12 @@ def _external(args: argparse.Namespace) -> Build:
         api = ExternalApi(http, base_url, args.provider_model or args.model, key)
         watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
         root = args.provider_model or args.model
-        service = _service(args, options, watch, lambda: watch.state.not_ready, lambda: {"root": root})
+        about = lambda: {"root": root, **keeping_details(vault)}  # noqa: E731
+        service = _service(args, options, watch, lambda: watch.state.not_ready, about)
         refuse_controls(service, "an external model is not ours to pause, to resize or to version")
-        calls = ExternalCalls(args.model, api, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
+        visits = Visits(vault, options.key)
+        calls = ExternalCalls(args.model, api, visits, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
+        _add_session_routes(service, args.model, vault, options.key)
         handlers = {
             "/v1/chat/completions": calls.relay_to("/chat/completions"),
             "/v1/completions": calls.relay_to("/completions"),
@@ -130,7 +133,7 @@ def _external(args: argparse.Namespace) -> Build:
             "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
             "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
         }
-        _add_model_routes(service, args.model, handlers, Access.CALLER)
+        _add_model_routes(service, args.model, handlers, _access(vault))
         return service
 
     return build
@@ -160,6 +163,11 @@ def _service(
 
     service.app.cleanup_ctx.append(watching)
     return service
+
+
+def _access(vault: Vault | None) -> Access:
+    """Who may call a model: without a journal there are no session keys."""
+    return Access.CALLER if vault is None else Access.SESSION
 
 
 def _add_session_routes(service: Service, model: str, vault: Vault | None, key: AdminKey | None) -> None:

@@ -36,10 +36,11 @@ _COUNTED_REFUSALS = ("context_length_exceeded",)  # a 4xx that says something ab
 
 class Visit(Protocol):
     """``replayed``: the turns of the call that this one repeats; then nothing is generated. ``conversation``: the
-    chat's, once ``known`` was asked."""
+    chat's, once ``known`` was asked. ``of_a_session``: the caller has a session's key."""
 
     replayed: Sequence[Turn] | None
     conversation: Conversation | None
+    of_a_session: bool
 
     def answer_id(self, prefix: str) -> str: ...
 
@@ -51,8 +52,16 @@ class Visit(Protocol):
         """The recorded turn that this chat goes on from."""
         ...
 
+    def goes_on(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        """The chat's conversation, where its tokens are not ours."""
+        ...
+
     async def record(self, answer: Answer) -> None:
         """Durable when it returns."""
+        ...
+
+    async def failed(self, code: str) -> None:
+        """The call failed without an error of ours."""
         ...
 
 
@@ -73,6 +82,7 @@ class RecordedVisit:
         self._caller = caller
         self._identity = identity
         self.conversation: Conversation | None = None
+        self.of_a_session = not caller.admin
 
     def answer_id(self, prefix: str) -> str:
         return new_answer_id(prefix, self._caller.journal.tag)
@@ -81,8 +91,14 @@ class RecordedVisit:
         return store
 
     async def known(self, messages: Sequence[Mapping[str, Any]]) -> Known | None:
+        return await self._caller.journal.known(self._caller.session, self.goes_on(messages))
+
+    def goes_on(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         self.conversation = conversation(messages)
-        return await self._caller.journal.known(self._caller.session, self.conversation)
+        return self.conversation
+
+    async def failed(self, code: str) -> None:
+        await _count_failure(self._caller, ApiError(502, "", code=code))
 
     async def record(self, answer: Answer) -> None:
         call = Call(
@@ -104,6 +120,7 @@ class UnrecordedVisit:
 
     replayed: Sequence[Turn] | None = None
     conversation: Conversation | None = None
+    of_a_session = False
 
     def answer_id(self, prefix: str) -> str:
         return new_answer_id(prefix, None)
@@ -114,8 +131,14 @@ class UnrecordedVisit:
     async def known(self, messages: Sequence[Mapping[str, Any]]) -> Known | None:
         return None
 
+    def goes_on(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
+        return conversation(())
+
     async def record(self, answer: Answer) -> None:
         raise AssertionError("nothing is kept")
+
+    async def failed(self, code: str) -> None:
+        return None
 
 
 class Visits:

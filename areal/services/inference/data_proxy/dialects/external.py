@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
@@ -48,29 +48,68 @@ def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
+class Hears(Protocol):
+    """Whoever keeps what was answered. What ``end`` raises fails the call, before its last event."""
+
+    def data(self, data: Mapping[str, Any], *, whole: bool) -> None: ...
+
+    async def end(self) -> None: ...
+
+
 async def answer_with(
-    writer: Writer, upstream: aiohttp.ClientResponse, request: web.Request, headers: dict[str, str], *, stream: bool
+    writer: Writer,
+    upstream: aiohttp.ClientResponse,
+    request: web.Request,
+    headers: dict[str, str],
+    heard: Hears,
+    *,
+    stream: bool,
 ) -> web.StreamResponse:
     """Say ``upstream``'s answer in the writer's way. Raises ApiError for one that is none."""
     if upstream.status != 200:
         raise _refused(upstream.status, await upstream.read(), upstream.headers.get("Retry-After"))
     if stream:
-        return await _streamed(writer, upstream, request, headers)
+        return await _streamed(writer, upstream, request, headers, heard)
     with _as_a_chat_answer():
         data = orjson.loads(await upstream.read())
-        chunks = Chunks()
-        reply = Reply()
-        reply.add(chunks.pieces(data["choices"][0]["message"]))
-        chunks.note(data)
-        return json_response(writer.whole(reply, chunks.outcome()), more_headers=headers)
+        answer = json_response(_whole(writer, data), more_headers=headers)
+        heard.data(data, whole=True)
+    await heard.end()
+    return answer
+
+
+async def answer_again(
+    writer: Writer, completion: Mapping[str, Any], request: web.Request, *, stream: bool
+) -> web.StreamResponse:
+    """Say a recorded answer in the writer's way."""
+    if not stream:
+        return json_response(_whole(writer, completion))
+    chunks = Chunks()
+    pieces = chunks.pieces(completion["choices"][0]["message"])
+    chunks.note(completion)
+    out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await out.prepare(request)
+    await out.write(writer.opening(0) + writer.pieces(pieces) + writer.closing(chunks.outcome()))
+    return out
+
+
+def _whole(writer: Writer, completion: Mapping[str, Any]) -> dict[str, Any]:
+    chunks, reply = Chunks(), Reply()
+    reply.add(chunks.pieces(completion["choices"][0]["message"]))
+    chunks.note(completion)
+    return writer.whole(reply, chunks.outcome())
 
 
 async def _streamed(
-    writer: Writer, upstream: aiohttp.ClientResponse, request: web.Request, headers: dict[str, str]
+    writer: Writer,
+    upstream: aiohttp.ClientResponse,
+    request: web.Request,
+    headers: dict[str, str],
+    heard: Hears,
 ) -> web.StreamResponse:
     out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
     try:
-        async with contextlib.aclosing(_said(writer, upstream)) as parts:
+        async with contextlib.aclosing(_said(writer, upstream, heard)) as parts:
             async for part in parts:
                 if not out.prepared:
                     await out.prepare(request)
@@ -80,13 +119,14 @@ async def _streamed(
     return out
 
 
-async def _said(writer: Writer, upstream: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+async def _said(writer: Writer, upstream: aiohttp.ClientResponse, heard: Hears) -> AsyncGenerator[bytes, None]:
     chunks = Chunks()
     opening = writer.opening(0)  # how long their prompt was is known at the end
     with _as_a_chat_answer():
         async with contextlib.aclosing(read_events(upstream.content)) as events:
             async for event in events:
                 chunks.note(event)
+                heard.data(event, whole=False)
                 for choice in event.get("choices", ())[:1]:
                     said = opening + writer.pieces(chunks.pieces(choice.get("delta") or {}))
                     opening = b""
@@ -94,6 +134,7 @@ async def _said(writer: Writer, upstream: aiohttp.ClientResponse) -> AsyncGenera
                         yield said
         if opening:
             raise EngineFailed("the stream was empty")
+        await heard.end()
         yield writer.closing(chunks.outcome())
 
 
