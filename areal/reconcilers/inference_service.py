@@ -42,7 +42,7 @@ class ServiceView:
 
     ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
     a sentence when it cannot be read. Relays go by the table alone after the ops ``synced``. ``router_unseen``,
-    ``gateway_unseen``: out of sight, and left alone.
+    ``gateway_unseen``: out of sight, or not to be counted on yet, and left alone.
     """
 
     ref: str
@@ -94,10 +94,15 @@ class ServicePlan:
                 self.swept[slot_of(run)] = (*self.swept.get(slot_of(run), ()), op)
 
     def start(
-        self, component: Component, decision: Decision, needs: Sequence[int], args: Mapping[str, Any] | None = None
+        self,
+        component: Component,
+        decision: Decision,
+        needs: Sequence[int],
+        args: Mapping[str, Any] | None = None,
+        after: Sequence[int] = (),
     ) -> Started:
         needs = (*needs, *self.swept.get(component.target, ()))
-        return start(self.build, component, decision, self.observed, needs, args)
+        return start(self.build, component, decision, self.observed, needs, args, after)
 
     def component(self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None) -> Component:
         restarted = str(self.target.object.status.get("restartedAt", ""))
@@ -187,22 +192,29 @@ def _decide_gateway(front: ServicePlan, router: Decision) -> tuple[Component, De
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
     component = front.component("gateway", GATEWAY_FIELDS, inputs)
-    return component, front.decide(component)
+    decision = front.decide(component)
+    moving = (Action.SPAWN, Action.REPLACE, Action.LEAVE)
+    if router.action in moving and decision.action in (Action.AWAIT, Action.KICK):
+        return component, Decision(Action.DEFER, "its router has to be there first", decision.run)
+    return component, decision
 
 
 def _plan_gateway(front: ServicePlan, view: ServiceView) -> ServiceView:
     """Keep, heal or start the gateway; one that has to be replaced waits until the routes are whole."""
     assert front.gateway is not None
     component, decision = front.gateway
+    if decision.action is Action.DEFER:
+        return replace(view, gateway_unseen=True)
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
-        kept = keep(front.build, component, decision, front.recorded)
+        kept = keep(front.build, component, decision, front.recorded, view.router_ready)
         _stop_extras(front, component, decision, kept.ready)
         return replace(view, gateway_ready=kept.ready, gateway_unseen=decision.action is Action.LEAVE)
     if view.router_unseen:
         return replace(view, gateway_unseen=True)  # a gateway without its router would serve nothing
     if decision.action is Action.REPLACE:
         return view
-    started = front.start(component, decision, front.recorded, {"router": view.router})
+    # A router that fails ends the wait for the gateway that follows it.
+    started = front.start(component, decision, front.recorded, {"router": view.router}, view.router_ready)
     return replace(view, gateway_ready=started.ready)
 
 

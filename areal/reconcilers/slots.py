@@ -74,15 +74,16 @@ class _Claims:
             return self.backend.claim_ports(1, owner=op.ref)[0]  # nobody may take it for the one that was there
         ended = sorted((run for run in former if not run.is_live), key=lambda run: run.ended_at, reverse=True)
         sticky = [port for run in ended for port in _ports(run)]
-        if component == ENGINE:
-            sticky = [*self._called(op.ref, replica), *sticky]
+        if component in (ENGINE, "router"):
+            sticky = [*self._called(op.ref, component, replica), *sticky]
         (port,) = self.backend.claim_ports(1, owner=op.ref, prefer=sticky)
         return port
 
-    def _called(self, ref: str, replica: int) -> list[int]:
-        """Where the slot's living data proxies look for their engine."""
-        proxies = [run for run in self.observed.of(ref, PROXY, replica) if run.is_live]
-        urls = [urlsplit(str(run.state.spec.inputs.get("engineUrl", ""))) for run in proxies]
+    def _called(self, ref: str, component: str, replica: int) -> list[int]:
+        """Where living neighbours look for this process: data proxies for their engine, gateways for their router."""
+        caller, told = (PROXY, "engineUrl") if component == ENGINE else ("gateway", "routerUrl")
+        callers = [run for run in self.observed.of(ref, caller, replica) if run.is_live]
+        urls = [urlsplit(str(run.state.spec.inputs.get(told, ""))) for run in callers]
         return [url.port for url in urls if url.port is not None]
 
     def _require_free(self, ref: str, component: str, port: int, field: str) -> None:

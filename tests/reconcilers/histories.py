@@ -217,7 +217,7 @@ def _routed(draw: st.DrawFn, world: Simulation) -> None:
         world.tables[SERVICE] = RouteTable(known, strategy, LIMITS, synced)
         if draw(st.integers(0, 15)) == 0:
             world.unreadable = frozenset({SERVICE})
-    for gate in world.of(SERVICE, "gateway"):
+    for gate in filter(answers, world.of(SERVICE, "gateway")):
         relay = Relay(inherited={model: {w[0]: w[2] for w in workers} for model, workers in known.items()})
         relay.view = dict(relay.inherited)
         if SERVICE in world.tables:

@@ -343,8 +343,12 @@ class _Hands:
         component = run.state.spec.component
         if component == "data-proxy":
             require(self.world.engine_answers(run), f"the engine of {run.uid} does not answer")
-        self._put(replace(run, state=replace(run.state, phase=Phase.RUNNING), seen=Seen.READY))
         service = run.state.spec.owner
+        if component == "gateway" and not self.world.relays.get(run.uid):
+            routers = [one for one in self.world.of(service, "router") if one.is_live]
+            url = run.state.spec.inputs["routerUrl"]
+            require(any(one.url == url for one in routers), f"{run.uid} waits for a router at {url}, where none is")
+        self._put(replace(run, state=replace(run.state, phase=Phase.RUNNING), seen=Seen.READY))
         if component == "router" and service not in self.world.tables:
             self.world.tables[service] = RouteTable({}, "auto", {}, synced=False)
             self._publish(service)

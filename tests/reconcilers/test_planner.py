@@ -53,7 +53,7 @@ def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes
         "[1] -> #3 InferenceService/default router/0, spawn, no process",
         "[3] -> #4 InferenceService/default router/0, await-ready, started",
         "[1] -> #5 InferenceService/default gateway/0, spawn, no process",
-        "[5] -> #6 InferenceService/default gateway/0, await-ready, started",
+        "[4,5] -> #6 InferenceService/default gateway/0, await-ready, started",
         "[4] -> #7 InferenceService/default router, configure, router starts empty",
         "[7] -> #8 InferenceService/default router, synced, its table is whole again",
         "[2] -> #9 Model/qwen engine/0, spawn, no process",
