@@ -7,7 +7,7 @@ from typing import Any
 
 from areal.client.admin import AdminClient
 from areal.errors import Conflict, NotFound, TargetFailed
-from areal.runtime.listening import ports_of
+from areal.runtime.ports import ports_of
 
 _TIMEOUT_S = 5.0
 

@@ -83,6 +83,12 @@ def listening_pids(port: int) -> frozenset[int]:
     return frozenset(pid for pid, inode in _open_sockets() if inode in wanted) if wanted else frozenset()
 
 
+def ports_of(pid: int) -> tuple[int, ...]:
+    """The ports a process listens on, in ascending order; none when it is gone or may not be inspected."""
+    inodes = set(_sockets_of(pid))
+    return tuple(sorted({port for port, inode, _ in _all_listeners(f"/proc/{pid}/net") if inode in inodes}))
+
+
 def session_listens(port: int, session_id: int) -> bool:
     """Whether a member of the session owns the port: a stranger's answer to a probe is not ours."""
     stats = (procfs.read_stat(pid) for pid in listening_pids(port))
@@ -91,15 +97,20 @@ def session_listens(port: int, session_id: int) -> bool:
 
 def _listeners(port: int) -> Iterator[tuple[int, int]]:
     """(socket inode, user id) of each listening socket of the port."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    return ((inode, uid) for found, inode, uid in _all_listeners("/proc/net") if found == port)
+
+
+def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
+    """(port, socket inode, user id) of each listening socket of a network namespace."""
+    for table in ("tcp", "tcp6"):
         try:
-            text = procfs.read_bytes(table).decode()
+            text = procfs.read_bytes(f"{tables}/{table}").decode()
         except OSError:
             continue
         for line in text.splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                yield int(fields[9]), int(fields[7])
+            if fields[3] == _LISTEN:
+                yield int(fields[1].rpartition(":")[2], 16), int(fields[9]), int(fields[7])
 
 
 def _pid_of_socket(inode: int) -> int | None:
@@ -108,13 +119,17 @@ def _pid_of_socket(inode: int) -> int | None:
 
 def _open_sockets() -> Iterator[tuple[int, int]]:
     """(pid, socket inode) of every descriptor we may look at."""
-    for pid in procfs.pids():
-        with suppress(OSError):
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    match = _SOCKET_LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))
-                    if match:
-                        yield pid, int(match[1])
+    return ((pid, inode) for pid in procfs.pids() for inode in _sockets_of(pid))
+
+
+def _sockets_of(pid: int) -> Iterator[int]:
+    """The inodes of a process's sockets, as far as it may be inspected."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                match = _SOCKET_LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))
+                if match:
+                    yield int(match[1])
 
 
 def _ephemeral_range() -> tuple[int, int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import socket
 
-from areal.runtime.listening import ports_of
+from areal.runtime.ports import ports_of
 
 
 def test_ports_of_a_process_are_those_it_listens_on() -> None:
