@@ -1,0 +1,35 @@
+"""Log probabilities against torch's own, and where they stand."""
+
+import torch
+
+from areal.training.algorithms import logprobs
+from areal.training.algorithms.logprobs import token_entropies, token_logprobs
+
+
+def _case() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 7, 11, generator=generator), torch.randint(0, 11, (3, 7), generator=generator)
+
+
+def test_token_logprobs_any_token_speak_of_that_very_token() -> None:
+    logits, ids = _case()
+    got = token_logprobs(logits, ids, temperature=0.7)
+    for b in range(3):
+        assert got[b, 0] == 0
+        for t in range(1, 7):
+            want = torch.log_softmax(logits[b, t - 1] / 0.7, -1)[ids[b, t]]
+            torch.testing.assert_close(got[b, t], want)
+
+
+def test_token_logprobs_in_small_chunks_give_the_same_values_and_gradients(monkeypatch) -> None:
+    logits, ids = _case()
+    whole, parts = (logits.to(torch.bfloat16).requires_grad_() for _ in range(2))
+    token_logprobs(whole, ids).sum().backward()
+    monkeypatch.setattr(logprobs, "_CHUNK_VALUES", 30)
+    token_logprobs(parts, ids).sum().backward()
+    torch.testing.assert_close(whole.grad, parts.grad)
+
+
+def test_token_entropies_of_equal_logits_are_the_logarithm_of_their_number() -> None:
+    entropies = token_entropies(torch.zeros(1, 3, 8), temperature=2.0)
+    torch.testing.assert_close(entropies, torch.tensor([[0.0, 2.0794415, 2.0794415]]))

@@ -1,0 +1,102 @@
+"""Each objective against its formula, token by token, in plain Python."""
+
+import math
+
+import pytest
+import torch
+
+from areal.training.algorithms.policy_loss import PolicyObjective, policy_loss
+
+LOGP = torch.tensor([[0.0, -1.0, -2.0, -0.5], [0.0, -0.1, -3.0, -0.7]])
+PROX = torch.tensor([[0.0, -1.5, -1.0, -0.5], [0.0, -0.4, -2.9, -2.0]])
+ADV = torch.tensor([[0.0, 1.0, -2.0, 0.5], [0.0, -1.0, -1.0, 3.0]])
+MASK = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0]])
+TOKENS = [(b, t) for b in range(2) for t in range(4) if MASK[b, t]]
+
+
+def _ratio(b: int, t: int) -> float:
+    return math.exp(LOGP[b, t].item() - PROX[b, t].item())
+
+
+def _check(objective: PolicyObjective, want, weights=None) -> None:
+    got = policy_loss(LOGP, PROX, ADV, MASK, objective, weights).per_token
+    for b in range(2):
+        for t in range(4):
+            assert got[b, t].item() == pytest.approx(want(b, t) if MASK[b, t] else 0.0, rel=1e-5)
+
+
+def test_ppo_is_the_pessimistic_one_of_both() -> None:
+    def want(b: int, t: int) -> float:
+        u, a = _ratio(b, t), ADV[b, t].item()
+        return -min(u * a, min(max(u, 0.8), 1.28) * a)
+
+    _check(PolicyObjective(clip=(0.2, 0.28)), want)
+
+
+def test_ppo_dual_clip_bounds_what_a_bad_token_can_cost() -> None:
+    def want(b: int, t: int) -> float:
+        u, a = _ratio(b, t), ADV[b, t].item()
+        loss = -min(u * a, min(max(u, 0.8), 1.2) * a)
+        return min(loss, -1.1 * a) if a < 0 else loss
+
+    _check(PolicyObjective(dual_clip=1.1), want)
+
+
+def test_decoupled_weights_multiply_and_zero_leaves_out() -> None:
+    weights = torch.tensor([[1, 2.0, 0.0, 1], [1, 0.5, 1, 1]])
+
+    def want(b: int, t: int) -> float:
+        u, a = _ratio(b, t), ADV[b, t].item()
+        return -min(u * a, min(max(u, 0.8), 1.2) * a) * weights[b, t].item()
+
+    _check(PolicyObjective(), want, weights)
+
+
+def test_gspo_has_one_ratio_for_a_sequence() -> None:
+    def mean(b: int, of) -> float:
+        tokens = [t for t in range(4) if MASK[b, t]]
+        return sum(of(b, t) for t in tokens) / len(tokens)
+
+    def want(b: int, t: int) -> float:
+        u = math.exp(mean(b, lambda b, t: (LOGP - PROX)[b, t].item()))
+        a = mean(b, lambda b, t: ADV[b, t].item())
+        return -min(u * a, min(max(u, 0.8), 1.2) * a)
+
+    _check(PolicyObjective(level="sequence"), want)
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    objective = PolicyObjective(kind="cispo", clip=(1.0, 0.1))
+    _check(objective, lambda b, t: -min(_ratio(b, t), 1.1) * ADV[b, t].item() * LOGP[b, t].item())
+    logprobs = LOGP.clone().requires_grad_()
+    policy_loss(logprobs, PROX, ADV, MASK, objective).per_token.sum().backward()
+    assert all(logprobs.grad[b, t] != 0 for b, t in TOKENS)
+
+
+def test_sapo_gates_softly() -> None:
+    def want(b: int, t: int) -> float:
+        a = ADV[b, t].item()
+        tau = 1.0 if a > 0 else 1.05
+        return -4 / tau / (1 + math.exp(-tau * (_ratio(b, t) - 1))) * a
+
+    _check(PolicyObjective(kind="sapo"), want)
+
+
+def test_gradient_at_the_proximal_policy_is_that_of_plain_policy_gradient() -> None:
+    for kind in ("ppo", "cispo", "sapo"):
+        logprobs = PROX.clone().requires_grad_()
+        objective = PolicyObjective(kind=kind, sapo_temperatures=(1.0, 1.0))
+        policy_loss(logprobs, PROX, ADV, MASK, objective).per_token.sum().backward()
+        torch.testing.assert_close(logprobs.grad, -ADV * MASK)
+
+
+def test_masked_tokens_may_hold_anything() -> None:
+    dirty = torch.where(MASK.bool(), LOGP, torch.nan).requires_grad_()
+    policy_loss(dirty, PROX, ADV, MASK, PolicyObjective()).per_token.sum().backward()
+    assert torch.isfinite(dirty.grad).all()
+
+
+@pytest.mark.parametrize("wrong", [{"clip": (-0.1, 0.2)}, {"dual_clip": 1.0}])
+def test_objective_out_of_range_is_an_error(wrong) -> None:
+    with pytest.raises(ValueError):
+        PolicyObjective(**wrong)

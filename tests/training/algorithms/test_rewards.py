@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from areal.training.algorithms.rewards import RewardShaping, kl_estimate, shaped, token_rewards
+
+
+def test_shaped_scales_after_the_bias_and_clips_last() -> None:
+    got = shaped(torch.tensor([1.0, 0.0, 9.0]), torch.zeros(3), RewardShaping(scale=10, bias=-0.5, clip=20))
+    assert got.tolist() == [5.0, -5.0, 20.0]
+
+
+def test_shaped_overlong_answers_lose_in_proportion_to_their_excess() -> None:
+    how = RewardShaping(overlong_tokens=4, overlong_penalty=2.0, max_new_tokens=10)
+    got = shaped(torch.ones(4), torch.tensor([6, 7, 8, 10]), how)
+    assert got.tolist() == [1.0, 0.5, 0.0, -1.0]
+
+
+def test_shaped_overlong_without_a_limit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        shaped(torch.ones(1), torch.ones(1), RewardShaping(overlong_tokens=4))
+
+
+def test_kl_estimates_of_many_samples_agree_with_the_divergence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    drawn = torch.multinomial(p, 200_000, replacement=True, generator=generator)
+    exact = (p * (p / q).log()).sum()
+    for estimator in ("k1", "k3"):
+        assert kl_estimate(p.log()[drawn], q.log()[drawn], estimator).mean() == pytest.approx(exact.item(), abs=2e-3)
+    assert (kl_estimate(p.log()[drawn], q.log()[drawn], "k2") >= 0).all()
+
+
+def test_token_rewards_stand_on_the_last_generated_token() -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]])
+    got = token_rewards(torch.tensor([2.0, 3.0, 4.0]), mask, torch.full((3, 4), 0.5))
+    assert got.tolist() == [[0, -0.5, 1.5, 0], [0, 0, 0, 0], [0, -0.5, 0, 3.5]]
