@@ -37,10 +37,10 @@ _PLAIN = Reading()
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. ``prompts`` make the token ids, for a chat ``text`` makes the one prompt's text: run them off the
-    event loop. Where ``sampling`` has no ``max_new_tokens``, the answer may have ``default_max_tokens``, or all that
-    there is room for. ``store`` false: the call is not to be recorded. ``echo``: the prompt's text comes before the
-    answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's form whichever API it came by."""
+    """One request. ``prompts`` make the token ids, for a chat ``text`` makes the one prompt's text: off the event loop
+    where that is long. Where ``sampling`` has no ``max_new_tokens``, the answer may have ``default_max_tokens``, or all
+    that there is room for. ``store`` false: the call is not to be recorded. ``echo``: the prompt's text comes before
+    the answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's form whichever API it came by."""
 
     prompts: tuple[Callable[[], list[int]], ...]
     sampling: Sampling

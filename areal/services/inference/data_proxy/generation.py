@@ -45,16 +45,9 @@ class Generator:
         self._aborts: set[asyncio.Task[None]] = set()
         self.pulse = Pulse()
 
-    async def updates(self, drives: Sequence[Drive]) -> AsyncGenerator[Update, None]:
+    def updates(self, drives: Sequence[Drive]) -> AsyncGenerator[Update, None]:
         """Updates of all choices until each has ended. Raises EngineError; close it to cancel."""
-        if len(drives) == 1:
-            async with contextlib.aclosing(self._follow(drives[0])) as stream:
-                async for update in stream:
-                    yield update
-            return
-        async with contextlib.aclosing(self._merged(drives)) as stream:
-            async for update in stream:
-                yield update
+        return self._follow(drives[0]) if len(drives) == 1 else self._merged(drives)
 
     async def _follow(self, drive: Drive) -> AsyncGenerator[Update, None]:
         running = set(range(len(drive.choices)))

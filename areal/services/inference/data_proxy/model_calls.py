@@ -1,7 +1,7 @@
 """The model routes of a data proxy with a token engine: read, tokenise, generate, answer.
 
-Until the engine's first token a failure is a status code; after it, an event in the stream. Each finished choice
-passes ``finished``, and the whole answer is recorded, before the answer's last byte.
+Until the engine's first token a failure is a status code; after it, an event in the stream. An answer is recorded
+before its last byte.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from aiohttp import web
 from areal.services.inference.data_proxy.apis import Apis, Asked, Read
 from areal.services.inference.data_proxy.asks import Ask
 from areal.services.inference.data_proxy.choice import Choice, Update
+from areal.services.inference.data_proxy.counts import TokenCounts
 from areal.services.inference.data_proxy.deadline import idle_s
 from areal.services.inference.data_proxy.dialects.writer import named
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Drive, Generator
-from areal.services.inference.data_proxy.interaction import Finished, Interaction
 from areal.services.inference.data_proxy.prompting import make_prompts
 from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
 from areal.services.inference.data_proxy.samples import call_ids, samples_of, say_again, token_turns
-from areal.services.inference.data_proxy.shapes import Frame, Shape, assistant_message
-from areal.services.inference.data_proxy.tokenizer import CodecPool, TextCodec
+from areal.services.inference.data_proxy.shapes import Frame, Shape
+from areal.services.inference.data_proxy.tokenizer import DECODE_US, CodecPool, TextCodec
 from areal.services.inference.data_proxy.visits import Answer, Visit, Visits
 from areal.services.inference.engines.base import (
     Capabilities,
@@ -36,9 +36,9 @@ from areal.services.inference.engines.base import (
     EngineUnavailable,
 )
 from areal.services.web import headers as names
-from areal.services.web.body import decode_object, read_body, read_object
+from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import REQUEST_ID, json_response
+from areal.services.web.service import json_response
 from areal.services.web.watchdog import Watchdog
 
 
@@ -92,7 +92,7 @@ class ModelCalls:
         generator: Generator,
         capabilities: Capabilities,
         limits: ProxyLimits,
-        finished: Finished,
+        counts: TokenCounts,
         parsers: Parsers,
         visits: Visits,
     ) -> None:
@@ -102,7 +102,7 @@ class ModelCalls:
         self._generator = generator
         self._capabilities = capabilities
         self._limits = limits
-        self._finished = finished
+        self._counts = counts
         self._apis = Apis(codec, capabilities, parsers)
         self._visits = visits
         self.tokens_in_flight = 0
@@ -122,9 +122,9 @@ class ModelCalls:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         """How long a prompt would be, and no answer."""
         self._visits.caller(request.headers)
-        data = await read_object(request, self._limits.max_body_bytes)
-        asked = self._read(data, self._apis.tokens_of_messages)
-        prompts = await self._pool.run(lambda: make_prompts(asked.ask, self._codec, None))
+        body = await read_body(request, self._limits.max_body_bytes)
+        asked = self._read(decode_object(body), self._apis.tokens_of_messages)
+        prompts = await make_prompts(asked.ask, self._codec, self._pool, None, len(body))
         return json_response({"input_tokens": prompts.longest})
 
     def _read(self, data: dict[str, Any], read: Read) -> Asked:
@@ -140,12 +140,14 @@ class ModelCalls:
         async with self._visits.enter(caller, request.headers, body) as visit:
             if visit.replayed is not None:
                 return await self._replay(request, asked, visit, clock)
-            return await self._generate(request, asked, visit, clock)
+            return await self._generate(request, asked, visit, clock, len(body))
 
-    async def _generate(self, request: web.Request, asked: Asked, visit: Visit, clock: Clock) -> web.StreamResponse:
+    async def _generate(
+        self, request: web.Request, asked: Asked, visit: Visit, clock: Clock, size: int
+    ) -> web.StreamResponse:
         ask = asked.ask
         known = await visit.known(ask.messages) if ask.text is not None and visit.keeps(ask.store) else None
-        prompts = await self._pool.run(lambda: make_prompts(ask, self._codec, known))
+        prompts = await make_prompts(ask, self._codec, self._pool, known, size)
         with named(asked.names):
             room = self._room(ask, prompts.longest)
         ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=room))
@@ -204,7 +206,7 @@ class ModelCalls:
     def _frame(
         self,
         ask: Ask,
-        prompts: list[list[int]],
+        prompts: Sequence[list[int]],
         answer_id: str,
         *,
         created: int | None = None,
@@ -233,7 +235,7 @@ class ModelCalls:
         each = frame.per_prompt
         return tuple(
             Drive(
-                EngineCall(f"{frame.answer_id}-{index}", tuple(prompt), ask.sampling, ask.answering.response_format),
+                EngineCall(f"{frame.answer_id}-{index}", prompt, ask.sampling, ask.answering.response_format),
                 frame.choices[index * each : (index + 1) * each],
             )
             for index, prompt in enumerate(frame.prompts)
@@ -283,7 +285,6 @@ class ModelCalls:
                 begun = True
                 watchdog.kick()
                 if update.finish_reason is not None:
-                    await self._finished(_interaction(prepared, update.index))
                     running -= 1
                     if not running:
                         await self._record(prepared)
@@ -298,30 +299,12 @@ class ModelCalls:
     async def _record(self, prepared: Prepared) -> None:
         """The answer is complete: it is on disk before the caller has its last byte."""
         visit, frame = prepared.visit, prepared.frame
+        self._counts.answered(frame)
         if not visit.keeps(prepared.ask.store):
             return
-        samples = await self._pool.run(lambda: samples_of(frame, visit.conversation, prepared.prompt_text))
+        cost_us = DECODE_US * sum(len(choice.token_ids) for choice in frame.choices)
+        samples = await self._pool.run(lambda: samples_of(frame, visit.conversation, prepared.prompt_text), cost_us)
         await visit.record(Answer(frame.answer_id, frame.model, frame.created, samples))
-
-
-def _interaction(prepared: Prepared, index: int) -> Interaction:
-    frame = prepared.frame
-    choice = frame.choices[index]
-    assert choice.finish_reason is not None
-    return Interaction(
-        request_id=prepared.request[REQUEST_ID],
-        model=frame.model,
-        choice=index,
-        prompt_ids=tuple(frame.prompts[index // frame.per_prompt]),
-        output_ids=tuple(choice.token_ids),
-        logprobs=tuple(choice.logprobs),
-        versions=tuple(choice.versions),
-        finish_reason=choice.finish_reason,
-        text=choice.text,
-        metadata=prepared.ask.metadata,
-        messages=prepared.ask.messages,
-        answer=assistant_message(choice.reply) if prepared.ask.messages else {},
-    )
 
 
 async def _open_stream(prepared: Prepared) -> web.StreamResponse:

@@ -13,12 +13,12 @@ from aiohttp import web
 from areal.errors import UsageFault
 from areal.services.inference.data_proxy.callers import Callers
 from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
+from areal.services.inference.data_proxy.counts import TokenCounts
 from areal.services.inference.data_proxy.dialects import anthropic, responses
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.export_routes import ExportRoutes
 from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
-from areal.services.inference.data_proxy.interaction import Finished, Interaction
 from areal.services.inference.data_proxy.keeping import keeping, keeping_details
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_base_url, provider_key
@@ -32,7 +32,6 @@ from areal.services.inference.engines.clients.external import ExternalApi
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
 from areal.services.web.keys import AdminKey
-from areal.services.web.metrics import Metrics
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
@@ -93,10 +92,10 @@ def _token_engine(args: argparse.Namespace) -> Build:
         pool = CodecPool(args.tokenizer_threads)
         service = _service(args, options, watch, not_ready, details)
         control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
-        finished = _count_tokens(service.metrics)
+        counts = TokenCounts(service.metrics)
         generator = Generator(engine, suspension)
         visits = Visits(vault, options.key)
-        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, finished, parsers, visits)
+        calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
         _add_session_routes(service, args.model, vault, options.key)
         handlers = {
@@ -185,17 +184,3 @@ def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handl
         service.route("POST", path, handler, access)
     service.route("POST", "/chat/completions", handlers["/v1/chat/completions"], access)
     service.route("GET", "/v1/models", models, Access.CALLER)
-
-
-def _count_tokens(metrics: Metrics) -> Finished:
-    """What is done today with a finished interaction: its tokens are counted."""
-    prompt = metrics.counter("areal_prompt_tokens_total", "Tokens of prompts answered.")
-    generated = metrics.counter("areal_generated_tokens_total", "Tokens generated in finished answers.")
-    reasons = metrics.counter("areal_choices_total", "Finished choices.", ("finish_reason",))
-
-    async def finished(interaction: Interaction) -> None:
-        prompt.inc(len(interaction.prompt_ids) if interaction.choice == 0 else 0)
-        generated.inc(len(interaction.output_ids))
-        reasons.labels(interaction.finish_reason.value).inc()
-
-    return finished

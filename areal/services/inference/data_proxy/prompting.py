@@ -8,10 +8,11 @@ earlier reasoning) the prompt is encoded as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.asks import Ask
-from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.data_proxy.tokenizer import ENCODE_US, RENDER_US, CodecPool, TextCodec
 from areal.services.inference.recording.conversation import begins_with
 from areal.services.inference.recording.recent import Known
 
@@ -20,7 +21,7 @@ from areal.services.inference.recording.recent import Known
 class Prompts:
     """``text`` is that of a chat's one prompt."""
 
-    ids: list[list[int]]
+    ids: Sequence[list[int]]
     text: str | None = None
 
     @property
@@ -28,12 +29,17 @@ class Prompts:
         return max(map(len, self.ids))
 
 
-def make_prompts(ask: Ask, codec: TextCodec, known: Known | None) -> Prompts:
-    """To be run off the event loop. Raises ApiError 400 when the template refuses the chat."""
+async def make_prompts(ask: Ask, codec: TextCodec, pool: CodecPool, known: Known | None, size: int) -> Prompts:
+    """``size``: bytes of the request. Raises ApiError 400 when the template refuses the chat."""
     if ask.text is None:
-        return Prompts([prompt() for prompt in ask.prompts])
-    text = ask.text()
-    if known is not None and begins_with(text, known.text):
-        more = codec.encode(text[known.text[0] :], add_special_tokens=False)
-        return Prompts([[*known.tokens, *more]], text)
-    return Prompts([codec.encode(text, add_special_tokens=False)], text)
+        return Prompts(await pool.run(lambda: [prompt() for prompt in ask.prompts], size * ENCODE_US))
+    text = await pool.run(ask.text, size * RENDER_US)
+    if known is None or not begins_with(text, known.text):
+        return Prompts([await _encode(text, codec, pool)], text)
+    prompt = known.tokens.tolist()
+    prompt += await _encode(text[known.text[0] :], codec, pool)
+    return Prompts([prompt], text)
+
+
+async def _encode(text: str, codec: TextCodec, pool: CodecPool) -> list[int]:
+    return await pool.run(lambda: codec.encode(text, add_special_tokens=False), len(text) * ENCODE_US)

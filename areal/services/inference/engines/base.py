@@ -10,7 +10,7 @@ of the weights that sampled it, the end-of-text token too.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
@@ -55,7 +55,7 @@ class EngineCall:
     """One generation. ``request_id`` is unique to the call. ``response_format`` only where the engine has it."""
 
     request_id: str
-    input_ids: tuple[int, ...]
+    input_ids: Sequence[int]
     sampling: Sampling
     response_format: Mapping[str, Any] | None = None
 

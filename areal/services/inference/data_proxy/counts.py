@@ -1,0 +1,23 @@
+"""What of finished answers is counted for ``/metrics``."""
+
+from __future__ import annotations
+
+from areal.services.inference.data_proxy.shapes import Frame
+from areal.services.inference.engines.base import FinishReason
+from areal.services.web.metrics import Metrics
+
+
+class TokenCounts:
+    def __init__(self, metrics: Metrics) -> None:
+        self._prompt = metrics.counter("areal_prompt_tokens_total", "Tokens of prompts answered.")
+        self._generated = metrics.counter("areal_generated_tokens_total", "Tokens generated in finished answers.")
+        choices = metrics.counter("areal_choices_total", "Finished choices.", ("finish_reason",))
+        self._choices = {reason: choices.labels(reason.value) for reason in FinishReason}
+
+    def answered(self, frame: Frame) -> None:
+        """All choices of an answer have ended."""
+        self._prompt.inc(sum(map(len, frame.prompts)))
+        self._generated.inc(sum(len(choice.token_ids) for choice in frame.choices))
+        for choice in frame.choices:
+            assert choice.finish_reason is not None
+            self._choices[choice.finish_reason].inc()
