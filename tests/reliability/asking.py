@@ -1,0 +1,87 @@
+"""One model call as a caller sees it: an answer, or how it failed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.services.processes import Answer, Process
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One choice of an answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    versions: tuple[int, ...]
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Said:
+    """A whole answer, however it was cut."""
+
+    answer_id: str
+    choices: tuple[Spoken, ...]
+
+    def interaction_id(self, choice: int) -> str:
+        return self.answer_id if choice == 0 else f"{self.answer_id}-{choice}"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """``status`` 0: the connection ended. ``begun``: some of a stream had come."""
+
+    status: int
+    code: str
+    begun: bool = False
+
+
+def ask(front: Process, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Said | Failed:
+    """One try, of a call with ``return_token_ids``."""
+    try:
+        answer = front.call("POST", path, json.dumps(body).encode(), key=key, headers=dict(headers))
+    except http.client.IncompleteRead as error:
+        return Failed(0, "cut", begun=bool(error.partial))
+    except (OSError, http.client.HTTPException):
+        return Failed(0, "lost")
+    return understood(answer)
+
+
+def understood(answer: Answer) -> Said | Failed:
+    if answer.status != 200:
+        return Failed(answer.status, answer.json()["error"]["code"])
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        data = answer.json()
+        return Said(data["id"], tuple(map(_whole, data["choices"])))
+    return _streamed(answer.body)
+
+
+def _whole(choice: dict[str, Any]) -> Spoken:
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return Spoken(text, tuple(choice["token_ids"]), tuple(choice["versions"]), choice["finish_reason"])
+
+
+def _streamed(body: bytes) -> Said | Failed:
+    events = [line[6:].strip() for line in body.splitlines() if line.startswith(b"data: ")]
+    if not events or events[-1] != b"[DONE]":
+        last = json.loads(events[-1]) if events else {}
+        return Failed(0, last["error"]["code"] if "error" in last else "cut", begun=True)
+    data = [json.loads(event) for event in events[:-1]]
+    chunks = [choice for event in data for choice in event["choices"]]
+    count = max(chunk["index"] for chunk in chunks) + 1
+    return Said(data[0]["id"], tuple(_joined([c for c in chunks if c["index"] == index]) for index in range(count)))
+
+
+def _joined(chunks: list[dict[str, Any]]) -> Spoken:
+    texts = [chunk["text"] if "text" in chunk else chunk["delta"].get("content") or "" for chunk in chunks]
+    token_ids = [token for chunk in chunks for token in chunk.get("token_ids", ())]
+    versions = [version for chunk in chunks for version in chunk.get("versions", ())]
+    finish = next((chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]), None)
+    return Spoken("".join(texts), tuple(token_ids), tuple(versions), finish)

@@ -1,0 +1,137 @@
+"""Real processes that may be killed and come back where they were, as their supervisor would bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.reliability.witness import Witness
+from tests.services.processes import Process, Processes, wait_ready, wait_until
+
+HERE = Path(__file__).parent
+MODEL = "tiny"
+
+
+@dataclass
+class Member:
+    """One process of a fleet. ``start`` starts it on a port; 0 is any."""
+
+    name: str
+    start: Callable[[int], Process]
+    process: Process = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.process = self.start(0)
+
+    def kill(self) -> None:
+        """As ``kill -9`` does."""
+        self.process.kill()
+
+    def restart(self) -> None:
+        """On the same port, with the same flags."""
+        self.process = self.start(self.process.port)
+
+    def call(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
+        return self.process.call(method, path, body, **more)
+
+
+@dataclass
+class Fleet:
+    """Replicas of one model that record in one folder, alone or behind a gateway. ``front`` is where callers go."""
+
+    processes: Processes
+    folder: Path
+    tokenizer: Path
+    replicas: int = 1
+    behind_gateway: bool = False
+    proxy_flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.engines = [self._engine(number) for number in range(self.replicas)]
+        self.witness = Witness(*(self.folder / f"engine-{number}.log" for number in range(self.replicas)))
+        self.proxies = [self._proxy(number) for number in range(self.replicas)]
+        self.router: Member | None = None
+        self.gateway: Member | None = None
+        if self.behind_gateway:
+            self.router = Member("router", lambda port: self.processes.router("--port", str(port)))
+            self.gateway = Member("gateway", self._start_gateway)
+            self.register()
+            self.wait_ready()
+
+    @property
+    def key(self) -> str:
+        return self.processes.key
+
+    @property
+    def front(self) -> Process:
+        return (self.gateway or self.proxies[0]).process
+
+    @property
+    def members(self) -> list[Member]:
+        return [*self.engines, *self.proxies, *filter(None, (self.router, self.gateway))]
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        return self.front.call(method, path, body, key=self.key)
+
+    def wait_ready(self) -> None:
+        """Every process serves, and the gateway knows of all."""
+        for proxy in self.proxies:
+            wait_ready(proxy.process)
+        if self.router is None or self.gateway is None:
+            return
+        router, gateway = self.router.process, self.gateway.process
+        wait_until(lambda: self._states(router) == ["ready"] * self.replicas, what="the router sees the workers")
+        serial = router.call("GET", "/table", key=self.key).json()["serial"]
+        wait_until(lambda: gateway.call("GET", "/health").json()["table"]["serial"] >= serial, what="the table")
+
+    def _states(self, router: Process) -> list[str]:
+        workers = router.call("GET", "/workers", key=self.key).json()["workers"]
+        return [worker["state"] for worker in workers]
+
+    def heal(self, member: Member) -> None:
+        """``member`` is back: what it forgot is told again, as the reconciler does."""
+        if member is self.router:
+            self.register()
+        self.wait_ready()
+
+    def register(self) -> None:
+        """What the reconciler tells a router that knows of nothing."""
+        assert self.router is not None
+        self.processes.register(self.router.process, *(proxy.process for proxy in self.proxies))
+        self.router.call("POST", "/synced", {}, key=self.key)
+
+    def _engine(self, number: int) -> Member:
+        def start(port: int) -> Process:
+            flags = ("--port", str(port), "--tokenizer", str(self.tokenizer))
+            log = ("--log", str(self.folder / f"engine-{number}.log"))
+            process = self.processes.spawn(str(HERE / "witness_engine.py"), *flags, *log)
+            process.port = int(process.wait_log(r"^(\d+)$")[1])
+            return process
+
+        return Member(f"engine-{number}", start)
+
+    def _proxy(self, number: int) -> Member:
+        def start(port: int) -> Process:
+            return self.processes.service("data_proxy", *self._proxy_flags(number, port), env=self._run(number))
+
+        member = Member(f"data-proxy-{number}", start)
+        wait_ready(member.process)
+        return member
+
+    def _proxy_flags(self, number: int, port: int) -> tuple[str, ...]:
+        engine = self.engines[number].process
+        return (
+            *("--port", str(port), "--model", MODEL, "--tokenizer-path", str(self.tokenizer)),
+            *("--engine", "embedded", "--engine-url", engine.url),
+            *("--state-dir", str(self.folder / "state"), "--adopt-after", "3600", *self.proxy_flags),
+        )
+
+    def _run(self, number: int) -> dict[str, str]:
+        return {"AREAL_RUN_UID": f"run-{number}"}
+
+    def _start_gateway(self, port: int) -> Process:
+        assert self.router is not None
+        flags = ("--router-url", self.router.process.url, "--port", str(port))
+        return self.processes.service("gateway", *flags)

@@ -1,0 +1,217 @@
+"""What callers may expect of recorded sessions, in plain lists: no files, no processes, no time.
+
+A session is a row of trajectories; a call joins the last one, or opens the next when that is sealed. The tokens are not
+here: they are the engine's to tell (``witness``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.reliability.asking import CHAT, Said
+from tests.reliability.witness import Truth, Witness
+from tests.services.recording.rollouts import Rollout
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was made: what it takes to make it again."""
+
+    path: str
+    body: Mapping[str, Any]
+    key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Idempotency-Key": self.key} if self.key else {}
+
+
+@dataclass(eq=False)
+class Turn:
+    """One interaction. ``base``: the turn that its call went on from; ``parent``: the same, in the same trajectory."""
+
+    name: str
+    call: Call
+    said: Said
+    choice: int
+    base: Turn | None
+    parent: Turn | None
+    reward: float | None = None
+
+    @property
+    def own_reward(self) -> float:
+        return self.reward or 0.0
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation up to and with its answer; empty for a plain completion."""
+        if self.call.path != CHAT:
+            return []
+        return [*self.call.body["messages"], {"role": "assistant", "content": self.said.choices[self.choice].text}]
+
+
+@dataclass
+class Trajectory:
+    """``held``: false once its export was acknowledged, when nothing of it is left."""
+
+    turns: list[Turn] = field(default_factory=list)
+    ready: bool = False
+    taken: bool = False
+    held: bool = True
+
+    def returns(self, discount: float) -> dict[str, float]:
+        """Discounted along the tree: ``r_i += discount * r_child``."""
+        rewards = {turn.name: turn.own_reward for turn in self.turns}
+        for turn in reversed(self.turns):
+            if turn.parent is not None:
+                rewards[turn.parent.name] += discount * rewards[turn.name]
+        return rewards
+
+
+@dataclass
+class Session:
+    rollout: Rollout
+    trajectories: list[Trajectory] = field(default_factory=list)
+    ended: bool = False
+    removed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.rollout.session_id
+
+    def turns(self) -> list[Turn]:
+        return [turn for each in self.trajectories if each.held for turn in each.turns]
+
+    def open(self) -> Trajectory | None:
+        last = self.trajectories[-1] if self.trajectories else None
+        return last if last is not None and not last.ready else None
+
+    def holder(self, turn: Turn) -> Trajectory:
+        return next(each for each in self.trajectories if turn in each.turns)
+
+    def ready(self) -> list[int]:
+        return [number for number, each in enumerate(self.trajectories) if each.ready and not each.taken]
+
+    def repeated(self, call: Call) -> Said | None:
+        """The recorded answer that a repetition of ``call`` gets: by its key, else the newest of the same body."""
+        for turn in reversed(self.turns()):
+            if turn.call.path == call.path:
+                same = turn.call.key == call.key if call.key else turn.call.body == call.body
+                if same:
+                    return turn.said
+        return None
+
+    # -- what happens to it
+
+    def record(self, call: Call, said: Said, base: Turn | None) -> None:
+        """``base``: the turn from which the call's conversation, or its prompt, goes on."""
+        trajectory = self.open()
+        if trajectory is None:
+            trajectory = Trajectory()
+            self.trajectories.append(trajectory)
+        parent = base if base in trajectory.turns else None
+        for choice in range(len(said.choices)):
+            trajectory.turns.append(Turn(said.interaction_id(choice), call, said, choice, base, parent))
+
+    def reward(self, turn: Turn, value: float) -> int:
+        """The status that this reward gets."""
+        trajectory = self.holder(turn)
+        if trajectory.ready:
+            return 200 if turn.reward == value else 409
+        turn.reward = value
+        trajectory.ready = turn is trajectory.turns[-1]
+        return 200
+
+    def end(self) -> None:
+        self.ended = True
+        for trajectory in self.trajectories[-1:]:
+            trajectory.ready = True
+
+    def take(self, *, remove: bool) -> list[int]:
+        """What an export hands out."""
+        numbers = self.ready()
+        for number in numbers:
+            self.trajectories[number].taken = True
+        self.removed = remove and all(each.taken for each in self.trajectories)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Export:
+    """One export that was made: the same request gets the same answer until it is acknowledged."""
+
+    request: Mapping[str, Any]
+    answer: Mapping[str, Any]
+    took: Sequence[tuple[Session, int]]
+
+
+def check_rows(export: Export, witness: Witness) -> None:
+    """The rows are exactly what the engine saw and sampled, once each, with the rewards that callers gave."""
+    turns = [turn for session, number in export.took for turn in session.trajectories[number].turns]
+    returns: dict[str, float] = {}
+    for session, number in export.took:
+        returns |= session.trajectories[number].returns(export.request["discount"])
+    truths = {turn.name: witness.truth(turn.name) for turn in turns}
+    for turn in turns:
+        if turn.parent is not None:
+            before = truths[turn.parent.name].tokens
+            assert truths[turn.name].prompt[: len(before)] == before, "earlier turns are never tokenised again"
+    if export.request["style"] == "individual":
+        _check_individual(export, turns, truths, returns)
+    else:
+        _check_concat(export, turns, truths, returns)
+
+
+def _check_individual(export: Export, turns: list[Turn], truths: dict[str, Truth], returns: dict[str, float]) -> None:
+    rows, traj = export.answer["rows"], export.answer["traj"]
+    assert [row["interaction_id"] for row in rows] == [turn.name for turn in turns]
+    assert [row["parent_id"] for row in rows] == [turn.parent.name if turn.parent else None for turn in turns]
+    assert [row["rewarded"] for row in rows] == [turn.reward is not None for turn in turns]
+    for place, turn in enumerate(turns):
+        assert unpadded(traj, place) == expected_row([truths[turn.name]])
+    close(traj["rewards"], [returns[turn.name] for turn in turns])
+    assert traj["original_rewards"] == [turn.own_reward for turn in turns]
+
+
+def _check_concat(export: Export, turns: list[Turn], truths: dict[str, Truth], returns: dict[str, float]) -> None:
+    parents = {turn.parent for turn in turns}
+    lines = [_line(turn) for turn in turns if turn not in parents]
+    rows, traj = export.answer["rows"], export.answer["traj"]
+    assert [row["interaction_id"] for row in rows] == [line[-1].name for line in lines]
+    for place, line in enumerate(lines):
+        assert unpadded(traj, place) == expected_row([truths[turn.name] for turn in line])
+    own = [sum(turn.own_reward for turn in line) for line in lines]
+    close(traj["original_rewards"], own)
+    close(traj["rewards"], own)  # all turns of a line stand in its row: nothing comes back from other rows
+
+
+def _line(leaf: Turn) -> list[Turn]:
+    line = [leaf]
+    while line[-1].parent is not None:
+        line.append(line[-1].parent)
+    return line[::-1]
+
+
+def close(got: Sequence[float], wanted: Sequence[float]) -> None:
+    """Equal as float32 sums are."""
+    assert len(got) == len(wanted)
+    assert all(abs(one - other) < 1e-5 for one, other in zip(got, wanted, strict=True)), (got, wanted)
+
+
+def unpadded(traj: Mapping[str, Any], place: int) -> list[tuple[int, int, float, int]]:
+    """Row ``place`` as (token, loss mask, logprob, version)."""
+    mask = traj["attention_mask"][place]
+    length = sum(mask)
+    assert mask == [True] * length + [False] * (len(mask) - length)
+    columns = (traj[name][place][:length] for name in ("input_ids", "loss_mask", "logprobs", "versions"))
+    return list(zip(*columns, strict=True))
+
+
+def expected_row(line: Sequence[Truth]) -> list[tuple[int, int, float, int]]:
+    row: list[tuple[int, int, float, int]] = []
+    for truth in line:
+        row += [(token, 0, 0.0, -1) for token in truth.prompt[len(row) :]]
+        made = zip(truth.output.token_ids, truth.output.logprobs, truth.output.versions, strict=True)
+        row += [(token, 1, logprob, version) for token, logprob, version in made]
+    return row

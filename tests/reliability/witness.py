@@ -1,0 +1,80 @@
+"""What an engine saw and sampled, by its own log: the truth that recordings are held against."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_INTERACTION = re.compile(r"(?P<answer>[a-z]+[-_][0-9a-z]+)(-(?P<choice>[0-9]+))?")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One choice, as the engine made it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One call: its prompt, and the choices."""
+
+    input_ids: list[int]
+    choices: list[Sampled]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One interaction: what the engine was given, and what it made of it."""
+
+    prompt: list[int]
+    output: Sampled
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.output.token_ids
+
+
+class Witness:
+    """Reads the engines' logs as they grow."""
+
+    def __init__(self, *logs: Path) -> None:
+        self._logs = dict.fromkeys(logs, 0)
+        self._calls: dict[str, Seen] = {}
+
+    def calls(self) -> dict[str, Seen]:
+        """By the id that the data proxy gave to the call: the answer's, and the number of the prompt in it."""
+        for log in self._logs:
+            self._read(log)
+        return self._calls
+
+    def truth(self, interaction_id: str) -> Truth:
+        """Of a recorded interaction of a call with one prompt."""
+        named = _INTERACTION.fullmatch(interaction_id)
+        assert named, interaction_id
+        seen = self.calls()[f"{named['answer']}-0"]
+        return Truth(seen.input_ids, seen.choices[int(named["choice"] or 0)])
+
+    def _read(self, log: Path) -> None:
+        with log.open("rb") as file:
+            file.seek(self._logs[log])
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._logs[log] += len(line)
+                self._take(json.loads(line))
+
+    def _take(self, line: dict[str, object]) -> None:
+        match line:
+            case {"call": str(name), "input_ids": list(ids), "n": int(count)}:
+                assert name not in self._calls, "the engine was asked twice under one name"
+                self._calls[name] = Seen(ids, [Sampled() for _ in range(count)])
+            case {"of": str(name), "index": int(index), "token": int(token), "logprob": float(lp), "version": int(v)}:
+                choice = self._calls[name].choices[index]
+                choice.token_ids.append(token)
+                choice.logprobs.append(lp)
+                choice.versions.append(v)
