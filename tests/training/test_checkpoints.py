@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from areal.errors import ArealError
+from areal.training.checkpoints import Checkpoints
+from areal.training.ranks import one_process
+
+
+def _save(checkpoints: Checkpoints, step: int, text: str = "weights") -> None:
+    with checkpoints.writing(step, one_process("cpu")) as (folder, state):
+        (folder / "shard").write_text(text)
+        state["step"] = step
+
+
+def test_writing_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    _save(checkpoints, 1)
+    with pytest.raises(RuntimeError), checkpoints.writing(2, one_process("cpu")) as (folder, _):
+        (folder / "shard").write_text("half")
+        raise RuntimeError("killed")
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest.state() == {"step": 1}
+    _save(checkpoints, 2)
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [1, 2]
+    assert not list(checkpoints.root.glob("*.tmp"))
+
+
+def test_writing_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    _save(checkpoints, 4, "old")
+    _save(checkpoints, 4, "new")
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert (newest.folder / "shard").read_text() == "new"
+
+
+def test_old_ones_go_but_for_those_to_keep(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=10)
+    for step in (5, 10, 15, 20, 25, 30):
+        _save(checkpoints, step)
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [10, 20, 25, 30]
+
+
+def test_state_that_was_torn_names_the_file(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    _save(checkpoints, 1)
+    (tmp_path / "step_1" / "state.json").write_text("{")
+    newest = checkpoints.newest()
+    assert newest is not None
+    with pytest.raises(ArealError, match=r"step_1/state\.json cannot be read"):
+        newest.state()
+
+
+def test_newest_of_nothing_is_none(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none").newest() is None
