@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from areal.reconcilers.context import Context
 from areal.reconcilers.desired import Target
@@ -35,6 +36,7 @@ def write_statuses(
     touched = {op.ref for report in reports for op in report.plan.ops}
     seen = observe(ctx.home, backend, [target.object for target in targets])
     endings: dict[str, Ending] = {}
+    found: list[_Found] = []
     for target in targets:
         stored = store.get(parse_ref(target.ref)) if not target.gone else None
         if stored is None:
@@ -47,13 +49,25 @@ def write_statuses(
         endings[target.ref] = ending
         if target.ref in touched:
             errors = [error for report in reports for error in report.errors_of(target.ref)]
-            _write(ctx, store, stored, health, errors[0].message if errors else None, ending.address or None)
+            found.append(_find(stored, health, errors[0].message if errors else None, ending.address or None))
+    changed = [item for item in found if item.status != item.stored.status]
+    store.put_statuses({item.stored.ref: item.status for item in changed})
+    for item in changed:
+        _tell(ctx, item)
     return endings
 
 
-def _write(
-    ctx: Context, store: ObjectStore, stored: StoredObject, health: Health, error: str | None, address: str | None
-) -> None:
+@dataclass(frozen=True)
+class _Found:
+    """The status that an object is to have."""
+
+    stored: StoredObject
+    health: Health
+    error: str | None
+    status: dict[str, Any]
+
+
+def _find(stored: StoredObject, health: Health, error: str | None, address: str | None) -> _Found:
     previous = stored.status.get("conditions", [])
     found = conditions_of(health, stored.generation, error, previous, time.time())
     status = {
@@ -63,11 +77,13 @@ def _write(
         "conditions": [condition.to_json() for condition in found],
         **({"address": address} if address else {}),
     }
-    if status == stored.status:
-        return
+    return _Found(stored, health, error, status)
+
+
+def _tell(ctx: Context, found: _Found) -> None:
+    previous = found.stored.status.get("conditions", [])
     was_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in previous)
-    store.put_status(stored.ref, status)
-    if health.phase == "Ready" and not was_ready:
-        EventLog(ctx.home).record(stored.ref, "Normal", "Ready", health.fraction, actor=ctx.actor)
-    elif error:
-        EventLog(ctx.home).record(stored.ref, "Warning", "Failed", error, actor=ctx.actor)
+    if found.health.phase == "Ready" and not was_ready:
+        EventLog(ctx.home).record(found.stored.ref, "Normal", "Ready", found.health.fraction, actor=ctx.actor)
+    elif found.error:
+        EventLog(ctx.home).record(found.stored.ref, "Warning", "Failed", found.error, actor=ctx.actor)

@@ -8,8 +8,11 @@ in an op's args names ops that must have ended, well or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
 from threading import Event
 
 from areal.errors import ArealError
@@ -49,18 +52,22 @@ class Report:
 def execute(plan: Plan, perform: Callable[[Op], None], interrupted: Event) -> Report:
     """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
     agenda = _Agenda(plan)
-    running: dict[Future[None], Op] = {}
+    running = 0
+    ended: SimpleQueue[tuple[Op, Future[None]]] = SimpleQueue()
     with ThreadPoolExecutor(PARALLEL_OPS, thread_name_prefix="op") as pool:
         while True:
             if interrupted.is_set():
                 agenda.give_up()
             for op in agenda.take_ready():
-                running[pool.submit(perform, op)] = op
+                future = pool.submit(perform, op)
+                future.add_done_callback(partial(_tell, ended, op))
+                running += 1
             if not running:
                 break
-            finished, _ = wait(running, timeout=_INTERRUPT_POLL_S, return_when=FIRST_COMPLETED)
-            for future in finished:
-                agenda.end(running.pop(future), _error_of(future))
+            with suppress(Empty):
+                op, future = ended.get(timeout=_INTERRUPT_POLL_S)
+                running -= 1
+                agenda.end(op, _error_of(future))
     assert not agenda.waiting, f"ops that can never begin: {sorted(agenda.waiting)}"
     return agenda.report
 
@@ -113,6 +120,10 @@ class _Agenda:
                     ended.append(dependent)
                 elif not self._blockers[dependent]:
                     self._ready.append(dependent)
+
+
+def _tell(ended: SimpleQueue[tuple[Op, Future[None]]], op: Op, future: Future[None]) -> None:
+    ended.put((op, future))
 
 
 def _waits_for(op: Op) -> Iterable[int]:

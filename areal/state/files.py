@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +65,47 @@ def explain(error: OSError, path: Path | str, doing: str) -> ArealError:
 
 def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
     """Replace ``path`` by ``data``, creating missing folders. Raises ArealError and leaves ``path`` as it was."""
-    crash_point("write-before")
     content = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
+    write_together([(path, content)], mode)
+
+
+def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> None:
+    """Replace each file by its content, all of them durable on return. Each is replaced whole or not at all; after a
+    failure (ArealError) or a crash any number of them is. Together, because a file system commits what was written
+    before a sync with it: the second sync costs a fraction of the first."""
+    crash_point("write-before")
+    temps: list[tuple[Path, Path]] = []
+    path = files[0][0]
     try:
         try:
-            _write_new(temp, content, mode)
+            for path, content in files:
+                temps.append((path, path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")))
+                _write_new(temps[-1][1], content, mode)
             crash_point("write-synced")
-            temp.replace(path)
+            for path, temp in temps:
+                temp.replace(path)
         except BaseException:
-            with contextlib.suppress(OSError):
-                temp.unlink()
+            for _, temp in temps:
+                with contextlib.suppress(OSError):
+                    temp.unlink()
             raise
-        sync_folder(path.parent)
+        for folder in dict.fromkeys(path.parent for path, _ in temps):
+            sync_folder(folder)
     except OSError as error:
         raise explain(error, path, "write") from error
     crash_point("write-after")
+
+
+def write_courtesy(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace ``path`` by a note for people: whole or not at all, and not made durable. Raises ArealError."""
+    temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        _write_new(temp, text.encode(), mode, sync=False)
+        temp.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temp.unlink()
+        raise explain(error, path, "write") from error
 
 
 def make_folder(path: Path) -> None:
@@ -191,7 +217,7 @@ def is_temp(name: str) -> bool:
     return name.startswith(".") and _TEMP in name
 
 
-def _write_new(temp: Path, content: bytes, mode: int) -> None:
+def _write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(temp, flags, mode)
@@ -200,7 +226,8 @@ def _write_new(temp: Path, content: bytes, mode: int) -> None:
         fd = os.open(temp, flags, mode)
     try:
         write_all(fd, content)
-        os.fsync(fd)
+        if sync:
+            os.fsync(fd)
     finally:
         os.close(fd)
 

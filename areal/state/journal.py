@@ -4,6 +4,7 @@ One file a command, ``journal/<time>-<pid>-<random>.jsonl``, held by a kernel lo
 file whose lock is free is an *orphan*, whose command died, and the next mutating command finishes or rolls back what it
 finds there. A line is one entry and its CRC-32, synced before the caller goes on; a tail that cannot be read is an
 entry that was not written. A file appears under its name only when it is locked and its first entry is whole.
+Threads that append at once share one sync.
 
 Effects belong between ``begin`` and ``end``, and are keyed so that doing them twice does no harm. A journal is removed
 by ``commit``, which refuses while an operation is open; ``abort`` keeps the file while one is.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -26,6 +27,7 @@ from areal.state.crash import CRASH_POINTS, crash_point
 from areal.state.entries import OpenTransaction, Operation, decode_line, encode_line, parse
 from areal.state.files import explain, make_folder, names_in, sync_folder, write_all
 from areal.state.flock import still_named, try_lock
+from areal.state.group_commit import GroupCommit
 from areal.state.home import Home
 
 __all__ = [
@@ -53,26 +55,30 @@ class Transaction:
     _mutex: Lock = field(default_factory=Lock)
     closed: bool = False
 
+    def __post_init__(self) -> None:
+        self._appends: GroupCommit[bytes] = GroupCommit(self._write)
+
     def begin(self, op: str, **data: Any) -> int:
         """Record that ``op`` is about to be done; durable on return. The number names it from now on."""
         with self._mutex:
             n = self._next
-            self._append({"type": "begin", "n": n, "op": op, "data": data})
             self._next += 1
+        self._append({"type": "begin", "n": n, "op": op, "data": data})
+        with self._mutex:
             self._open.add(n)
         return n
 
     def note(self, n: int, **data: Any) -> None:
         """Record something learnt while doing operation ``n`` (a pid, an address); durable on return."""
-        with self._mutex:
-            self._append({"type": "note", "n": n, "data": data})
+        self._append({"type": "note", "n": n, "data": data})
 
     def end(self, n: int, **data: Any) -> None:
         """Record that operation ``n`` has had its effect, or that its failure was dealt with; durable on return."""
         with self._mutex:
             if n not in self._open:
                 raise ValueError(f"operation {n} is not open")
-            self._append({"type": "end", "n": n, "data": data})
+        self._append({"type": "end", "n": n, "data": data})
+        with self._mutex:
             self._open.discard(n)
 
     def commit(self) -> None:
@@ -107,18 +113,20 @@ class Transaction:
             self.abort(str(error) or type(error).__name__)
 
     def _append(self, entry: dict[str, Any]) -> None:
+        self._appends.submit(encode_line(entry))
+
+    def _write(self, lines: Sequence[bytes]) -> None:
         if self.closed:
             raise ValueError(f"the transaction {self.path.name} is closed")
-        line = encode_line(entry)
         crash_point("journal-append-before")
         try:
-            write_all(self._fd, line)
+            write_all(self._fd, b"".join(lines))
             os.fdatasync(self._fd)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
             raise explain(error, self.path, "append to") from error
-        self._size += len(line)
+        self._size += sum(map(len, lines))
         crash_point("journal-append-after")
 
     def _remove(self) -> None:

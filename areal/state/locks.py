@@ -22,7 +22,7 @@ from pathlib import Path
 from areal.errors import Locked
 from areal.resources.kinds import Ref
 from areal.state.actor import actor, command_line, user_name
-from areal.state.files import explain, write_atomic
+from areal.state.files import explain, write_courtesy
 from areal.state.flock import acquire, flock_owner, try_lock
 from areal.state.home import Home
 
@@ -66,7 +66,7 @@ class Held:
         body = json.dumps(asdict(Holder(who, host, os.getpid(), self._command, time.time())))
         self._announced = True
         for ref in self._fds:
-            write_atomic(_holder_path(self._home, ref), body + "\n")
+            write_courtesy(_holder_path(self._home, ref), body + "\n")
 
     def _acquire(self, ref: Ref, timeout_s: float, wait: _Wait) -> None:
         self._fds[ref] = _acquire(lock_path(self._home, ref), timeout_s, lambda: _locked(self._home, ref), wait)

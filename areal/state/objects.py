@@ -1,6 +1,7 @@
 """What areal knows of each object: one folder each, ``objects/<kind>/<name>/``; ``object.json`` makes it exist.
 
-Every change of what is asked for bumps the store's serial, under one short lock, before the object is written.
+Every change of what is asked for bumps the store's serial, under one short lock, before the object is written; changes
+that come from several threads at once are written together, under one lock and one serial.
 Writing what is already there writes nothing. An object whose file cannot be read is an error to whoever asks for it,
 never an absent object, and whatever replaces the file keeps the damaged one beside it.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from areal.resources.kinds import KINDS, Ref, name_problem, resolve_kind
 from areal.resources.tree import changes
 from areal.state import revisions as _revisions
 from areal.state import trash
-from areal.state.files import Unreadable, names_in, quarantine, quarantined, read_json, read_raw, seal, write_atomic
+from areal.state.files import Unreadable, names_in, quarantine, quarantined, read_json, read_raw, seal, write_together
+from areal.state.group_commit import GroupCommit
 from areal.state.home import Home
 from areal.state.layers import Layer
 from areal.state.locks import lock_store, share_store
@@ -38,11 +41,39 @@ class Snapshot:
     objects: Listing[StoredObject]
 
 
+@dataclass(frozen=True)
+class _Put:
+    """An object to be written as it is given."""
+
+    obj: StoredObject
+
+    @property
+    def ref(self) -> Ref:
+        return self.obj.ref
+
+    def over(self, before: StoredObject | None) -> StoredObject:
+        return self.obj
+
+
+@dataclass(frozen=True)
+class _PutStatus:
+    """A status to be written into the object as it then is."""
+
+    ref: Ref
+    status: dict[str, Any]
+
+    def over(self, before: StoredObject | None) -> StoredObject:
+        if before is None:
+            raise _missing(self.ref)
+        return replace(before, status=self.status)
+
+
 class ObjectStore:
     """The objects of one home. Reading methods write nothing and need nothing to exist."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        self._writes: GroupCommit[Sequence[_Put | _PutStatus]] = GroupCommit(self._commit)
 
     def get(self, ref: Ref) -> StoredObject | None:
         """None when there is no such object. Raises Unreadable when there is one and it cannot be read."""
@@ -80,29 +111,45 @@ class ObjectStore:
     def put(self, obj: StoredObject) -> bool:
         """Record an object as it is given; whether anything had to be written. A damaged file that stands in its place
         is set aside; one of a newer format is refused with Unreadable."""
-        path, content = self._path(obj.ref), seal(encode(obj))
-        if _holds(path, content):
+        if _holds(self._path(obj.ref), seal(encode(obj))):
             return False
-        self.home.ensure()
-        with lock_store(self.home):
-            try:
-                before = _load(str(path), obj.ref)
-            except Unreadable as error:
-                _set_aside(error)
-                before = None
-            if before is None or changes(encode(replace(before, status={})), encode(replace(obj, status={}))):
-                bump_serial(self.home)
-            write_atomic(path, content)
+        self._writes.submit([_Put(obj)])
         return True
 
     def put_status(self, ref: Ref, status: dict[str, Any]) -> bool:
         """Record what was observed; whether it had changed. Raises NotFound, Unreadable."""
-        if self._expect(ref).status == status:
-            return False
+        return bool(self.put_statuses({ref: status}))
+
+    def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> int:
+        """Record what was observed of many; how many had changed. Raises NotFound, Unreadable."""
+        changed = [_PutStatus(ref, status) for ref, status in statuses.items() if self._expect(ref).status != status]
+        if changed:
+            self._writes.submit(changed)
+        return len(changed)
+
+    def _commit(self, batch: Sequence[Sequence[_Put | _PutStatus]]) -> None:
+        """Write what one or several callers want written."""
         self.home.ensure()
         with lock_store(self.home):
-            write_atomic(self._path(ref), seal(encode(replace(self._expect(ref), status=status))))
-        return True
+            written: dict[Ref, StoredObject] = {}
+            asked_before: dict[Ref, StoredObject | None] = {}
+            for write in (write for writes in batch for write in writes):
+                before = written.get(write.ref) or self._before(write)
+                asked_before.setdefault(write.ref, before)
+                written[write.ref] = write.over(before)
+            if any(_asks_otherwise(asked_before[ref], obj) for ref, obj in written.items()):
+                bump_serial(self.home)
+            write_together([(self._path(ref), seal(encode(obj))) for ref, obj in written.items()])
+
+    def _before(self, write: _Put | _PutStatus) -> StoredObject | None:
+        """What is there now. What is damaged makes room for an object, and not for a status."""
+        try:
+            return self.get(write.ref)
+        except Unreadable as error:
+            if isinstance(write, _PutStatus):
+                raise
+            _set_aside(error)
+            return None
 
     def delete(self, ref: Ref) -> bool:
         """Forget an object with its revisions and events, all at once; whether there was one. Damaged files of it are
@@ -163,8 +210,17 @@ class ObjectStore:
     def _expect(self, ref: Ref) -> StoredObject:
         obj = self.get(ref)
         if obj is None:
-            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+            raise _missing(ref)
         return obj
+
+
+def _missing(ref: Ref) -> NotFound:
+    return NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+
+
+def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:
+    """Whether more than what was observed has changed."""
+    return before is None or bool(changes(encode(replace(before, status={})), encode(replace(after, status={}))))
 
 
 def _load(path: str, ref: Ref) -> StoredObject | None:
