@@ -1,0 +1,304 @@
+"""The inference service over HTTP, from asyncio: model calls, sessions with rewards, exports, online leases.
+
+A client holds one pool of connections; make one and share it. Every call has a deadline (``timeout_s``, the client's
+own by default) and raises the errors of ``areal.client.errors``. Bodies and answers of model calls are OpenAI's, as
+plain dicts; fields that are None are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+from areal.client.errors import CallerError, ClientError, DeadlineExceeded
+from areal.client.retrying import RetryPolicy
+from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
+from areal.client.transport import Call, Transport, events
+from areal.client.workers import AsyncWorkers
+
+Message = Mapping[str, Any]
+Style = Literal["individual", "concat"]
+Format = Literal["npz", "json"]
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+_READY_PERIOD_S = 0.2
+_PROBE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """``interaction_count`` is that of the trajectory; ``ready_transition``: this reward made it ready."""
+
+    session_id: str
+    trajectory_id: int
+    trajectory_ready: bool
+    ready_transition: bool
+    interaction_count: int
+
+
+@dataclass(frozen=True)
+class AsyncSession:
+    """One recorded session. Its model calls carry its key: what the engine samples for them is recorded."""
+
+    client: AsyncInferenceClient = field(repr=False)
+    session_id: str
+    api_key: str = field(repr=False)
+    group_id: str | None = None
+
+    async def chat(self, messages: Sequence[Message], **fields: Any) -> dict[str, Any]:
+        return await self.client.chat(messages, key=self.api_key, **fields)
+
+    def stream_chat(
+        self, messages: Sequence[Message], **fields: Any
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        return self.client.stream_chat(messages, key=self.api_key, **fields)
+
+    async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
+        """Without ``interaction_id``, of the newest interaction: the trajectory is sealed."""
+        return await self.client.set_reward(value, key=self.api_key, interaction_id=interaction_id)
+
+    async def end(self) -> list[int]:
+        """The ids of its trajectories that are ready. Ending it again changes nothing."""
+        return await self.client.end_session(key=self.api_key)
+
+    async def export(self, **options: Any) -> Trajectories:
+        return await self.client.export([self.session_id], **options)
+
+
+@dataclass(frozen=True)
+class AsyncGroup:
+    """Sessions that answer one prompt; they may share a replica, and so its prefix cache."""
+
+    client: AsyncInferenceClient = field(repr=False)
+    group_id: str
+    sessions: tuple[AsyncSession, ...]
+
+    async def export(self, **options: Any) -> Trajectories:
+        return await self.client.export([each.session_id for each in self.sessions], group_id=self.group_id, **options)
+
+
+class AsyncInferenceClient:
+    """``base_url`` is a gateway's (or a data proxy's) address, without ``/v1``. ``model``: the one for calls that name
+    none. Use it as ``async with``, or close it."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        timeout_s: float = 600.0,
+        retry: RetryPolicy | None = None,
+        connections: int = 1024,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self.timeout_s = timeout_s
+        self._transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
+        self.workers = AsyncWorkers(self._transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def models(self) -> list[str]:
+        answer = await self._transport.call(Call("GET", "/v1/models", repeatable=True))
+        return [entry["id"] for entry in answer.json()["data"]]
+
+    async def wait_ready(self, timeout_s: float = 300.0) -> None:
+        """Until the service answers, serves some model, and ``model`` where this client has one. Raises
+        DeadlineExceeded saying what was missing, and at once where the key is refused."""
+        deadline = time.monotonic() + timeout_s
+        while (missing := await self._missing()) is not None:
+            if time.monotonic() + _READY_PERIOD_S >= deadline:
+                raise DeadlineExceeded(f"{self.base_url} is not ready after {timeout_s:g} s: {missing}")
+            await asyncio.sleep(_READY_PERIOD_S)
+
+    async def _missing(self) -> str | None:
+        try:
+            answer = await self._transport.call(Call("GET", "/v1/models", timeout_s=_PROBE_S))
+        except CallerError:
+            raise
+        except ClientError as error:
+            return error.message
+        names = [entry["id"] for entry in answer.json()["data"]]
+        if self.model is None:
+            return None if names else "no model is served"
+        return None if self.model in names else f"model {self.model!r} is not served; there is {names or 'none'}"
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str | None = None,
+        key: str | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """A whole chat completion. Repeated where it got no answer, and then recorded once: it carries an
+        ``Idempotency-Key``, a new one unless you give it."""
+        body = self._body(model, {"messages": list(messages), **fields})
+        return await self._model_call(CHAT, body, key, idempotency_key, timeout_s)
+
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        model: str | None = None,
+        key: str | None = None,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """A text completion of a text or of token ids. With ``return_token_ids`` choices have ``token_ids``,
+        ``versions`` and ``prompt_token_ids``."""
+        body = self._body(model, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
+        return await self._model_call(COMPLETIONS, body, key, idempotency_key, timeout_s)
+
+    async def _model_call(
+        self, path: str, body: Any, key: str | None, idempotency_key: str | None, timeout_s: float | None
+    ) -> dict[str, Any]:
+        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
+        call = Call("POST", path, body, key, headers, timeout_s, repeatable=True)
+        answer: dict[str, Any] = (await self._transport.call(call)).json()
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str | None = None,
+        key: str | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Chunks while they come. Leaving the context ends the generation. ``timeout_s`` bounds each silence."""
+        body = self._body(model, {"messages": list(messages), **fields, "stream": True})
+        call = Call("POST", CHAT, body, key, {"Idempotency-Key": uuid4().hex}, timeout_s)
+        silence_s = self.timeout_s if timeout_s is None else timeout_s
+        async with self._transport.stream(call) as response:
+            yield events(response, f"POST {self.base_url}{CHAT}", silence_s)
+
+    def _body(self, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+        named = model or self.model
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {**({"model": named} if named else {}), **given}
+
+    async def start_group(
+        self,
+        task_id: str,
+        group_size: int = 1,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        online: bool = False,
+    ) -> AsyncGroup:
+        """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
+        for any. Not repeated when its answer is lost: sessions nobody knows of expire."""
+        body = self._body(model, {"task_id": task_id, "group_size": group_size, "api_key": api_key})
+        answer = (await self._transport.call(Call("POST", "/rl/start_session", {**body, "online": online}))).json()
+        group_id = answer["group_id"]
+        sessions = (
+            AsyncSession(self, each["session_id"], each["session_api_key"], group_id) for each in answer["sessions"]
+        )
+        return AsyncGroup(self, group_id, tuple(sessions))
+
+    async def start_session(self, task_id: str, **options: Any) -> AsyncSession:
+        return (await self.start_group(task_id, **options)).sessions[0]
+
+    async def set_reward(
+        self,
+        reward: float,
+        *,
+        key: str | None = None,
+        interaction_id: str | None = None,
+        session_id: str | None = None,
+        model: str | None = None,
+    ) -> Rewarded:
+        """With a session's ``key``, or the admin key for ``session_id`` (without: the human in the loop's). Setting
+        the same reward again is answered; another one on a sealed trajectory is StateConflict."""
+        given = {"interaction_id": interaction_id, "session_id": session_id, "model": model}
+        body = {"reward": reward, **{name: value for name, value in given.items() if value is not None}}
+        answer = (await self._transport.call(Call("POST", "/rl/set_reward", body, key, repeatable=True))).json()
+        return Rewarded(**{name: answer[name] for name in Rewarded.__dataclass_fields__})
+
+    async def end_session(self, *, key: str | None = None, session_id: str | None = None) -> list[int]:
+        body = {"session_id": session_id} if session_id is not None else {}
+        answer = await self._transport.call(Call("POST", "/rl/end_session", body, key, repeatable=True))
+        return list(answer.json()["ready_trajectory_ids"])
+
+    async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
+        """Every session, in the order in which they were started."""
+        after = ""
+        while True:
+            path = f"/rl/sessions?limit={page}" + (f"&after={quote(after, safe='')}" if after else "")
+            answer = (await self._transport.call(Call("GET", path, repeatable=True))).json()
+            for session in answer["sessions"]:
+                yield session
+            if not (after := answer["next"] or ""):
+                return
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        """A session with its trajectories and their interactions."""
+        path = f"/rl/sessions/{quote(session_id, safe='')}"
+        found: dict[str, Any] = (await self._transport.call(Call("GET", path, repeatable=True))).json()
+        return found
+
+    async def export(
+        self,
+        session_ids: Sequence[str],
+        *,
+        group_id: str | None = None,
+        trajectory_id: int | None = None,
+        discount: float = 1.0,
+        style: Style = "individual",
+        remove_session: bool = True,
+        format: Format = "npz",
+        timeout_s: float | None = None,
+    ) -> Trajectories:
+        """Training rows. Asking the same again gives the same, until it is acknowledged or its retention is over.
+        ``json`` is for sessions of external models, whose turns are text. Raises NotReady, UnknownName."""
+        given = {"group_id": group_id, "trajectory_id": trajectory_id}
+        body = {
+            "session_ids": list(session_ids),
+            "discount": discount,
+            "style": style,
+            "remove_session": remove_session,
+            "format": format,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        call = Call("POST", "/export_trajectories", body, timeout_s=timeout_s, repeatable=True)
+        answer = await self._transport.call(call)
+        return from_npz(answer.body) if format == "npz" else from_json(answer.json())
+
+    async def acknowledge(self, export: Trajectories | str) -> None:
+        """The export is safe with its caller: its data may go."""
+        export_id = export if isinstance(export, str) else export.export_id
+        await self._transport.call(Call("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True))
+
+    async def lend(self, limit: int = 1, wait_s: float = 0.0) -> list[Lease]:
+        """Ready trajectories of online sessions, up to ``limit``; waits for the first up to ``wait_s`` (at most
+        300). What is not acknowledged comes again."""
+        call = Call("GET", f"/trajectories?wait={wait_s:g}&limit={limit}", timeout_s=wait_s + self.timeout_s)
+        return [lease_from_json(item) for item in (await self._transport.call(call)).json()["items"]]
+
+    async def acknowledge_leases(self, leases: Sequence[Lease]) -> None:
+        body = {"lease_ids": [lease.lease_id for lease in leases]}
+        await self._transport.call(Call("POST", "/trajectories/ack", body, repeatable=True))

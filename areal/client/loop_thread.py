@@ -1,0 +1,85 @@
+"""An event loop on a thread of its own, for callers that have none. uvloop where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_STOP_S = 10.0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+class LoopThread:
+    """Started at once. ``close`` cancels what still runs; it may be called from anywhere but the loop itself."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._closing = threading.Lock()
+        self._thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(_cancel_all())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("this call blocks: from a coroutine, use the async client")
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("the client is closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result. An interrupted caller (Ctrl-C) cancels it."""
+        future = self.start(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Callable[[], T]) -> T:
+        """A plain function, run between the loop's callbacks."""
+
+        async def work() -> T:
+            return function()
+
+        return self.run(work())
+
+    def close(self) -> None:
+        with self._closing:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(_STOP_S)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

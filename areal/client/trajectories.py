@@ -1,0 +1,96 @@
+"""Exported trajectories: columns as NumPy arrays, or as torch tensors of the same memory.
+
+    input_ids int64, loss_mask int64, logprobs float32, versions int64, turn_ids int32, attention_mask bool   [B, S]
+    rewards float32, original_rewards float32                                                                  [B]
+
+A row is an interaction (``individual``) or a leaf of the conversation tree (``concat``); ``rows`` says of each what it
+was. Sessions of external models have no tokens: their turns are in ``interactions``.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+if TYPE_CHECKING:
+    import torch
+
+_DTYPES: dict[str, Any] = {
+    "input_ids": np.int64,
+    "loss_mask": np.int64,
+    "logprobs": np.float32,
+    "versions": np.int64,
+    "turn_ids": np.int32,
+    "attention_mask": np.bool_,
+    "rewards": np.float32,
+    "original_rewards": np.float32,
+}
+_ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """``failures`` counts calls that failed, by code; they scored nothing."""
+
+    columns: Mapping[str, np.ndarray[Any, Any]]
+    rows: Sequence[Mapping[str, Any]]
+    export_id: str | None = None
+    interactions: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[Mapping[str, Any]] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        return dict(self.columns)
+
+    def torch(self) -> dict[str, torch.Tensor]:
+        """The columns as tensors on the CPU, sharing their memory."""
+        import torch
+
+        return {name: torch.from_numpy(column) for name, column in self.columns.items()}
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A trajectory lent in online mode: it comes again unless it is acknowledged in time."""
+
+    lease_id: str
+    session_id: str
+    trajectory_id: int
+    trajectories: Trajectories = field(repr=False)
+
+
+def from_json(data: Mapping[str, Any]) -> Trajectories:
+    traj = data["traj"]
+    return Trajectories(
+        {name: np.asarray(values, _DTYPES.get(name)) for name, values in traj.items() if name != "interactions"},
+        data["rows"],
+        data.get("export_id"),
+        traj.get("interactions") or (),
+        data.get("failures") or (),
+    )
+
+
+def from_npz(body: bytes) -> Trajectories:
+    """Arrays only: nothing in the archive is ever executed."""
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        about = orjson.loads(archive.read(_ABOUT))
+        names = [name for name in archive.namelist() if name.endswith(".npy")]
+        columns = {name.removesuffix(".npy"): _array(archive.read(name)) for name in names}
+    return Trajectories(columns, about["rows"], about["export_id"], (), about.get("failures") or ())
+
+
+def _array(body: bytes) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
+    return array
+
+
+def lease_from_json(data: Mapping[str, Any]) -> Lease:
+    return Lease(data["lease_id"], data["session_id"], data["trajectory_id"], from_json(data))

@@ -1,0 +1,187 @@
+"""One pool of connections to one service: JSON out, an answer or a typed error back, within a deadline.
+
+No proxy variables, no redirects. The pool belongs to the event loop on which it is first used. A deadline is that of
+the whole call: all attempts, and the pauses between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.client.errors import (
+    ClientError,
+    ConnectionLost,
+    DeadlineExceeded,
+    Unreachable,
+    error_of_answer,
+)
+from areal.client.retrying import RetryPolicy
+
+_CONNECT_S = 5.0
+_LINE_BYTES = 1024 * 1024  # one event of a stream
+_KEEP_ALIVE_S = 30.0  # below what servers commonly keep: a connection that they just closed is not tried
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. ``key`` None: the transport's own. ``repeatable``: doing it twice is doing it once."""
+
+    method: str
+    path: str
+    body: Any = None
+    key: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    repeatable: bool = False
+
+
+class Transport:
+    """``connections`` bounds how many calls run at once; others wait their turn, within their deadline."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str | None,
+        *,
+        timeout_s: float,
+        retry: RetryPolicy | None = None,
+        connections: int = 1024,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._key = key
+        self._timeout_s = timeout_s
+        self._retry = retry or RetryPolicy()
+        self._connections = connections
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def call(self, call: Call) -> Answer:
+        """The answer, with a status below 300. Raises ClientError."""
+        deadline = time.monotonic() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._attempt(call, deadline)
+            except ClientError as error:
+                pause = self._retry.pause_s(attempt, error, repeatable=call.repeatable, jitter=random.random())
+                if pause is None or time.monotonic() + pause >= deadline:
+                    raise
+                await asyncio.sleep(pause)
+
+    async def _attempt(self, call: Call, deadline: float) -> Answer:
+        with self._failures(call):
+            async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
+                answer = Answer(response.status, response.headers, await response.read())
+        return checked(answer, self._what(call))
+
+    @contextlib.asynccontextmanager
+    async def stream(self, call: Call) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+        """An answer that comes in pieces: read it with ``events``. The deadline is that of its head, then of each
+        silence. Not repeated."""
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        async with contextlib.AsyncExitStack() as stack:
+            with self._failures(call):
+                async with asyncio.timeout(timeout_s):
+                    response = await stack.enter_async_context(self._request(call, silence_s=timeout_s))
+                    if response.status >= 300:
+                        answer = Answer(response.status, response.headers, await response.read())
+                        checked(answer, self._what(call))
+            yield response
+
+    def _request(self, call: Call, silence_s: float | None = None) -> Any:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
+        headers = dict(call.headers)
+        data = None
+        if call.body is not None:
+            data = orjson.dumps(call.body)
+            headers["Content-Type"] = "application/json"
+        if (key := call.key or self._key) is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        url = self.base_url + call.path
+        return self._open().request(
+            call.method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+        )
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_KEEP_ALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=_LINE_BYTES)
+        return self._session
+
+    def _failures(self, call: Call) -> contextlib.AbstractContextManager[None]:
+        return failures(self._what(call), self._timeout_s if call.timeout_s is None else call.timeout_s)
+
+    def _what(self, call: Call) -> str:
+        return f"{call.method} {self.base_url}{call.path}"
+
+    async def close(self) -> None:
+        """Idempotent. Running calls fail."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+@contextlib.contextmanager
+def failures(what: str, timeout_s: float) -> Iterator[None]:
+    """What the HTTP library raises, as what it means."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as error:
+        message = f"{what}: nobody listens there: {error.os_error.strerror or error}"
+        raise Unreachable(message, hint="areal inf status") from error
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise ConnectionLost(f"{what}: the connection broke: {error!r}") from error
+
+
+def checked(answer: Answer, what: str) -> Answer:
+    """Raises the typed error of an answer that is no success."""
+    if answer.status < 300:
+        return answer
+    try:
+        body: object = answer.json()
+    except orjson.JSONDecodeError:
+        body = answer.body.decode("utf-8", "replace")
+    raise error_of_answer(answer.status, body, answer.headers, what)
+
+
+async def events(response: aiohttp.ClientResponse, what: str, silence_s: float) -> AsyncIterator[Any]:
+    """Decoded server-sent events until ``[DONE]``. Raises ConnectionLost for a stream that ends without it, and the
+    typed error of an error event."""
+    while True:
+        with failures(what, silence_s):
+            line = await response.content.readline()
+        if not line:
+            raise ConnectionLost(f"{what}: the stream was cut short")
+        payload = line[5:].strip() if line.startswith(b"data:") else b""
+        if payload == b"[DONE]":
+            return
+        if payload:
+            data = orjson.loads(payload)
+            if isinstance(data, dict) and isinstance(data.get("error"), dict):
+                raise error_of_answer(500, data, response.headers, what)
+            yield data
