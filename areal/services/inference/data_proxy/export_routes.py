@@ -40,7 +40,7 @@ class ExportRoutes:
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
     async def export(self, request: web.Request) -> web.Response:
-        """With ``dry_run`` only the answer's status counts: nothing is taken."""
+        """With ``dry_run`` nothing is taken: the answer says whether it could be, and of what kind it is."""
         data = await read_object(request, _BODY_BYTES)
         form = data.get("format") or JSON
         if form not in (JSON, NPZ):
@@ -49,8 +49,8 @@ class ExportRoutes:
         wanted = read_export_request(data)
         journal = self._journal(wanted)
         if data.get("dry_run") is True:
-            await journal.check_export(wanted)
-            return json_response({"status": "ok"})
+            export = await journal.check_export(wanted)
+            return json_response({"status": "ok", "kind": "text" if export.interactions is not None else "tokens"})
         kept, export = await journal.export(wanted)
         return await asyncio.to_thread(_answer, str(kept.name), export, form)
 

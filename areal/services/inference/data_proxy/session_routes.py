@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from areal.services.inference.data_proxy.callers import Caller, Callers
+from areal.services.inference.recording.changes import STANDING
 from areal.services.inference.recording.journal import Journal
 from areal.services.inference.recording.names import GroupName, SessionName, tag_of_key
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, check_reward
@@ -37,6 +38,7 @@ class SessionRoutes:
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
         service.route("POST", "/rl/end_session", self.end, Access.SESSION)
         service.route("POST", "/rl/find_key", self.find_key, Access.ADMIN)
+        service.route("GET", "/rl/human", self.human, Access.ADMIN)
         service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
@@ -115,6 +117,11 @@ class SessionRoutes:
             raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
         journal = self._vault.holder_of_digest(wanted)
         return json_response({"journal": journal.tag if journal is not None else None})
+
+    async def human(self, request: web.Request) -> web.Response:
+        """When the human in the loop last spoke here. Each data proxy has a session of theirs; the gateway asks all."""
+        journal = self._vault.own
+        return json_response({"journal": journal.tag, "spoke_at": journal.spoke_at(STANDING)})
 
     async def sessions(self, request: web.Request) -> web.Response:
         """A page of them in the order in which they were started; ``after`` is the last id of the page before."""

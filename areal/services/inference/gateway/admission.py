@@ -1,12 +1,14 @@
 """Where calls wait for a worker. Back-pressure, not shedding: only past ``max_queued_requests`` is a call refused.
 
 A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
-each of them has just refused it. It ends as 503 after ``request_timeout_seconds`` without a worker.
+each of them has just refused it. A call of a session waits for the one worker that holds its journal. It ends as 503
+after ``request_timeout_seconds`` without a worker.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Collection
 
@@ -16,6 +18,8 @@ from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.table import WorkerEntry
 from areal.services.web.errors import ApiError
+
+_JOURNAL_S = 1.0  # who was refused by a journal's holder may ask the same one again: it came back, as the table says
 
 
 class Admission:
@@ -49,6 +53,8 @@ class Admission:
         return chosen if chosen is not None else await self._wait(model, key, since)
 
     def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
+        if key.journal is not None:
+            return next((worker for worker in candidates if key.journal in worker.journals), None)
         if not candidates:
             return None
         return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
@@ -61,7 +67,7 @@ class Admission:
         self._gauge.inc()
         try:
             while True:
-                await self._table.changed(self._patience(model, since))
+                await self._table.changed(self._patience(model, key, since))
                 # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
                 chosen = self._pick(self._table.routable(model, even_suspects=False), key)
                 if chosen is not None:
@@ -70,7 +76,7 @@ class Admission:
             self._waiting -= 1
             self._gauge.dec()
 
-    def _patience(self, model: str, since: float) -> float:
+    def _patience(self, model: str, key: CallKey, since: float) -> float:
         """Seconds until it is worth looking again without a new table. Raises when the wait is over."""
         if model not in self._table.snapshot.models:
             raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
@@ -79,4 +85,5 @@ class Admission:
         if left <= 0:
             message = f"no worker of model {model!r} took the request in {waited:.1f} s"
             raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})
-        return min(left, self._table.suspicion_left_s(model))
+        look_again_s = math.inf if key.journal is None else _JOURNAL_S
+        return min(left, look_again_s, self._table.suspicion_left_s(model))

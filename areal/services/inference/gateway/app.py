@@ -7,6 +7,7 @@ from aiohttp import web
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.router.table import ModelEntry
 from areal.services.web.access import Access
 from areal.services.web.errors import ApiError
@@ -23,33 +24,36 @@ MODEL_CALLS = {
 
 
 class GatewayRoutes:
-    def __init__(self, table: LiveTable, relay: Relay, router: RouterClient) -> None:
+    def __init__(self, table: LiveTable, relay: Relay, router: RouterClient, keys: SessionKeys) -> None:
+        self._keys = keys
         self._table = table
         self._relay = relay
         self._router = router
 
     def add_to(self, service: Service) -> None:
         for public, inner in MODEL_CALLS.items():
-            service.route("POST", public, self._model_call(inner), Access.CALLER)
+            service.route("POST", public, self._model_call(inner), Access.SESSION)
         for path in ("/v1/models", "/models"):
-            service.route("GET", path, self.models, Access.CALLER)
-        service.route("GET", "/v1/models/{name:.+}", self.model, Access.CALLER)
+            service.route("GET", path, self.models, Access.SESSION)
+        service.route("GET", "/v1/models/{name:.+}", self.model, Access.SESSION)
         service.route("GET", "/workers", self._router.passes("GET", "/workers"), Access.ADMIN)
         for verb in ("drain", "undrain"):
             service.route("POST", f"/{verb}/{{worker_id}}", self._router.for_workers(f"/{verb}"), Access.ADMIN)
 
     def _model_call(self, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._relay.forward(request, path)
+            return await self._relay.forward(request, path, await self._keys.journal_of(request.headers))
 
         return handle
 
     async def models(self, request: web.Request) -> web.Response:
+        await self._keys.journal_of(request.headers)
         models = self._table.published()
         data = [_openai_model(model) for model in models]
         return json_response({"object": "list", "data": data, "models": [model.name for model in models]})
 
     async def model(self, request: web.Request) -> web.Response:
+        await self._keys.journal_of(request.headers)
         name = request.match_info["name"]
         for model in self._table.published():
             if model.name == name:

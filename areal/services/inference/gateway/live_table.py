@@ -28,6 +28,7 @@ class LiveTable:
         self._followed = Followed()
         self._changed = asyncio.Event()
         self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
+        self._journals: dict[str, str] = {}  # tag -> model
         self.received = asyncio.Event()
 
     @property
@@ -38,6 +39,7 @@ class LiveTable:
         before = _ready_addrs(self.snapshot)
         self._followed = self._followed.follow(incoming)
         self.limits = self._defaults.updated(self.snapshot.limits)
+        self._journals = _journals(self.snapshot)
         # The router's word that a worker is back ends its suspicion; one that left is forgotten.
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
@@ -76,6 +78,20 @@ class LiveTable:
             raise ApiError(400, message, param="model", code="missing_field")
         return next(iter(models.values()), None)
 
+    def model_of_journal(self, tag: str) -> str | None:
+        """The model whose data proxies have this journal: one of them, or none just now."""
+        return self._journals.get(tag)
+
+    @property
+    def records(self) -> bool:
+        """Whether any data proxy keeps a journal."""
+        return bool(self._journals)
+
+    @property
+    def all_heard(self) -> bool:
+        """Whether every worker has told its journals: then one that is not in the table is nobody's."""
+        return all(worker.heard for model in self.snapshot.models.values() for worker in model.workers)
+
     def routable(self, name: str, *, even_suspects: bool) -> list[WorkerEntry]:
         """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
         ``even_suspects``: rather one in trouble than none."""
@@ -110,6 +126,13 @@ class LiveTable:
     def trust(self, addr: str) -> None:
         if self._suspects:
             self._suspects.pop(addr, None)
+
+
+def _journals(table: Snapshot) -> dict[str, str]:
+    found = {tag: name for name, model in table.models.items() for tag in model.orphans}
+    for name, model in table.models.items():
+        found |= {tag: name for worker in model.workers for tag in worker.journals}
+    return found
 
 
 def _ready_addrs(table: Snapshot) -> set[str]:

@@ -11,12 +11,16 @@ from aiohttp import web
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.app import GatewayRoutes, not_ready
 from areal.services.inference.gateway.control import WorkerControl
+from areal.services.inference.gateway.exports import ExportRoutes
 from areal.services.inference.gateway.follow import Follower
+from areal.services.inference.gateway.journal_client import JournalClient
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
 from areal.services.inference.gateway.registration import Registration
 from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.inference.gateway.session_keys import SessionKeys
+from areal.services.inference.gateway.sessions import SessionRoutes
 from areal.services.inference.gateway.upstream import WorkerPool
 from areal.services.inference.router.table import Limits
 from areal.services.web.options import ServeOptions, serve_options
@@ -52,9 +56,14 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
     )
     metrics = RelayMetrics(service.metrics)
     pool = WorkerPool()
-    relay = Relay(table, follower, Admission(table, metrics.queued), pool, metrics)
+    admission = Admission(table, metrics.queued)
+    relay = Relay(table, follower, admission, pool, metrics)
     router = RouterClient(http, router_url, headers)
-    GatewayRoutes(table, relay, router).add_to(service)
+    keys = SessionKeys(table, follower, router, options.key)
+    journals = JournalClient(http, table, admission, keys, headers)
+    GatewayRoutes(table, relay, router, keys).add_to(service)
+    SessionRoutes(router, journals, keys).add_to(service)
+    ExportRoutes(journals).add_to(service)
     WorkerControl(http, router, headers).add_to(service)
     Registration(http, router, headers).add_to(service)
 

@@ -3,7 +3,7 @@
 What may be tried again:
 
 * a refused connection, or 503 before the answer: the worker never began. Tried elsewhere for as long as the call
-  may wait.
+  may wait. So is 421: the worker no longer holds the session's journal, as a newer table will say.
 * a connection lost, or 502, before the answer's first byte: the worker began and died. Tried elsewhere once; what
   it produced reached nobody. A call that kills workers stops there.
 * never a timeout: the worker may still be at it, and one slow call must not become four.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -33,10 +33,13 @@ from areal.services.web.service import REQUEST_ID
 from areal.services.web.streaming import EventCutter
 from areal.services.web.watchdog import Watchdog
 
-_REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", "x-stainless-retry-count", "anthropic-version")
+_RETRY_COUNT = "x-stainless-retry-count"
+_REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", _RETRY_COUNT, "anthropic-version")
 _RESPONSE_HEADERS = tuple(
     (name, name.lower()) for name in ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
 )
+MOVED = "moved"
+_RETRIED = {421: MOVED, 502: "engine", 503: "unavailable"}
 _BEGUN_RETRIES = 1
 _GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
 
@@ -64,6 +67,7 @@ class Call:
     elsewhere: float = 0.0  # spent waiting: for a worker, or for its answer
     attempts: int = 0
     answering: bool = False  # the caller has the answer's first byte
+    again: bool = False  # some worker began it: what it recorded must not be recorded twice
 
     def overhead_us(self) -> int:
         return int((time.perf_counter() - self.started - self.elsewhere) * 1e6)
@@ -84,12 +88,16 @@ class Relay:
         self._pool = pool
         self._metrics = metrics
 
-    async def forward(self, request: web.Request, path: str) -> web.StreamResponse:
-        """Answer ``request`` from a worker's ``path``."""
+    async def forward(self, request: web.Request, path: str, journal: str | None = None) -> web.StreamResponse:
+        """Answer ``request`` from a worker's ``path``: from the one that holds ``journal`` where it is a session's."""
         body = await read_body(request, self._table.limits.max_body_bytes)
         started = time.perf_counter()
         envelope = read_envelope(body, with_prefix=self._table.snapshot.strategy == "prefix")
-        model = await self._resolve(envelope.model)
+        name = envelope.model
+        if journal is not None:
+            envelope = replace(envelope, key=replace(envelope.key, journal=journal))
+            name = self._table.model_of_journal(journal)
+        model = await self._resolve(name)
         return await self._until_answered(Call(request, path, body, envelope, model, started))
 
     async def _resolve(self, name: str | None) -> ModelEntry:
@@ -121,10 +129,12 @@ class Relay:
                 return outcome
             if outcome.begun:
                 begun += 1
+                call.again = True
                 without_worker_since = loop.time()
             if begun > _BEGUN_RETRIES:
                 return _give_up(outcome)
-            self._table.suspect(worker.addr)
+            if outcome.reason != MOVED:
+                self._table.suspect(worker.addr)
             self._metrics.retries.labels(outcome.reason).inc()
             refused = {worker.addr} if worker.addr in refused else refused | {worker.addr}
 
@@ -161,6 +171,8 @@ class Relay:
     def _post(self, call: Call, worker: WorkerEntry) -> Answering:
         headers = {name: value for name in _REQUEST_HEADERS if (value := call.request.headers.get(name)) is not None}
         headers["Content-Type"] = "application/json"
+        if call.again and headers.get(_RETRY_COUNT, "0") == "0":
+            headers[_RETRY_COUNT] = "1"
         headers[names.REQUEST_ID] = call.request[REQUEST_ID]
         headers[names.PROGRESS_TIMEOUT] = f"{self._idle_s():g}"
         return self._pool.post(worker.addr, call.path, headers, call.body)
@@ -178,8 +190,7 @@ class Relay:
         call.elsewhere += time.perf_counter() - waiting_since
         headers[names.OVERHEAD] = self._overhead(call, upstream)
         answer = web.Response(status=upstream.status, body=body, headers=headers)
-        if upstream.status in (502, 503):
-            reason = "unavailable" if upstream.status == 503 else "engine"
+        if (reason := _RETRIED.get(upstream.status)) is not None:
             return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
 

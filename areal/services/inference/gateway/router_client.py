@@ -9,12 +9,13 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from areal.services.web import headers as names
 from areal.services.web.body import read_body
 from areal.services.web.errors import ApiError
-from areal.services.web.service import Handler
+from areal.services.web.service import REQUEST_ID, Handler
 
 _ADMIN_BODY_BYTES = 1024 * 1024
-_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_TIMEOUT = aiohttp.ClientTimeout(total=35.0, sock_connect=5.0)  # the router itself asks workers within 30
 
 
 class RouterClient:
@@ -27,7 +28,7 @@ class RouterClient:
 
     def passes(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._pass(method, path, await read_body(request, _ADMIN_BODY_BYTES))
+            return await self._pass(request, method, path, await read_body(request, _ADMIN_BODY_BYTES))
 
         return handle
 
@@ -35,7 +36,7 @@ class RouterClient:
         """POST ``path`` for the worker in the request's path; ``all`` for every one."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await self._pass("POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
+            return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
 
         return handle
 
@@ -46,14 +47,20 @@ class RouterClient:
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return _read(*await self._ask("POST", path, orjson.dumps(body)))
 
-    async def _pass(self, method: str, path: str, body: bytes) -> web.Response:
-        status, answer = await self._ask(method, path, body)
+    async def send(self, method: str, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+        """The router's answer as it is: status and body. Raises ApiError 502 where there is none."""
+        return await self._ask(method, path, body, request_id)
+
+    async def _pass(self, request: web.Request, method: str, path: str, body: bytes) -> web.Response:
+        status, answer = await self._ask(method, path, body, request[REQUEST_ID])
         return web.Response(status=status, body=answer, content_type="application/json")
 
-    async def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    async def _ask(self, method: str, path: str, body: bytes, request_id: str | None = None) -> tuple[int, bytes]:
+        named = {names.REQUEST_ID: request_id} if request_id is not None else {}
+        headers = {**self._headers, "Content-Type": "application/json", **named}
         try:
             async with self._http.request(
-                method, self._url + path, data=body or None, headers=self._headers, timeout=_TIMEOUT
+                method, self._url + path, data=body or None, headers=headers, timeout=_TIMEOUT
             ) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

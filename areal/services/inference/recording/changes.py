@@ -8,16 +8,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from areal.services.inference.recording import session as rules
 from areal.services.inference.recording.conversation import token_digest
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger, row_id
-from areal.services.inference.recording.lineage import Parent, find_parent
+from areal.services.inference.recording.lineage import Parent, StoredTurns, Turns, find_parent
 from areal.services.inference.recording.names import HITL, GroupName
 from areal.services.inference.recording.packing import pack, runs, token_array
 from areal.services.inference.recording.session import Life, Phase, Session, Target, Trajectory
 from areal.services.inference.recording.values import Call, Sample, TextSample, TokenSample
+from areal.services.inference.recording.warm import WarmSessions, WarmTurns
 from areal.services.web.errors import ApiError, bad_request
 
 STANDING = 0  # the number of the human-in-the-loop session
@@ -57,7 +59,9 @@ def start_standing(ledger: Ledger, now: float) -> None:
         ledger.set_counter(_NEXT_SESSION, 1)
 
 
-def start(ledger: Ledger, task: str, keys: Sequence[bytes], online: bool, now: float) -> list[Session]:
+def start(
+    ledger: Ledger, warm: WarmSessions, task: str, keys: Sequence[bytes], online: bool, now: float
+) -> list[Session]:
     """One session a key digest, as one group. Raises 409 when a key is in use; a key that is not moves here."""
     old = [(number, key) for key in keys if (number := ledger.session_by_key(key)) is not None]
     for number, _ in old:
@@ -73,35 +77,56 @@ def start(ledger: Ledger, task: str, keys: Sequence[bytes], online: bool, now: f
     sessions = [Session(first + place, task, group, now, online=online) for place in range(len(keys))]
     for session, key in zip(sessions, keys, strict=True):
         ledger.add_session(session, key)
+        warm.start(session, key)
     return sessions
 
 
-def record(ledger: Ledger, number: int, call: Call, now: float, standing_limit: int) -> Recorded:
+def record(ledger: Ledger, warm: WarmSessions, number: int, call: Call, now: float, standing_limit: int) -> Recorded:
     """Raises 409 for a session that ended."""
-    session = _known(ledger, number)
-    newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
+    draft = warm.draft(number)
+    if draft is not None:
+        session, newest, last = draft.session, draft.newest, draft.last
+    else:
+        session = _known(ledger, number)
+        newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
+        last = ledger.last_trajectory(number)
     seq = 0 if newest is None else newest % SEQUENCES + 1
-    last = ledger.last_trajectory(number)
     placed = rules.place(session, last, seq, now, standing_limit if session.standing else None)
-    first = placed.trajectory.first
-    rows = []
-    for choice, sample in enumerate(call.samples):
-        rows.append(_row(ledger, session, first, seq + choice, call, choice, sample, now))
+    low = row_id(number, placed.trajectory.first)
+    turns: Turns = StoredTurns(ledger, number, low) if draft is None else WarmTurns(draft.held, low, draft.added)
+    rows = [_row(number, turns, seq + choice, call, choice, now) for choice in range(len(call.samples))]
     if placed.before is not None:
         ledger.save_trajectory(number, placed.before)
     if placed.opened:
         ledger.save_trajectory(number, placed.trajectory)
     ledger.db.executemany("INSERT INTO interactions VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
+    if draft is None:
+        warm.forget(number)
+    else:
+        warm.follow(draft, placed.trajectory, [((row.id, row.total, row.tokens), row.after) for row in rows])
     names = tuple(call.interaction_id(choice) for choice in range(len(call.samples)))
     return Recorded(number, placed.trajectory.number, names, row_id(number, seq))
 
 
-def _row(
-    ledger: Ledger, session: Session, first: int, seq: int, call: Call, choice: int, sample: Sample, now: float
-) -> tuple[object, ...]:
-    number, name = session.number, call.interaction_id(choice)
+class _Row(NamedTuple):
+    """As the table has it."""
+
+    id: int
+    session: int
+    name: str
+    total: int
+    tokens: bytes | None
+    after: bytes | None
+    call: bytes
+    idempotency: bytes | None
+    at: float
+    data: bytes
+
+
+def _row(number: int, turns: Turns, seq: int, call: Call, choice: int, now: float) -> _Row:
+    sample, name = call.samples[choice], call.interaction_id(choice)
     prompt = token_array(sample.prompt_ids) if isinstance(sample, TokenSample) else None
-    parent = find_parent(ledger, number, first, call.conversation, prompt)
+    parent = find_parent(turns, call.conversation, prompt)
     header = {
         "id": row_id(number, seq),
         "name": name,
@@ -115,9 +140,9 @@ def _row(
         "extra": sample.extra,
     }
     total, digest, data = _content(header, parent, prompt, sample)
-    return (
-        row_id(number, seq), number, name, total, digest, sample.after, call.digest, call.idempotency, now, data,
-    )  # fmt: skip
+    return _Row(
+        row_id(number, seq), number, name, total, digest, sample.after, call.digest, call.idempotency, now, data
+    )
 
 
 def _content(

@@ -35,10 +35,14 @@ class _Change:
 
 
 class GroupCommit:
-    """Runs changes on ``db``, whose only writer this is. ``failing``: why the last commit failed, or None."""
+    """Runs changes on ``db``, whose only writer this is. ``failing``: why the last commit failed, or None.
+    ``settled`` hears of each batch whether it was committed, before its callers do."""
 
-    def __init__(self, db: sqlite3.Connection, name: str) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, name: str, settled: Callable[[bool], None] = lambda committed: None
+    ) -> None:
         self._db = db
+        self._settled = settled
         self._waiting: deque[_Change] = deque()
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"commit-{name}")
@@ -82,6 +86,7 @@ class GroupCommit:
             return
         self.failing = None
         self.commits += 1
+        self._settled(True)
         for change in batch:
             if not change.done.done():
                 change.done.set_result(change.outcome)
@@ -112,6 +117,7 @@ class GroupCommit:
         with contextlib.suppress(sqlite3.Error):
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
+        self._settled(False)
         self.failing = str(error)
         _log.error("the journal could not be written, %d changes were refused: %s", len(batch), error)
         if not batch:  # not even begun: whoever waits now is told, or this would turn for ever

@@ -23,7 +23,8 @@ from areal.services.inference.recording.database import SEQUENCES, open_reader, 
 from areal.services.inference.recording.exporting import ExportRequest, Kept, Taken
 from areal.services.inference.recording.flights import other_body
 from areal.services.inference.recording.folder import Folder
-from areal.services.inference.recording.ledger import Ledger
+from areal.services.inference.recording.ledger import Ledger, row_id
+from areal.services.inference.recording.lineage import StoredTurns
 from areal.services.inference.recording.names import (
     ExportName,
     GroupName,
@@ -37,6 +38,7 @@ from areal.services.inference.recording.recent import Known, RecentTurns
 from areal.services.inference.recording.rows import Export, Style, export
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, matured
 from areal.services.inference.recording.values import Call, TokenSample, TrajectoryTurns, Turn
+from areal.services.inference.recording.warm import WarmSession, WarmSessions, WarmTurns, read_warm
 from areal.services.web.errors import ApiError
 
 _T = TypeVar("_T")
@@ -78,10 +80,11 @@ class Journal:
         self.on_ready: Callable[[], None] = lambda: None
         self.corrupt: list[str] = []
         self._recent = RecentTurns()
+        self._warm = WarmSessions()
         self._cursor = 0
-        self.commits = GroupCommit(db, tag)
+        self.commits = GroupCommit(db, tag, lambda committed: self._warm.settle(committed=committed))
         self._db = db
-        self._write = Ledger(db, tag)
+        self._write = Ledger(db, tag, self._warm.forget)
         self._read = Ledger(open_reader(folder.database), tag)
         self._far = Ledger(open_reader(folder.database), tag)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"read-{tag}")
@@ -105,13 +108,14 @@ class Journal:
         if key is not None:
             keys[0] = key
         digests = [key_digest(item.encode()) for item in keys]
-        sessions = await self._change(lambda now: changes.start(self._write, task, digests, online, now))
+        sessions = await self._change(lambda now: changes.start(self._write, self._warm, task, digests, online, now))
         names = [Started(self._write.name(each), each_key) for each, each_key in zip(sessions, keys, strict=True)]
         return sessions[0].group, names
 
     async def record(self, session: int, call: Call) -> Recorded:
         limit = self.rules.standing_turns
-        recorded = await self._change(lambda now: changes.record(self._write, session, call, now, limit))
+        self._held(session)
+        recorded = await self._change(lambda now: changes.record(self._write, self._warm, session, call, now, limit))
         for place, sample in enumerate(call.samples):
             if isinstance(sample, TokenSample) and sample.text is not None:
                 tokens = token_array([*sample.prompt_ids, *sample.output_ids])
@@ -161,7 +165,8 @@ class Journal:
     # -- reads
 
     def session_by_key(self, digest: bytes) -> int | None:
-        return self._look(lambda ledger: ledger.session_by_key(digest))
+        number = self._warm.by_key(digest)
+        return number if number is not None else self._look(lambda ledger: ledger.session_by_key(digest))
 
     def session_by_name(self, name: SessionName) -> Session:
         """Raises 404."""
@@ -177,7 +182,8 @@ class Journal:
         return [self.name(session) for session in sessions if session is not None]
 
     def session(self, number: int) -> Session | None:
-        return self._look(lambda ledger: ledger.session(number))
+        held = self._held(number)
+        return held.session if held is not None else self._look(lambda ledger: ledger.session(number))
 
     def sessions(self, after: int, limit: int) -> list[Session]:
         return self._look(lambda ledger: ledger.sessions(after, limit))
@@ -190,9 +196,18 @@ class Journal:
         count: int = self._look(lambda ledger: ledger.db.execute(query).fetchone()[0])
         return count - 1  # the standing one
 
+    def spoke_at(self, session: int) -> float | None:
+        """When the newest interaction of a session was recorded; None where it has none any more."""
+
+        def read(ledger: Ledger) -> float | None:
+            newest = ledger.newest(row_id(session, 0), row_id(session + 1, 0))
+            return ledger.recorded_at(newest) if newest is not None else None
+
+        return self._look(read)
+
     async def known(self, session: int, conversation: Conversation) -> Known | None:
         """The turn that this conversation continues, with its tokens, where one does."""
-        row = self._look(lambda ledger: lineage.continued(ledger, session, conversation, self.clock()))
+        row = self._continued(session, conversation)
         if row is None:
             return None
         known = self._recent.get(row)
@@ -201,6 +216,25 @@ class Journal:
             if known is not None:
                 self._recent.put(row, known)
         return known
+
+    def _continued(self, session: int, conversation: Conversation) -> int | None:
+        held = self._held(session)
+        last = held.last if held else self._look(lambda ledger: ledger.last_trajectory(session))
+        if last is None or not conversation.answered or matured(last, self.clock()).phase is not Phase.OPEN:
+            return None
+        low = row_id(session, last.first)
+        if held is not None:
+            return lineage.continued(WarmTurns(held, low), conversation)
+        return self._look(lambda ledger: lineage.continued(StoredTurns(ledger, session, low), conversation))
+
+    def _held(self, number: int) -> WarmSession | None:
+        """The session in memory, read now if need be; None where there is none, or it is too long to be kept there."""
+        held = self._warm.get(number)
+        if held is None:
+            held = self._look(lambda ledger: read_warm(ledger, number))
+            if held is not None:
+                self._warm.put(held)
+        return held
 
     def trajectories(self, session: int) -> list[Trajectory]:
         return self._look(lambda ledger: ledger.trajectories(session))
@@ -231,9 +265,9 @@ class Journal:
             if kept is not None and kept.items == items:
                 return kept, built
 
-    async def check_export(self, request: ExportRequest) -> None:
-        """Raises what ``export`` would raise; takes nothing."""
-        await self._read_apart(lambda ledger: self._build(ledger, request))
+    async def check_export(self, request: ExportRequest) -> Export:
+        """What ``export`` would answer, or raise; takes nothing."""
+        return (await self._read_apart(lambda ledger: self._build(ledger, request)))[1]
 
     async def _take(self, request: ExportRequest, items: Sequence[Taken]) -> Kept | None:
         retention = self.rules.export_retention_s

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple
 from typing import Any
 
@@ -27,9 +27,12 @@ def row_id(session: int, seq: int) -> int:
 
 
 class Ledger:
-    def __init__(self, db: sqlite3.Connection, tag: str) -> None:
+    """``changed`` is told of each session of which something other than a new turn is written."""
+
+    def __init__(self, db: sqlite3.Connection, tag: str, changed: Callable[[int], None] = lambda number: None) -> None:
         self.db = db
         self.tag = tag
+        self._changed = changed
 
     def name(self, session: Session) -> str:
         return str(SessionName(session.task, self.tag, session.number))
@@ -44,6 +47,11 @@ class Ledger:
         row = self.db.execute("SELECT number FROM sessions WHERE key=?", (digest,)).fetchone()
         return row[0] if row else None
 
+    def key(self, number: int) -> bytes | None:
+        """The digest of a session's key."""
+        row = self.db.execute("SELECT key FROM sessions WHERE number=?", (number,)).fetchone()
+        return row[0] if row else None
+
     def sessions(self, after: int, limit: int) -> list[Session]:
         query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number LIMIT ?"
         return [_session(row) for row in self.db.execute(query, (after, limit)).fetchall()]
@@ -54,14 +62,17 @@ class Ledger:
 
     def save_session(self, session: Session) -> None:
         """Everything but its key."""
+        self._changed(session.number)
         query = "UPDATE sessions SET life=?, next_trajectory=?, crc=? WHERE number=?"
         crc = checksum(*map(_plain, astuple(session)))
         self.db.execute(query, (session.life, session.next_trajectory, crc, session.number))
 
     def void_key(self, number: int) -> None:
+        self._changed(number)
         self.db.execute("UPDATE sessions SET key=NULL WHERE number=?", (number,))
 
     def delete_session(self, number: int) -> None:
+        self._changed(number)
         first, beyond = row_id(number, 0), row_id(number + 1, 0)
         self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (first, beyond))
         self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (first, beyond))
@@ -98,6 +109,7 @@ class Ledger:
         return _trajectory(row) if row else None
 
     def save_trajectory(self, session: int, value: Trajectory, export: int | None = None) -> None:
+        self._changed(session)
         query = f"INSERT OR REPLACE INTO trajectories ({_TRAJECTORY}) VALUES (?,?,?,?,?,?,?,?,?)"
         crc = checksum(session, *map(_plain, astuple(value)))
         self.db.execute(query, (*astuple(value), crc, session, export))
@@ -110,6 +122,7 @@ class Ledger:
         return row_id(session, trajectory.first), end
 
     def delete_trajectory(self, session: int, trajectory: Trajectory) -> None:
+        self._changed(session)
         low, high = self.bounds(session, trajectory)
         self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (low, high))
         self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
@@ -123,6 +136,18 @@ class Ledger:
         row = self.db.execute("SELECT max(id) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
         newest: int | None = row[0]
         return newest
+
+    def recorded_at(self, row: int) -> float:
+        """When the interaction in ``row`` was recorded. Raises CorruptRecord."""
+        name, data = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (row,)).fetchone()
+        at: float = unpack(data, f"interaction {name}").header["at"]
+        return at
+
+    def answered(self, low: int, high: int, limit: int) -> list[tuple[tuple[int, int, bytes | None], bytes | None]]:
+        """The turns in a range: each one's row id, number of tokens and their digest; what its answer completes."""
+        query = "SELECT id, total, tokens, after FROM interactions WHERE id>=? AND id<? ORDER BY id LIMIT ?"
+        rows = self.db.execute(query, (low, high, limit))
+        return [((found, total, tokens), after) for found, total, tokens, after in rows]
 
     def count(self, low: int, high: int) -> int:
         row = self.db.execute("SELECT count(*) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()

@@ -68,6 +68,12 @@ _TOKEN_COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("versions", "<i8", -1),
     ("turn_ids", "<i4", -1),
 )
+KINDS = {name: kind for name, kind, _ in _TOKEN_COLUMNS} | {
+    "attention_mask": "|b1",
+    "rewards": "<f4",
+    "original_rewards": "<f4",
+}
+PADDINGS: dict[str, int | bool] = {**{name: padding for name, _, padding in _TOKEN_COLUMNS}, "attention_mask": False}
 
 
 def _flat(kind: str, data: bytes) -> list[Any]:

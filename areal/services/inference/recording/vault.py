@@ -97,7 +97,9 @@ class Vault:
             candidates = others(self.root, {journal.folder.path for journal in self})
             adopted = [tag for path in candidates if (tag := await self._adopt(path, after_s)) is not None]
             self.elsewhere = tuple(
-                tag for path in candidates if (tag := shown_tag(path)) is not None and tag not in adopted
+                tag
+                for path in candidates
+                if path not in self.unreadable and (tag := shown_tag(path)) is not None and tag not in adopted
             )
             if adopted:
                 self._wake()

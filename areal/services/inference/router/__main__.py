@@ -11,6 +11,7 @@ from aiohttp import web
 from areal.services.inference.router.app import RouterRoutes
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry
+from areal.services.inference.router.session_placing import SessionPlacing
 from areal.services.inference.router.table import STRATEGIES
 from areal.services.inference.router.watch import Watch
 from areal.services.web.options import add_serve_arguments, exit_on_failure, serve_options
@@ -35,7 +36,8 @@ def main() -> None:
         async with open_session(total_s=2.0) as http:
             headers = options.key.bearer() if options.key else {}
             prober = Prober(registry, http, headers, period_s=args.health_period)
-            RouterRoutes(registry, prober, Watch(registry, service.lifetime)).add_to(service)
+            placing = SessionPlacing(registry, http, headers)
+            RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing).add_to(service)
 
             async def probing(app: web.Application) -> AsyncIterator[None]:
                 async with background("worker-probes", prober.run):

@@ -14,19 +14,21 @@ from aiohttp import web
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry, Worker, worker_base_url
+from areal.services.inference.router.session_placing import Said, SessionPlacing
 from areal.services.inference.router.table import READY, STRATEGIES, WorkerEntry
 from areal.services.inference.router.watch import Watch
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import Service, json_response
+from areal.services.web.service import REQUEST_ID, Service, json_response
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
 _WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
 
 
 class RouterRoutes:
-    def __init__(self, registry: Registry, prober: Prober, watch: Watch) -> None:
+    def __init__(self, registry: Registry, prober: Prober, watch: Watch, placing: SessionPlacing) -> None:
+        self._placing = placing
         self._registry = registry
         self._prober = prober
         self._watch = watch
@@ -38,6 +40,8 @@ class RouterRoutes:
             "/unregister": self.unregister,
             "/register_model": self.register_model,
             "/remove_model": self.remove_model,
+            "/register_session": self.register_session,
+            "/remove_session": self.remove_session,
             "/drain": self.drain,
             "/undrain": self.undrain,
             "/route": self.pick,
@@ -114,8 +118,12 @@ class RouterRoutes:
         return self._accepted()
 
     async def pick(self, request: web.Request) -> web.Response:
-        """Where a call would go. Relays decide for themselves; this is for people and other services."""
+        """Where a call would go, by its session or its session's key, else by its model. Relays decide for themselves,
+        but for a key that a caller chose; this is for people and other services."""
         data = await read_object(request)
+        held = await self._placing.holder(data)
+        if held is not None:
+            return self._there(held.worker, journal=held.journal)
         name = _required(data, "model", _MODEL_NAME)
         if not self._registry.has_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
@@ -123,11 +131,21 @@ class RouterRoutes:
         if not ready:
             raise ApiError(503, f"no worker of model {name!r} is ready", code="no_worker_available")
         entries = [WorkerEntry(worker.id, worker.addr) for worker in ready.values()]
-        session = data.get("session_id")
-        key = CallKey(session=session if isinstance(session, str) else None)
         strategy = self._registry.strategy
-        chosen = self._picker.pick(strategy, entries, key, lambda w: ready[w.addr].report.in_flight_tokens)
-        return json_response({"worker_id": chosen.id, "worker_addr": chosen.addr, "url": chosen.addr})
+        chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens)
+        return self._there(ready[chosen.addr])
+
+    def _there(self, worker: Worker, **more: Any) -> web.Response:
+        """``api_key`` is None: a data proxy takes the caller's own, and a provider's key never leaves it."""
+        where = {"worker_id": worker.id, "worker_addr": worker.addr, "url": worker.addr, "api_key": None}
+        return json_response({**where, "model": worker.model, **more})
+
+    async def register_session(self, request: web.Request) -> web.Response:
+        return _passed_on(await self._placing.start(await read_object(request), request[REQUEST_ID]))
+
+    async def remove_session(self, request: web.Request) -> web.Response:
+        """End every session of a group."""
+        return _passed_on(await self._placing.end(await read_object(request), request[REQUEST_ID]))
 
     async def models(self, request: web.Request) -> web.Response:
         models = self._registry.snapshot().to_json()["models"]
@@ -175,6 +193,10 @@ class RouterRoutes:
         if len(dict(pairs)) != len(pairs):
             raise bad_request("two workers have the same worker_id", param="workers")
         return pairs
+
+
+def _passed_on(said: Said) -> web.Response:
+    return web.Response(status=said.status, body=said.body, content_type="application/json")
 
 
 def _address(value: object, param: str) -> str:

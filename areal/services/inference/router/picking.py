@@ -1,13 +1,14 @@
 """Which worker gets a call. Pure but for the dice and the counter, which the caller owns.
 
-``auto``         sticky where the call has a session, else power of two choices by tokens in flight
+``auto``         power of two choices by tokens in flight
 ``round_robin``  each in turn
 ``least_loaded`` fewest tokens in flight
 ``prefix``       the worker that a hash of the prompt's beginning points to, so that its prefix cache is met again
 
-Sessions and prefixes use rendezvous hashing: when a worker comes or goes, only its own share moves. A prefix does
-not override load: a worker with more than ``_BOUND`` times the mean load (and clearly more than a lone call) passes
-the call on to the next in its order, or one popular system prompt would put all calls on one worker.
+A session's calls are not picked for: they go where its journal is. Prefixes use rendezvous hashing: when a worker
+comes or goes, only its own share moves. A prefix does not override load: a worker with more than ``_BOUND`` times the
+mean load (and clearly more than a lone call) passes the call on to the next in its order, or one popular system prompt
+would put all calls on one worker.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ Load = Callable[[WorkerEntry], float]
 
 @dataclass(frozen=True)
 class CallKey:
-    """What a call says about where it belongs. ``tokens`` is an estimate of prompt and answer together."""
+    """What a call says about where it belongs. ``tokens`` is an estimate of prompt and answer together; ``journal``
+    the tag of its session's journal, which only one worker holds."""
 
     tokens: float = 0.0
     prefix: bytes | None = None
-    session: str | None = None
+    journal: str | None = None
 
 
 def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
@@ -53,8 +55,6 @@ class Picker:
     def pick(self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load) -> WorkerEntry:
         if len(workers) == 1:
             return workers[0]
-        if key.session is not None:
-            return rendezvous(key.session.encode(), workers)[0]
         if strategy == "round_robin":
             self._turn += 1
             return workers[self._turn % len(workers)]

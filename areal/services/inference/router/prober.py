@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
 import orjson
 
+from areal.services.inference.recording.names import is_tag
 from areal.services.inference.router.health import Answer
 from areal.services.inference.router.registry import Registry, Report, Worker
 
@@ -37,6 +39,7 @@ class Prober:
         self._registry.observe(worker, answer, report)
 
     async def _ask(self, addr: str) -> tuple[Answer, Report | None]:
+        asked_at = time.monotonic()
         try:
             async with self._http.get(f"{addr}/ready", headers=self._headers) as response:
                 status, body = response.status, await response.content.read(65536)
@@ -44,8 +47,8 @@ class Prober:
             return Answer.LOST, None
         data = _object(body)
         if status == 200:
-            return Answer.READY, _report(data)
-        return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data)
+            return Answer.READY, _report(data, asked_at)
+        return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data, asked_at)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -56,10 +59,16 @@ def _object(body: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _report(data: Mapping[str, Any]) -> Report:
+def _report(data: Mapping[str, Any], asked_at: float) -> Report:
     def number(name: str) -> int | None:
         value = data.get(name)
         return value if isinstance(value, int) else None
+
+    def tags(name: str) -> tuple[str, ...]:
+        value = data.get(name)
+        return (
+            tuple(item for item in value if isinstance(item, str) and is_tag(item)) if isinstance(value, list) else ()
+        )
 
     root = data.get("root")
     return Report(
@@ -69,4 +78,8 @@ def _report(data: Mapping[str, Any]) -> Report:
         paused=data.get("paused") is True,
         max_model_len=number("max_model_len"),
         root=root if isinstance(root, str) else None,
+        journals=tags("journals"),
+        elsewhere=tags("journals_elsewhere"),
+        sessions=number("sessions") or 0,
+        asked_at=asked_at,
     )

@@ -19,7 +19,11 @@ from areal.services.inference.router.table import DEAD, DRAINING, READY, Limits,
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker said of itself at the last probe."""
+    """What a worker said of itself at the last probe, which was sent at ``asked_at`` (monotonic).
+
+    ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
+    ``sessions``: those that are active.
+    """
 
     in_flight: int = 0
     in_flight_tokens: int = 0
@@ -27,6 +31,10 @@ class Report:
     paused: bool = False
     max_model_len: int | None = None
     root: str | None = None
+    journals: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    sessions: int = 0
+    asked_at: float = 0.0
 
 
 @dataclass
@@ -45,9 +53,14 @@ class Worker:
         return DRAINING if self.drained or self.health.leaving else READY
 
     @property
-    def public(self) -> tuple[str, int | None, str | None]:
+    def public(self) -> tuple[object, ...]:
         """What the table says of it, or takes from it."""
-        return self.state, self.report.max_model_len, self.report.root
+        told = self.report
+        return self.state, self.health.seen, told.max_model_len, told.root, told.journals, told.elsewhere
+
+    @property
+    def entry(self) -> WorkerEntry:
+        return WorkerEntry(self.id, self.addr, self.state, self.report.journals, self.health.seen)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -60,6 +73,7 @@ class Worker:
             "in_flight_tokens": self.report.in_flight_tokens,
             "version": self.report.version,
             "paused": self.report.paused,
+            "sessions": self.report.sessions,
         }
 
 
@@ -68,6 +82,7 @@ class _Model:
     expected: int
     external: bool
     created: int
+    journals: frozenset[str] = frozenset()  # all of which its workers told, when last some did
 
 
 class Registry:
@@ -120,7 +135,8 @@ class Registry:
             self._place(worker_id, addr, name)
         created = self._models[name].created if name in self._models else int(time.time())
         count = expected if expected is not None else max(1, len(wanted))
-        self._models[name] = _Model(expected=count, external=external, created=created)
+        journals = self._models[name].journals if name in self._models else frozenset[str]()
+        self._models[name] = _Model(expected=count, external=external, created=created, journals=journals)
         if self._content() != before:
             self._changed()
 
@@ -142,8 +158,21 @@ class Registry:
         before = worker.public
         worker.health = worker.health.after(answer)
         worker.report = report or worker.report
+        self._note_journals(worker.model)
         if worker.public != before and self._workers.get(worker.id) is worker:
             self._changed()
+
+    def _note_journals(self, name: str | None) -> None:
+        """While a model has no worker that told anything, its journals are those of before: a successor will come."""
+        model = self._models.get(name) if name is not None else None
+        heard = [worker.report for worker in self.workers(name) if worker.health.seen] if model else []
+        if model is not None and heard:
+            model.journals = frozenset().union(*(report.journals + report.elsewhere for report in heard))
+
+    def orphans(self) -> frozenset[str]:
+        """Journals that no worker serves just now."""
+        held = {tag for worker in self.workers() for tag in worker.report.journals}
+        return frozenset().union(*(model.journals for model in self._models.values())) - held
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
         """Raises ValueError for a limit that is none."""
@@ -162,18 +191,21 @@ class Registry:
         return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, self._content())
 
     def _content(self) -> dict[str, ModelEntry]:
-        return {
-            name: ModelEntry(
-                name=name,
-                workers=tuple(WorkerEntry(w.id, w.addr, w.state) for w in self.workers(name)),
-                expected=model.expected,
-                external=model.external,
-                created=model.created,
-                max_model_len=min(filter(None, (w.report.max_model_len for w in self.workers(name))), default=None),
-                root=next(filter(None, (w.report.root for w in self.workers(name))), None),
-            )
-            for name, model in self._models.items()
-        }
+        return {name: self._entry(name, model) for name, model in self._models.items()}
+
+    def _entry(self, name: str, model: _Model) -> ModelEntry:
+        workers = self.workers(name)
+        held = {tag for worker in workers for tag in worker.report.journals}
+        return ModelEntry(
+            name=name,
+            workers=tuple(worker.entry for worker in workers),
+            expected=model.expected,
+            external=model.external,
+            created=model.created,
+            max_model_len=min(filter(None, (worker.report.max_model_len for worker in workers)), default=None),
+            root=next(filter(None, (worker.report.root for worker in workers)), None),
+            orphans=tuple(sorted(model.journals - held)),
+        )
 
     def _place(self, worker_id: str, addr: str, model: str | None) -> Worker:
         worker = self._workers.get(worker_id)

@@ -40,11 +40,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class WorkerEntry:
-    """One data proxy: ``addr`` is its base URL."""
+    """One data proxy: ``addr`` is its base URL. ``journals``: tags of those that it serves, its own first; none where
+    it records nothing, or was not ``heard`` from yet."""
 
     id: str
     addr: str
     state: str = READY
+    journals: tuple[str, ...] = ()
+    heard: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class ModelEntry:
     """A model and its workers. It is published once ``expected`` of them are known; before, calls wait.
 
     ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
+    ``orphans``: journals that none of its workers serves just now; some worker will.
     """
 
     name: str
@@ -61,6 +65,7 @@ class ModelEntry:
     created: int = 0  # seconds since the epoch
     max_model_len: int | None = None
     root: str | None = None
+    orphans: tuple[str, ...] = ()
 
     @property
     def published(self) -> bool:
@@ -130,13 +135,26 @@ def _overlay(kept: Snapshot, incoming: Snapshot) -> Snapshot:
 def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
     if kept is None:
         return incoming
+    """A worker that this router has not heard from yet keeps the journals that the last one knew of."""
     workers = {worker.addr: worker for worker in kept.workers}
-    workers |= {worker.addr: worker for worker in incoming.workers}
-    return replace(incoming, workers=tuple(workers.values()), created=kept.created)
+    for worker in incoming.workers:
+        before = workers.get(worker.addr)
+        told = (
+            worker if worker.heard or before is None else replace(worker, journals=before.journals, heard=before.heard)
+        )
+        workers[worker.addr] = told
+    orphans = tuple(dict.fromkeys((*kept.orphans, *incoming.orphans)))
+    return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans)
 
 
 def _worker_to_json(worker: WorkerEntry) -> dict[str, Any]:
-    return {"id": worker.id, "addr": worker.addr, "state": worker.state}
+    about = {"id": worker.id, "addr": worker.addr, "state": worker.state}
+    return {**about, "journals": list(worker.journals), "heard": worker.heard}
+
+
+def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
+    journals = tuple(data.get("journals", ()))
+    return WorkerEntry(data["id"], data["addr"], data["state"], journals, data.get("heard", True))
 
 
 def _model_to_json(model: ModelEntry) -> dict[str, Any]:
@@ -148,16 +166,18 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
         "created": model.created,
         "max_model_len": model.max_model_len,
         "root": model.root,
+        "orphans": list(model.orphans),
     }
 
 
 def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
     return ModelEntry(
         name=name,
-        workers=tuple(WorkerEntry(worker["id"], worker["addr"], worker["state"]) for worker in data["workers"]),
+        workers=tuple(map(_worker_from_json, data["workers"])),
         expected=data["expected"],
         external=data["external"],
         created=data["created"],
         max_model_len=data.get("max_model_len"),
         root=data.get("root"),
+        orphans=tuple(data.get("orphans", ())),
     )

@@ -62,12 +62,6 @@ def test_prefix_without_a_prefix_balances() -> None:
     assert len(picks("prefix", 100, CallKey())) > 1
 
 
-def test_session_sticks_whatever_the_strategy_and_the_load() -> None:
-    loads = {worker.addr: float(index) for index, worker in enumerate(WORKERS)}
-    for strategy in ("auto", "round_robin", "least_loaded", "prefix"):
-        assert len(picks(strategy, 20, CallKey(session="s-1"), loads)) == 1
-
-
 @given(st.binary(min_size=1, max_size=16), st.sampled_from(WORKERS))
 def test_rendezvous_moves_only_the_share_of_the_worker_that_left(key: bytes, left: WorkerEntry) -> None:
     before = rendezvous(key, WORKERS)

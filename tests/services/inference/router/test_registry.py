@@ -101,3 +101,56 @@ def test_worker_address_is_a_base_url(text: str, url: str) -> None:
 def test_worker_address_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         worker_base_url(text)
+
+
+def told(*journals: str, elsewhere: tuple[str, ...] = ()) -> Report:
+    return Report(journals=journals, elsewhere=elsewhere)
+
+
+def observe(registry: Registry, worker_id: str, answer: Answer, report: Report | None) -> None:
+    worker = registry.find(worker_id=worker_id)
+    assert worker is not None
+    registry.observe(worker, answer, report)
+
+
+def test_journals_are_in_the_table_and_a_new_one_makes_a_new_table() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    serial = registry.serial
+    observe(registry, "a", Answer.READY, told("aaaaaaaa"))
+    assert registry.serial > serial
+    assert registry.snapshot().models["m"].workers[0].journals == ("aaaaaaaa",)
+
+
+def test_dead_worker_keeps_its_journals_until_another_has_them() -> None:
+    registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
+    observe(registry, "a", Answer.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    observe(registry, "b", Answer.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
+    for _ in range(3):
+        observe(registry, "a", Answer.LOST, None)
+    workers = {worker.id: worker for worker in registry.snapshot().models["m"].workers}
+    assert (workers["a"].state, workers["a"].journals) == (DEAD, ("aaaaaaaa",))
+    assert registry.orphans() == frozenset()
+
+
+def test_journal_of_a_worker_that_left_is_an_orphan_until_it_is_adopted_or_gone() -> None:
+    registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
+    observe(registry, "b", Answer.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
+    observe(registry, "a", Answer.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    registry.register_model("m", [("b", "http://h:2")], expected=None, external=False)
+    assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
+    observe(registry, "b", Answer.READY, told("bbbbbbbb", "aaaaaaaa"))
+    assert registry.snapshot().models["m"].orphans == ()
+    observe(registry, "b", Answer.READY, told("bbbbbbbb"))
+    assert registry.orphans() == frozenset()
+
+
+def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
+    registry = registry_with(("a", "http://h:1"))
+    observe(registry, "a", Answer.READY, told("aaaaaaaa"))
+    registry.register_model("m", [], expected=1, external=False)
+    assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
+    registry.register_model("m", [("a", "http://h:9")], expected=1, external=False)
+    assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
+    assert not registry.snapshot().models["m"].workers[0].heard
+    observe(registry, "a", Answer.READY, told("cccccccc", "aaaaaaaa"))
+    assert registry.snapshot().models["m"].orphans == ()

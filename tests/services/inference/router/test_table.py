@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.router.table import (
+    DEAD,
     DRAINING,
     READY,
     Followed,
@@ -61,6 +62,21 @@ def test_router_restarted_keeps_the_strategy_and_limits_in_force_until_synced() 
     assert unsynced.follow(snapshot("e2", 1, synced=True)).table.strategy == "auto"
 
 
+def recording(*workers: WorkerEntry, orphans: tuple[str, ...] = ()) -> ModelEntry:
+    return ModelEntry("m", workers, orphans=orphans)
+
+
+def test_router_restarted_keeps_the_journals_of_workers_that_it_has_not_heard_from() -> None:
+    known = WorkerEntry("a", "http://a", journals=("aaaaaaaa",))
+    unheard = WorkerEntry("a", "http://a", DEAD, heard=False)
+    before = Followed().follow(snapshot("e1", 1, recording(known, orphans=("oooooooo",)), synced=True))
+    (worker,) = before.follow(snapshot("e2", 1, recording(unheard))).table.models["m"].workers
+    assert (worker.state, worker.journals, worker.heard) == (DEAD, ("aaaaaaaa",), True)
+    after = before.follow(snapshot("e2", 2, recording(WorkerEntry("a", "http://a", journals=("cccccccc",)))))
+    assert after.table.models["m"].workers[0].journals == ("cccccccc",)
+    assert after.table.models["m"].orphans == ("oooooooo",)
+
+
 def test_two_restarts_in_a_row_still_remove_nothing() -> None:
     followed = Followed().follow(snapshot("e1", 7, model("m", "a"), synced=True))
     followed = followed.follow(snapshot("e2", 1, model("n", "b"))).follow(snapshot("e3", 0))
@@ -89,8 +105,14 @@ def test_no_unsynced_new_epoch_ever_loses_a_worker(history: list[tuple[str, bool
 
 
 def test_snapshot_survives_json() -> None:
+    workers = WorkerEntry("a", "http://a", DEAD, ("aaaaaaaa", "bbbbbbbb")), WorkerEntry("b", "http://b", heard=False)
     original = snapshot(
-        "e1", 3, model("m", "a", expected=2), synced=True, strategy="prefix", limits={"max_queued_requests": 3}
+        "e1",
+        3,
+        ModelEntry("m", workers, expected=2, orphans=("oooooooo",)),
+        synced=True,
+        strategy="prefix",
+        limits={"max_queued_requests": 3},
     )
     assert Snapshot.from_json(json.loads(json.dumps(original.to_json()))) == original
 

@@ -1,0 +1,65 @@
+"""Exports of several data proxies as one: the same columns, padded to one width, rows in the order of the request."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from areal.services.inference.recording.npz import npz
+from areal.services.inference.recording.rows import KINDS, PADDINGS, Column
+from areal.services.web import headers as names
+from areal.services.web.errors import bad_request
+from areal.services.web.service import json_response
+
+
+def merged_answer(parts: Sequence[bytes], session_ids: Sequence[str], form: str) -> web.Response:
+    """``parts`` are whole JSON exports. To be run off the event loop."""
+    exports = [orjson.loads(part) for part in parts]
+    export_id = "~".join(export["export_id"] for export in exports)
+    order = _order(exports, session_ids)
+    more = {
+        "rows": [exports[part]["rows"][row] for part, row in order],
+        "failures": [failure for export in exports for failure in export["failures"]],
+        "export_id": export_id,
+    }
+    if any("interactions" in export["traj"] for export in exports):
+        if form == "npz":
+            raise bad_request("sessions of external models have text, no columns: format must be json", param="format")
+        interactions = [exports[part]["traj"]["interactions"][row] for part, row in order]
+        return json_response({"traj": {"interactions": interactions}, **more})
+    traj = {name: _column([exports[part]["traj"][name][row] for part, row in order], name) for name in KINDS}
+    if form == "json":
+        return json_response({"traj": traj, **more})
+    body = npz([_packed(name, values) for name, values in traj.items()], {"about.json": orjson.dumps(more)})
+    return web.Response(body=body, content_type="application/octet-stream", headers={names.EXPORT_ID: export_id})
+
+
+def _order(exports: Sequence[dict[str, Any]], session_ids: Sequence[str]) -> list[tuple[int, int]]:
+    """(part, row) of every row, by its session's place in the request."""
+    place = {session_id: number for number, session_id in enumerate(session_ids)}
+    rows = [
+        (place[about["session_id"]], part, row)
+        for part, export in enumerate(exports)
+        for row, about in enumerate(export["rows"])
+    ]
+    return [(part, row) for _, part, row in sorted(rows)]
+
+
+def _column(values: list[Any], name: str) -> list[Any]:
+    if not values or not isinstance(values[0], list):
+        return values
+    width, padding = max(map(len, values)), PADDINGS[name]
+    return [row + [padding] * (width - len(row)) for row in values]
+
+
+def _packed(name: str, values: list[Any]) -> Column:
+    kind = KINDS[name]
+    nested = bool(values) and isinstance(values[0], list)
+    flat = [item for row in values for item in row] if nested else values
+    shape = (len(values), len(values[0])) if nested else (len(values),)
+    data = bytes(flat) if kind == "|b1" else array({"<i8": "q", "<i4": "i", "<f4": "f"}[kind], flat).tobytes()
+    return Column(name, kind, shape, data)

@@ -1,0 +1,139 @@
+"""Small calls to the data proxy that holds a journal. It is waited for while it is away, or its journal moves.
+
+Only what may be asked twice is asked here: a call whose answer was lost is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from areal.services.inference.gateway.admission import Admission
+from areal.services.inference.gateway.live_table import LiveTable
+from areal.services.inference.gateway.session_keys import SessionKeys
+from areal.services.inference.router.picking import CallKey
+from areal.services.inference.router.table import READY, WorkerEntry
+from areal.services.web import headers as names
+from areal.services.web.errors import ApiError
+from areal.services.web.service import REQUEST_ID
+
+_DEADLINE_S = 120.0
+_AGAIN = (421, 503)
+_AUTH = ("Authorization", "x-api-key")
+
+
+@dataclass(frozen=True)
+class Said:
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("Content-Type", "application/json")
+
+
+class JournalClient:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        table: LiveTable,
+        admission: Admission,
+        keys: SessionKeys,
+        admin: Mapping[str, str],
+    ) -> None:
+        self._http = http
+        self._table = table
+        self._admission = admission
+        self._keys = keys
+        self._admin = dict(admin)
+
+    def for_admin(self, request: web.Request) -> dict[str, str]:
+        """The headers of what is asked on behalf of an admin's request."""
+        return {**self._admin, names.REQUEST_ID: request[REQUEST_ID]}
+
+    def for_caller(self, request: web.Request) -> dict[str, str]:
+        """The headers of what is asked with the caller's own key."""
+        given = {name: request.headers[name] for name in _AUTH if name in request.headers}
+        return {**given, names.REQUEST_ID: request[REQUEST_ID]}
+
+    async def ask(
+        self,
+        tag: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        timeout_s: float = _DEADLINE_S,
+    ) -> Said:
+        """The answer of whoever holds the journal. Raises 404 for a journal of nobody, 503 where its holder stays
+        away."""
+        if not await self._keys.is_known(tag):
+            raise ApiError(404, "no data proxy has this session", code="session_not_found")
+        since = asyncio.get_running_loop().time()
+        refused: set[str] = set()
+        while True:
+            model = self._table.model_of_journal(tag)
+            if model is None:
+                raise ApiError(404, "no data proxy has this session any more", code="session_not_found")
+            worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
+            said = await self._try(worker, method, path, headers, body, timeout_s)
+            if said is not None and said.status not in _AGAIN:
+                self._table.trust(worker.addr)
+                return said
+            if said is None or said.status == 503:
+                self._table.suspect(worker.addr)
+            refused = {worker.addr}
+
+    async def each(self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0) -> dict[str, Said]:
+        """The answers of the data proxies that record to a GET, by address, as far as they answer."""
+        workers = self.keepers()
+        said = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
+        return {worker.addr: answer for worker, answer in zip(workers, said, strict=True) if answer is not None}
+
+    def away(self, answered: Container[str]) -> list[str]:
+        """Tags of the journals of all but these data proxies, and of those that none serves."""
+        models = self._table.snapshot.models.values()
+        workers = [worker for model in models for worker in model.workers if worker.addr not in answered]
+        tags = [tag for worker in workers for tag in worker.journals] + [
+            tag for model in models for tag in model.orphans
+        ]
+        return sorted(set(tags))
+
+    def keepers(self, model: str | None = None) -> list[WorkerEntry]:
+        """Ready data proxies that record, each once."""
+        models = self._table.snapshot.models.values()
+        found = {
+            worker.addr: worker
+            for each in models
+            for worker in each.workers
+            if worker.state == READY and worker.journals and model in (None, each.name)
+        }
+        return list(found.values())
+
+    async def at(self, worker: WorkerEntry, path: str, headers: Mapping[str, str], timeout_s: float) -> Said | None:
+        """This data proxy's answer to a GET; None where it does not answer."""
+        return await self._try(worker, "GET", path, headers, None, timeout_s)
+
+    async def _try(
+        self,
+        worker: WorkerEntry,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_s: float,
+    ) -> Said | None:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
+        sent = {**headers, "Content-Type": "application/json"}
+        try:
+            async with self._http.request(
+                method, worker.addr + path, data=body, headers=sent, timeout=timeout
+            ) as response:
+                return Said(response.status, await response.read(), response.headers.copy())
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None

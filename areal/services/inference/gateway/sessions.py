@@ -1,0 +1,134 @@
+"""``/rl/*`` at the gateway: sessions are started where the router says, and spoken to where they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from areal.services.inference.gateway.journal_client import JournalClient, Said
+from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.inference.gateway.session_keys import SessionKeys
+from areal.services.inference.recording.names import HITL, GroupName, SessionName, tag_of_answer
+from areal.services.web.access import Access
+from areal.services.web.body import decode_object, read_body
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.service import REQUEST_ID, Service, json_response
+
+_BODY_BYTES = 1024 * 1024
+
+
+class SessionRoutes:
+    def __init__(self, router: RouterClient, journals: JournalClient, keys: SessionKeys) -> None:
+        self._router = router
+        self._journals = journals
+        self._keys = keys
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
+        service.route("POST", "/rl/set_reward", self._of_a_session("/rl/set_reward"), Access.SESSION)
+        service.route("POST", "/rl/end_session", self._of_a_session("/rl/end_session"), Access.SESSION)
+        service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
+        service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
+
+    async def start(self, request: web.Request) -> web.Response:
+        body = await read_body(request, _BODY_BYTES)
+        key = decode_object(body).get("api_key")
+        status, answer = await self._router.send("POST", "/register_session", body, request[REQUEST_ID])
+        if isinstance(key, str):
+            self._keys.forget(key.encode("utf-8", "surrogatepass"))
+        return web.Response(status=status, body=answer, content_type="application/json")
+
+    def _of_a_session(self, path: str) -> Any:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            tag = await self._keys.journal_of(request.headers)
+            body = await read_body(request, _BODY_BYTES) or b"{}"
+            if tag is None:
+                tag = await self._meant(decode_object(body), self._journals.for_admin(request))
+            return passed_on(await self._journals.ask(tag, "POST", path, self._journals.for_caller(request), body))
+
+        return handle
+
+    async def _meant(self, data: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+        """The journal of what an admin speaks of: by session, group or interaction, else the human in the loop's."""
+        session_id, group_id, interaction = (data.get(name) for name in ("session_id", "group_id", "interaction_id"))
+        if isinstance(session_id, str) and session_id != HITL:
+            return tag_of_session(session_id)
+        if isinstance(group_id, str):
+            group = GroupName.parse(group_id)
+            if group is None:
+                raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
+            return group.tag
+        if isinstance(interaction, str) and (tag := tag_of_answer(interaction)) is not None:
+            return tag
+        model = data.get("model")
+        return await self._human(model if isinstance(model, str) else None, headers)
+
+    async def _human(self, model: str | None, headers: Mapping[str, str]) -> str:
+        """Where the human in the loop spoke last. Each data proxy has a session of theirs."""
+        keepers = self._journals.keepers(model)
+        if not keepers:
+            raise ApiError(503, "no data proxy that keeps sessions is ready", code="no_worker_available")
+        if len(keepers) == 1:
+            return keepers[0].journals[0]
+        latest = (-1.0, keepers[0].journals[0])
+        for worker in keepers:
+            said = await self._journals.at(worker, "/rl/human", headers, 5.0)
+            if said is not None and said.status == 200:
+                told = orjson.loads(said.body)
+                latest = max(latest, (told["spoke_at"] or 0.0, told["journal"]))
+        return latest[1]
+
+    async def sessions(self, request: web.Request) -> web.Response:
+        """One page over all data proxies, in the order of journals and numbers. ``journals_away``: those of which
+        nobody serves the sessions just now."""
+        limit = read_limit(request.query.get("limit"), default=100, most=1000)
+        answers = await self._journals.each(f"/rl/sessions?{request.query_string}", self._journals.for_admin(request))
+        found: list[dict[str, Any]] = []
+        more = False
+        for said in answers.values():
+            if said.status != 200:
+                return passed_on(said)
+            page = orjson.loads(said.body)
+            found += page["sessions"]
+            more = more or page["next"] is not None
+        found.sort(key=_place)
+        more = more or len(found) > limit
+        found = found[:limit]
+        following = found[-1]["session_id"] if more and found else None
+        away = self._journals.away(answers)
+        return json_response({"sessions": found, "next": following, "journals_away": away})
+
+    async def session(self, request: web.Request) -> web.Response:
+        session_id = request.match_info["session_id"]
+        headers = self._journals.for_admin(request)
+        tag = await self._human(None, headers) if session_id == HITL else tag_of_session(session_id)
+        return passed_on(await self._journals.ask(tag, "GET", request.rel_url.raw_path, headers))
+
+
+def _place(session: Mapping[str, Any]) -> tuple[str, int]:
+    name = SessionName.parse(session["session_id"])
+    return (name.tag, name.number) if name is not None else ("", 0)
+
+
+def read_limit(text: str | None, *, default: int, most: int) -> int:
+    """Raises 400."""
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= most:
+        raise bad_request(f"limit must be a whole number from 1 to {most}", param="limit")
+    return int(text)
+
+
+def tag_of_session(session_id: str) -> str:
+    """Raises 404."""
+    name = SessionName.parse(session_id)
+    if name is None:
+        raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
+    return name.tag
+
+
+def passed_on(said: Said) -> web.Response:
+    return web.Response(status=said.status, body=said.body, headers={"Content-Type": said.content_type})

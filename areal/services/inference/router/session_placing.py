@@ -1,0 +1,194 @@
+"""Where sessions go, and where they are.
+
+A new group goes to the replica with the fewest sessions. Which replica has an existing one follows from its name: names
+carry the tag of a journal, and replicas say which journals they serve. Only a key that a caller chose itself is asked
+for; a session with such a key starts where its last one is, else where a hash of the key points to, so that two
+sessions at once cannot have the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.services.inference.recording.names import GroupName, SessionName, key_digest, tag_of_key
+from areal.services.inference.router.picking import rendezvous
+from areal.services.inference.router.placements import Placements
+from areal.services.inference.router.registry import Registry, Worker
+from areal.services.inference.router.table import DEAD, READY
+from areal.services.web import headers as names
+from areal.services.web.errors import ApiError, bad_request
+
+_START_TIMEOUT = aiohttp.ClientTimeout(total=30.0, sock_connect=2.0)
+_FIND_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_LARGEST_GROUP = 1024
+
+
+@dataclass(frozen=True)
+class Said:
+    """A data proxy's answer, as it is."""
+
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Held:
+    worker: Worker
+    journal: str
+
+
+class SessionPlacing:
+    def __init__(self, registry: Registry, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        self._registry = registry
+        self._http = http
+        self._headers = dict(headers)
+        self._placements = Placements()
+
+    # -- starting
+
+    async def start(self, data: Mapping[str, Any], request_id: str) -> Said:
+        """Start a group of sessions, under the request id of whoever wants it. Raises 400, 404, 502, 503."""
+        keepers = self._keepers(self._model(data.get("model")))
+        for worker in await self._preferred(data.get("api_key"), keepers):
+            try:
+                return await self._start(worker, data, request_id)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+                continue  # it never began
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
+        raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
+
+    async def _start(self, worker: Worker, data: Mapping[str, Any], request_id: str) -> Said:
+        size = data.get("group_size", 1)
+        size = size if isinstance(size, int) and 1 <= size <= _LARGEST_GROUP else 1
+        with self._placements.placing(worker, size) as placed:
+            said = await self._post(worker, "/rl/start_session", data, request_id)
+            placed.size = size if said.status == 201 else 0
+            return said
+
+    def _model(self, name: object) -> str:
+        """The model asked for, or the only one. Raises 400, 404."""
+        if name is None:
+            names = sorted(self._registry.snapshot().models)
+            if len(names) == 1:
+                return names[0]
+            message = f"model is required: this service has {', '.join(names) or 'none yet'}"
+            raise bad_request(message, param="model", code="missing_field")
+        if not isinstance(name, str) or not self._registry.has_model(name):
+            raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
+        return name
+
+    def _keepers(self, model: str) -> list[Worker]:
+        """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records."""
+        ready = [worker for worker in self._registry.workers(model) if worker.state == READY]
+        if not ready:
+            message = f"no worker of model {model!r} is ready"
+            raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
+        keepers = [worker for worker in ready if worker.report.journals]
+        if not keepers:
+            message = f"the data proxies of model {model!r} keep no sessions: they run without --state-dir"
+            raise bad_request(message, param="model", code="sessions_not_kept")
+        return keepers
+
+    async def _preferred(self, key: object, keepers: list[Worker]) -> list[Worker]:
+        """Who is asked to start the sessions, one after the other."""
+        if not isinstance(key, str):
+            return self._placements.lightest_first(keepers)  # what is wrong with it the data proxy says
+        tag = tag_of_key(key)
+        if tag is not None:
+            return [self._with_journal(tag)]
+        digest = key_digest(key.encode("utf-8", "surrogatepass"))
+        held = await self._find(digest)
+        if held is not None:
+            return [held.worker]
+        by_addr = {worker.addr: worker for worker in keepers}
+        return [by_addr[entry.addr] for entry in rendezvous(digest, [worker.entry for worker in keepers])]
+
+    # -- finding
+
+    async def holder(self, data: Mapping[str, Any]) -> Held | None:
+        """Who has the session that is named, by id, key or key's digest; None where none is named. Raises 404, 503."""
+        session_id, key, digest = (data.get(name) for name in ("session_id", "api_key", "api_key_digest"))
+        if isinstance(session_id, str):
+            name = SessionName.parse(session_id)
+            if name is None:
+                raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
+            return Held(self._with_journal(name.tag), name.tag)
+        if isinstance(key, str):
+            tag = tag_of_key(key)
+            if tag is not None:
+                return Held(self._with_journal(tag), tag)
+            digest = key_digest(key.encode("utf-8", "surrogatepass")).hex()
+        if not isinstance(digest, str):
+            return None
+        try:
+            held = await self._find(bytes.fromhex(digest))
+        except ValueError as error:
+            raise bad_request("api_key_digest must be hexadecimal", param="api_key_digest") from error
+        if held is None:
+            raise ApiError(404, "no session has this key", code="session_not_found", param="api_key")
+        return held
+
+    def _with_journal(self, tag: str) -> Worker:
+        holders = [worker for worker in self._registry.workers() if tag in worker.report.journals]
+        for worker in holders:
+            if worker.state != DEAD:
+                return worker
+        if holders or tag in self._registry.orphans():
+            message = "the session's data proxy is away; it, or another one, will serve it again"
+            raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
+        raise ApiError(404, "no data proxy has this session", code="session_not_found")
+
+    async def _find(self, digest: bytes) -> Held | None:
+        """Ask every replica that records whether it has a session with this key. Raises 503 where none has, but one
+        does not answer, or some journal has nobody to answer for it."""
+        workers = [worker for worker in self._registry.workers() if worker.report.journals]
+        answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in workers))
+        for worker, journal in zip(workers, answers, strict=True):
+            if journal is not None and journal:
+                return Held(worker, journal)
+        if None in answers or self._registry.orphans():
+            message = "no data proxy has a session with this key, but one of them is away"
+            raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
+        return None
+
+    async def _journal_of_key(self, worker: Worker, digest: bytes) -> str | None:
+        """Empty where the worker has no such session, None where it does not answer."""
+        try:
+            said = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout=_FIND_TIMEOUT)
+            journal = orjson.loads(said.body)["journal"] if said.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+            return None
+        return (journal or "") if said.status == 200 else None
+
+    # -- ending
+
+    async def end(self, data: Mapping[str, Any], request_id: str) -> Said:
+        """End every session of a group. Raises 404, 502, 503."""
+        group_id = data.get("group_id")
+        group = GroupName.parse(group_id) if isinstance(group_id, str) else None
+        if group is None:
+            raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
+        worker = self._with_journal(group.tag)
+        try:
+            return await self._post(worker, "/rl/end_session", {"group_id": group_id}, request_id)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiError(502, f"the data proxy does not answer: {error!r}", code="worker_lost") from error
+
+    async def _post(
+        self,
+        worker: Worker,
+        path: str,
+        body: Mapping[str, Any],
+        request_id: str | None = None,
+        timeout: aiohttp.ClientTimeout = _START_TIMEOUT,
+    ) -> Said:
+        headers = {**self._headers, names.REQUEST_ID: request_id} if request_id is not None else self._headers
+        async with self._http.post(worker.addr + path, json=body, headers=headers, timeout=timeout) as response:
+            return Said(response.status, await response.read())

@@ -1,0 +1,34 @@
+"""Two recording replicas behind a gateway, shared by the tests that break nothing, and houses to break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.inference.sessions.recording_house import RecordingHouse, build_recording_house
+from tests.services.processes import Processes, script
+
+
+@pytest.fixture(scope="package")
+def shared_recording(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[RecordingHouse]:
+    processes = Processes(tmp_path_factory.mktemp("recording"))
+    try:
+        yield build_recording_house(processes, tokenizer, tmp_path_factory.mktemp("state"))
+    finally:
+        processes.stop()
+
+
+@pytest.fixture
+def recording(shared_recording: RecordingHouse) -> RecordingHouse:
+    """The shared house with the engines' scripts as new. Sessions of other tests may be in it."""
+    for engine in shared_recording.engines:
+        script(engine, reset=True)
+    return shared_recording
+
+
+@pytest.fixture
+def build(processes: Processes, tokenizer: Path, tmp_path: Path) -> Callable[..., RecordingHouse]:
+    """Houses of a test's own, to break."""
+    return lambda *flags, **more: build_recording_house(processes, tokenizer, tmp_path / "state", *flags, **more)
