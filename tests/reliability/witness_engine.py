@@ -48,7 +48,8 @@ class Engine:
 
     @property
     def end(self) -> int:
-        token: int = self.tokenizer.token_to_id(END)
+        token = self.tokenizer.token_to_id(END)
+        assert token is not None
         return token
 
     def write(self, **line: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.choice import Choice, Update
+from areal.services.inference.data_proxy.credence import next_delta
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.engines.base import EngineCall, EngineFailed, TokenEngine
 
@@ -54,7 +55,7 @@ class Generator:
         finished_by_engine = 0
         try:
             async with contextlib.aclosing(self._engine.generate(drive.call)) as deltas:
-                async for delta in deltas:
+                while (delta := await next_delta(deltas, len(drive.choices))) is not None:
                     self.pulse.beat()
                     finished_by_engine += delta.finish_reason is not None
                     if delta.index not in running:

@@ -1,0 +1,113 @@
+"""What the fault tests share: a session with something in it, and words for what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.reliability.asking import CHAT, Failed, Said, ask
+from tests.reliability.fleet import Fleet, Member
+from tests.reliability.model import expected_row, unpadded
+from tests.services.processes import wait_until
+from tests.services.recording.rollouts import Rollout, begin
+
+RETRY = {"x-stainless-retry-count": "1"}
+SERVED = "served"
+NOTHING_MORE = "what was acknowledged, nothing else"
+
+
+def failure(said: Said | Failed) -> str:
+    """How a call went, for its caller."""
+    if isinstance(said, Said):
+        return "answered"
+    if said.status:
+        return f"{said.status} `{said.code}`"
+    if said.code in ("lost", "cut"):
+        return "the stream breaks off" if said.begun else "connection lost"
+    return f"error event `{said.code}`"
+
+
+def status_of(answer: Any) -> str:
+    """An answer that is no model's."""
+    return str(answer.status) if answer.status < 400 else f"{answer.status} `{answer.json()['error']['code']}`"
+
+
+@dataclass
+class Scene:
+    """One session, and what its callers were told of."""
+
+    fleet: Fleet
+    rollout: Rollout
+    acknowledged: list[str] = field(default_factory=list)
+    calls: int = 0
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": f"question {self.calls}"}]
+        return {"messages": messages, "return_token_ids": True, **more}
+
+    def ask(self, body: Mapping[str, Any] | None = None, **headers: str) -> Said | Failed:
+        """One call; what is answered is acknowledged."""
+        self.calls += 1
+        said = ask(self.fleet.front, self.rollout.key, CHAT, body or self.body(), headers)
+        if isinstance(said, Said):
+            names = [said.interaction_id(choice) for choice in range(len(said.choices))]
+            self.acknowledged += [name for name in names if name not in self.acknowledged]
+        return said
+
+    def until_answered(self, body: Mapping[str, Any], **headers: str) -> Said:
+        """As an SDK does that does not give up."""
+
+        def answered() -> Said | None:
+            said = self.ask(body, **headers)
+            return said if isinstance(said, Said) else None
+
+        said: Said = wait_until(answered, what="answered")
+        return said
+
+    def recorded(self) -> list[str]:
+        detail = self.fleet.admin("GET", f"/rl/sessions/{self.rollout.session_id}").json()
+        return [turn["interaction_id"] for each in detail["trajectories"] for turn in each["interactions"]]
+
+    def kept(self) -> str:
+        """What is recorded, in words."""
+        recorded = self.recorded()
+        if recorded == self.acknowledged:
+            return NOTHING_MORE
+        lost = [name for name in self.acknowledged if name not in recorded]
+        more = [name for name in recorded if name not in self.acknowledged]
+        return f"{len(lost)} acknowledged interactions LOST, {len(more)} that nobody was told of"
+
+    def exported(self) -> str:
+        """Reward, export: every row must be what the engine saw."""
+        assert self.rollout.post("/rl/set_reward", {"reward": 1.0}).status == 200
+        request = {"session_ids": [self.rollout.session_id]}
+        answer = self.fleet.admin("POST", "/export_trajectories", request)
+        assert answer.status == 200, answer.body
+        said = answer.json()
+        assert [row["interaction_id"] for row in said["rows"]] == self.acknowledged
+        for place, name in enumerate(self.acknowledged):
+            assert unpadded(said["traj"], place) == expected_row([self.fleet.witness.truth(name)])
+        assert self.fleet.admin("POST", "/export_trajectories", request).json() == said
+        return "exported as the engine saw it"
+
+
+def scene_at(fleet: Fleet, turns: int = 1) -> Scene:
+    scene = Scene(fleet, begin(fleet.front, fleet.key, online=False))
+    for _ in range(turns):
+        assert isinstance(scene.ask(), Said)
+    return scene
+
+
+def instruct(engine: Member, **what: Any) -> None:
+    assert engine.call("POST", "/script", what).status == 200
+
+
+def furthest(engine: Member) -> int:
+    """Tokens of the furthest call since the last instruction; -1 without any call."""
+    most: int = engine.call("GET", "/progress").json()["most"]
+    return most
+
+
+def reached(engine: Member, tokens: int) -> None:
+    wait_until(lambda: furthest(engine) >= tokens, what=f"{engine.name} sampled {tokens} tokens")
