@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from areal.services.inference.recording.conversation import Conversation, body_digest, conversation
+from areal.services.inference.recording.database import open_reader
 from areal.services.inference.recording.folder import hold
 from areal.services.inference.recording.journal import Journal, Rules, open_journal
+from areal.services.inference.recording.ledger import Ledger
 from areal.services.inference.recording.names import SessionName
+from areal.services.inference.recording.session import Phase
 from areal.services.inference.recording.values import Call, TextSample, TokenSample, TokenTurn, Turn
+from areal.services.inference.recording.warm import read_warm
 
 
 @dataclass
@@ -134,3 +138,20 @@ async def state_of(journal: Journal) -> list[Any]:
             found.append((session, trajectory, turns))
         found.append(session)
     return found
+
+
+def check_warm(journal: Journal) -> None:
+    """What is in memory is what is on disk."""
+    ledger = Ledger(open_reader(journal.folder.database), journal.tag)
+    for held in journal.warm:
+        stored = read_warm(ledger, held.session.number)
+        assert stored is not None
+        assert (held.session, held.key, held.last, held.newest) == (
+            stored.session,
+            stored.key,
+            stored.last,
+            stored.newest,
+        )
+        if stored.last is not None and stored.last.phase is Phase.OPEN:
+            assert (held.turns, held.answers) == (stored.turns, stored.answers)
+    ledger.db.close()

@@ -22,7 +22,7 @@ from areal.services.inference.recording.exporting import ExportRequest
 from areal.services.inference.recording.names import ExportName
 from areal.services.inference.recording.rows import Style
 from areal.services.web.errors import ApiError
-from tests.services.recording.support import Calls, Clock, journal_in, start
+from tests.services.recording.support import Calls, Clock, check_warm, journal_in, start
 
 TIMEOUT_S = 10.0
 RETENTION_S = 600.0
@@ -287,6 +287,7 @@ class JournalMachine(RuleBasedStateMachine):
     def journal_agrees(self) -> None:
         if not hasattr(self, "journal"):
             return
+        check_warm(self.journal)
         for session in self.sessions:
             stored = self.journal.session(session.number)
             if session.removed:

@@ -1,7 +1,8 @@
 """One journal: sessions recorded in one folder, served by the one process that holds it.
 
 All changes go through the group commit and return when they are durable. Light reads use a connection of their own on
-the event loop; exports read in a thread. Nothing is kept in memory a session: what is not in use costs disk only.
+the event loop; exports read in a thread. What is in memory of sessions is bounded (``warm``, ``recent``): those not in
+use cost disk only.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Started:
 
 
 class Journal:
-    """Open with ``open_journal``. ``on_ready`` is called when a trajectory may have become ready."""
+    """Open with ``open_journal``. ``on_ready`` is called when a trajectory may have become ready; ``warm`` are the
+    sessions in use."""
 
     def __init__(self, folder: Folder, db: sqlite3.Connection, tag: str, rules: Rules) -> None:
         self.folder = folder
@@ -80,11 +82,11 @@ class Journal:
         self.on_ready: Callable[[], None] = lambda: None
         self.corrupt: list[str] = []
         self._recent = RecentTurns()
-        self._warm = WarmSessions()
+        self.warm = WarmSessions()
         self._cursor = 0
-        self.commits = GroupCommit(db, tag, lambda committed: self._warm.settle(committed=committed))
+        self.commits = GroupCommit(db, tag, lambda committed: self.warm.settle(committed=committed))
         self._db = db
-        self._write = Ledger(db, tag, self._warm.forget)
+        self._write = Ledger(db, tag, self.warm.forget)
         self._read = Ledger(open_reader(folder.database), tag)
         self._far = Ledger(open_reader(folder.database), tag)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"read-{tag}")
@@ -108,14 +110,14 @@ class Journal:
         if key is not None:
             keys[0] = key
         digests = [key_digest(item.encode()) for item in keys]
-        sessions = await self._change(lambda now: changes.start(self._write, self._warm, task, digests, online, now))
+        sessions = await self._change(lambda now: changes.start(self._write, self.warm, task, digests, online, now))
         names = [Started(self._write.name(each), each_key) for each, each_key in zip(sessions, keys, strict=True)]
         return sessions[0].group, names
 
     async def record(self, session: int, call: Call) -> Recorded:
         limit = self.rules.standing_turns
         self._held(session)
-        recorded = await self._change(lambda now: changes.record(self._write, self._warm, session, call, now, limit))
+        recorded = await self._change(lambda now: changes.record(self._write, self.warm, session, call, now, limit))
         for place, sample in enumerate(call.samples):
             if isinstance(sample, TokenSample) and sample.text is not None:
                 tokens = token_array([*sample.prompt_ids, *sample.output_ids])
@@ -165,7 +167,7 @@ class Journal:
     # -- reads
 
     def session_by_key(self, digest: bytes) -> int | None:
-        number = self._warm.by_key(digest)
+        number = self.warm.by_key(digest)
         return number if number is not None else self._look(lambda ledger: ledger.session_by_key(digest))
 
     def session_by_name(self, name: SessionName) -> Session:
@@ -229,11 +231,11 @@ class Journal:
 
     def _held(self, number: int) -> WarmSession | None:
         """The session in memory, read now if need be; None where there is none, or it is too long to be kept there."""
-        held = self._warm.get(number)
+        held = self.warm.get(number)
         if held is None:
             held = self._look(lambda ledger: read_warm(ledger, number))
             if held is not None:
-                self._warm.put(held)
+                self.warm.put(held)
         return held
 
     def trajectories(self, session: int) -> list[Trajectory]:

@@ -9,7 +9,7 @@ costs a look at the disk.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from areal.services.inference.recording.ledger import Ledger, row_id
@@ -92,8 +92,8 @@ class WarmSessions:
         self._drafts: dict[int, Draft | None] = {}  # None: to be forgotten
         self._started: list[WarmSession] = []
 
-    def __len__(self) -> int:
-        return len(self._sessions)
+    def __iter__(self) -> Iterator[WarmSession]:
+        return iter(self._sessions.values())
 
     # -- for readers
 
