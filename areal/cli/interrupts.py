@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
-_NOTICE = "\ninterrupted: finishing the operation at hand; again to leave at once (nothing is lost either way)\n"
+_NOTICE = "\ninterrupted: {doing}; again to leave at once (nothing is lost either way)\n"
 
 
 @contextmanager
-def graceful(interrupted: threading.Event) -> Iterator[None]:
+def graceful(interrupted: threading.Event, doing: str = "finishing the operation at hand") -> Iterator[None]:
     """Within, SIGINT and SIGTERM set ``interrupted``; a second one ends the process with 130.
 
     Leaving at once is safe: every operation is journaled before it is done, and the next command finishes or rolls
@@ -26,7 +26,7 @@ def graceful(interrupted: threading.Event) -> Iterator[None]:
         if interrupted.is_set():
             os._exit(EXIT_INTERRUPTED)
         interrupted.set()
-        os.write(sys.stderr.fileno(), _NOTICE.encode())
+        os.write(sys.stderr.fileno(), _NOTICE.format(doing=doing).encode())
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.inf.flags import model_name_option, service_name, service_option
+from areal.cli.inf.address import gateway_of
+from areal.cli.inf.flags import model_name_option, service_option
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.output.emit import compact, dump, write
-from areal.cli.remote import gateway, read_key
-from areal.cli.targets import stored
-from areal.errors import ArealError, UsageFault
-from areal.resources.kinds import Ref
+from areal.errors import UsageFault
 
 if TYPE_CHECKING:
     from areal.cli.inf.conversation import Conversation
@@ -75,29 +73,8 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 def _client(cli: Invocation, service: str | None) -> ChatClient:
     from areal.client.chat import ChatClient
 
-    silence = cli.timeout_s or _ANSWER_S
-    chosen = gateway(cli)
-    if chosen is not None:
-        return ChatClient(chosen.url, chosen.key, silence)
-    name = service_name(cli, service)
-    return ChatClient(_address(cli, name), _local_key(cli, name), silence)
-
-
-def _address(cli: Invocation, service: str) -> str:
-    from areal.cli import view
-    from areal.reconcilers.status import object_status
-
-    found = stored(cli.home, Ref("InferenceService", service))
-    address = object_status(cli.home, found, view.read_runs(cli.home)).address
-    if not address:
-        raise ArealError(f"{found.ref} does not run", hint=f"start it: areal inf run {service} -d")
-    return address
-
-
-def _local_key(cli: Invocation, service: str) -> str:
-    from areal.cli.keys import service_key
-
-    return read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, service)
+    chosen = gateway_of(cli, service)
+    return ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
 
 
 def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:

@@ -1,0 +1,36 @@
+"""Whom an ``inf`` verb talks to: the gateway that was named, else that of this home's service."""
+
+from __future__ import annotations
+
+from areal.cli.inf.flags import service_name
+from areal.cli.invocation import Invocation
+from areal.cli.remote import Gateway, gateway, read_key
+from areal.cli.targets import stored
+from areal.errors import ArealError
+from areal.resources.kinds import Ref
+
+
+def gateway_of(cli: Invocation, service: str | None) -> Gateway:
+    """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
+    chosen = gateway(cli)
+    if chosen is not None:
+        return chosen
+    name = service_name(cli, service)
+    return Gateway(_address(cli, name), _local_key(cli, name))
+
+
+def _address(cli: Invocation, service: str) -> str:
+    from areal.cli import view
+    from areal.reconcilers.status import object_status
+
+    found = stored(cli.home, Ref("InferenceService", service))
+    address = object_status(cli.home, found, view.read_runs(cli.home)).address
+    if not address:
+        raise ArealError(f"{found.ref} does not run", hint=f"start it: areal inf run {service} -d")
+    return address
+
+
+def _local_key(cli: Invocation, service: str) -> str:
+    from areal.cli.keys import service_key
+
+    return read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, service)

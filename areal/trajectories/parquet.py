@@ -1,0 +1,100 @@
+"""Trajectories as Parquet, one row an interaction; needs pyarrow, imported here only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError
+from areal.trajectories.record import TOKEN_COLUMNS, Episode, read_episode
+
+_AT_A_TIME = 256  # episodes, and rows: bounds the memory, not the file
+_EPISODE = ("episode", "prompt", "sample", "answer", "seconds", "export_id")
+_TEXT = ("messages", "response")  # an external model's, as JSON
+
+
+def pyarrow() -> Any:
+    """Raises ArealError with what to install."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ArealError(
+            "Parquet needs pyarrow, which is not installed", hint="pip install 'areal[parquet]'"
+        ) from error
+    return pyarrow
+
+
+def _schema(arrow: Any) -> Any:
+    ids, texts = arrow.list_(arrow.int64()), arrow.string()
+    fields = {
+        "episode": texts, "prompt": arrow.int64(), "sample": arrow.int64(), "episode_reward": arrow.float64(),
+        "answer": texts, "seconds": arrow.float64(), "export_id": texts, "example": texts, "failures": texts,
+        "session_id": texts, "trajectory_id": arrow.int64(), "interaction_id": texts, "parent_id": texts,
+        "finish_reason": texts, "truncated": arrow.bool_(), "rewarded": arrow.bool_(), "model": texts,
+        "reward": arrow.float32(), "original_reward": arrow.float32(),
+        "input_ids": ids, "loss_mask": arrow.list_(arrow.int8()), "logprobs": arrow.list_(arrow.float32()),
+        "versions": ids, "turn_ids": arrow.list_(arrow.int32()), "messages": texts, "response": texts,
+    }  # fmt: skip
+    return arrow.schema(list(fields.items()))
+
+
+def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
+    """Write a whole file, a part at a time; how many rows. The caller gives it its name when it is done."""
+    arrow, rows = pyarrow(), 0
+    schema = _schema(arrow)
+    with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        waiting: list[dict[str, Any]] = []
+        for number, episode in enumerate(episodes, 1):
+            waiting += _rows(episode)
+            if number % _AT_A_TIME == 0:
+                writer.write_table(arrow.Table.from_pylist(waiting, schema))
+                rows, waiting = rows + len(waiting), []
+        writer.write_table(arrow.Table.from_pylist(waiting, schema))
+    return rows + len(waiting)
+
+
+def _rows(episode: Episode) -> Iterator[dict[str, Any]]:
+    shared = {name: getattr(episode, name) for name in _EPISODE}
+    shared["episode_reward"] = episode.reward
+    shared["example"] = json.dumps(episode.example)
+    shared["failures"] = json.dumps([dict(each) for each in episode.failures])
+    for each in episode.interactions:
+        document = each.document()
+        yield {**shared, **document, **{name: json.dumps(document[name]) for name in _TEXT if name in document}}
+
+
+def read_parquet(path: Path) -> Iterator[Episode]:
+    """Raises ArealError for a file that is not ours."""
+    arrow = pyarrow()
+    try:
+        rows = _each_row(arrow.parquet.ParquetFile(path))
+        for _, of_one in groupby(rows, key=lambda row: row["episode"]):
+            yield read_episode(_document(list(of_one)))
+    except (arrow.ArrowException, KeyError, ValueError) as error:
+        raise ArealError(f"{path} holds no trajectories: {error}") from error
+
+
+def _each_row(file: Any) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(_AT_A_TIME):
+        yield from batch.to_pylist()
+
+
+def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    first = rows[0]
+    return {
+        **{name: first[name] for name in _EPISODE},
+        "reward": first["episode_reward"],
+        "example": json.loads(first["example"]),
+        "failures": json.loads(first["failures"]),
+        "interactions": [_interaction(row) for row in rows],
+    }
+
+
+def _interaction(row: Mapping[str, Any]) -> dict[str, Any]:
+    columns = {name: row[name] or [] for name in TOKEN_COLUMNS}
+    texts = {name: json.loads(row[name]) for name in _TEXT if row[name]}
+    return {**{name: value for name, value in row.items() if name not in _TEXT}, **columns, **texts}

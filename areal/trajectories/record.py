@@ -1,0 +1,178 @@
+"""A trajectory as files and views have it: unpadded rows, one an interaction, with what is known of each.
+
+The data plane exports columns padded to the longest row; here a row has its own length, so that a file has no padding
+and a row can be read alone. All token columns of a row have the same length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+TOKEN_COLUMNS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids")
+_ABOUT = (
+    "session_id",
+    "trajectory_id",
+    "interaction_id",
+    "parent_id",
+    "finish_reason",
+    "truncated",
+    "rewarded",
+    "model",
+)
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """One row of an export.
+
+    ``loss_mask``: 0 prompt, 1 generated. ``logprobs``: natural logarithms, 0 on prompt. ``versions`` and ``turn_ids``:
+    -1 on prompt. ``reward`` is discounted along the conversation, ``original_reward`` is the interaction's own.
+    ``messages`` and ``response`` instead of tokens: an external model's.
+    """
+
+    interaction_id: str
+    parent_id: str | None = None
+    session_id: str = ""
+    trajectory_id: int = 0
+    model: str = ""
+    finish_reason: str = ""
+    truncated: bool = False
+    rewarded: bool = False
+    reward: float = 0.0
+    original_reward: float = 0.0
+    input_ids: Sequence[int] = ()
+    loss_mask: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    versions: Sequence[int] = ()
+    turn_ids: Sequence[int] = ()
+    messages: Sequence[Mapping[str, Any]] = ()
+    response: Mapping[str, Any] | None = None
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.loss_mask) - self.generated_tokens
+
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = {name: getattr(self, name) for name in _ABOUT}
+        found |= {"reward": self.reward, "original_reward": self.original_reward}
+        if self.response is not None:
+            return {**found, "messages": list(self.messages), "response": dict(self.response)}
+        return found | {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What one rollout left: its interactions, and whatever else its collector wrote down.
+
+    ``prompt``: the number of its example in the data set; ``sample``: which of the prompt's samples. Both -1 where no
+    collector was.
+    """
+
+    episode: str
+    interactions: tuple[Interaction, ...]
+    prompt: int = -1
+    sample: int = -1
+    reward: float | None = None
+    answer: str | None = None
+    seconds: float = 0.0
+    export_id: str = ""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    failures: tuple[Mapping[str, Any], ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """As one line of JSON."""
+        return {
+            "episode": self.episode,
+            "prompt": self.prompt,
+            "sample": self.sample,
+            "reward": self.reward,
+            "answer": self.answer,
+            "seconds": round(self.seconds, 4),
+            "export_id": self.export_id,
+            "example": dict(self.example),
+            "failures": [dict(each) for each in self.failures],
+            "interactions": [each.document() for each in self.interactions],
+        }
+
+
+def read_episode(document: Mapping[str, Any]) -> Episode:
+    """The inverse of ``Episode.document``. Raises ValueError naming what is wrong."""
+    try:
+        return Episode(
+            episode=str(document["episode"]),
+            interactions=tuple(_interaction(each) for each in document["interactions"]),
+            prompt=int(document.get("prompt", -1)),
+            sample=int(document.get("sample", -1)),
+            reward=document.get("reward"),
+            answer=document.get("answer"),
+            seconds=float(document.get("seconds") or 0.0),
+            export_id=str(document.get("export_id") or ""),
+            example=document.get("example") or {},
+            failures=tuple(document.get("failures") or ()),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no episode: {error!r}") from error
+
+
+def _interaction(document: Mapping[str, Any]) -> Interaction:
+    known = {name: document[name] for name in Interaction.__dataclass_fields__ if name in document}
+    made = Interaction(**known)
+    if len({len(getattr(made, name)) for name in TOKEN_COLUMNS}) > 1:
+        raise ValueError(f"the token columns of {made.interaction_id} differ in length")
+    return made
+
+
+def rows_of_export(answer: Mapping[str, Any]) -> tuple[Interaction, ...]:
+    """The rows of an export's answer (``traj`` and ``rows``), without padding. Raises ValueError."""
+    try:
+        traj, rows = answer["traj"], answer["rows"]
+        if "interactions" in traj:
+            return tuple(
+                _interaction({**_about(row), **each}) for row, each in zip(rows, traj["interactions"], strict=True)
+            )
+        return tuple(_token_row(traj, row, place) for place, row in enumerate(rows))
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"no export: {error!r}") from error
+
+
+def _token_row(traj: Mapping[str, Any], row: Mapping[str, Any], place: int) -> Interaction:
+    length = sum(map(bool, traj["attention_mask"][place]))
+    columns = {name: list(traj[name][place][:length]) for name in TOKEN_COLUMNS}
+    rewards = {"reward": traj["rewards"][place], "original_reward": traj["original_rewards"][place]}
+    return _interaction({**_about(row), **rewards, **columns})
+
+
+def _about(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _ABOUT if name in row}
+
+
+def episodes_of_export(answer: Mapping[str, Any]) -> list[Episode]:
+    """An export that no collector made: one episode a trajectory."""
+    failures = answer.get("failures") or ()
+    export_id = str(answer.get("export_id") or "")
+    return by_trajectory(rows_of_export(answer), failures, export_id)
+
+
+def by_trajectory(
+    rows: Iterable[Interaction], failures: Iterable[Mapping[str, Any]] = (), export_id: str = ""
+) -> list[Episode]:
+    found = []
+    for (session, number), each in groupby(rows, key=lambda row: (row.session_id, row.trajectory_id)):
+        own = tuple(each)
+        mine = tuple(f for f in failures if (f.get("session_id"), f.get("trajectory_id")) == (session, number))
+        found.append(Episode(f"{session}/{number}", own, reward=total_reward(own), export_id=export_id, failures=mine))
+    return found
+
+
+def total_reward(rows: Sequence[Interaction]) -> float | None:
+    """The sum of the rewards that were given; None when none was."""
+    if not any(row.rewarded for row in rows):
+        return None
+    return sum(row.original_reward for row in rows)
