@@ -68,7 +68,7 @@ async def test_controls_use_the_engines_documented_routes(
     assert posted == [route for route in ROUTES[kind] for _ in range(3)]
 
 
-async def test_sglang_pauses_in_place_and_aborts_nothing_for_a_version(
+async def test_sglang_pauses_by_retracting_and_aborts_nothing_for_a_version(
     http: aiohttp.ClientSession, api: ScriptedApi
 ) -> None:
     engine = client("sglang", http, api)
@@ -76,7 +76,7 @@ async def test_sglang_pauses_in_place_and_aborts_nothing_for_a_version(
     api.replies["GET /get_model_info"] = (200, {"weight_version": "7", "model_path": "/models/tiny"})
     await engine.pause()
     await engine.set_version(7)
-    assert api.bodies("POST /pause_generation") == [{"mode": "in_place"}]
+    assert api.bodies("POST /pause_generation") == [{"mode": "retract"}]
     assert api.bodies("POST /update_weight_version") == [{"new_version": "7", "abort_all_requests": False}]
     assert await engine.version() == 7 and (await engine.state()).root == "/models/tiny"
 

@@ -119,13 +119,19 @@ def test_controls_are_idempotent_and_name_the_worker(house: RealHouse) -> None:
         assert result["worker_addr"] == house.proxy.url and result["status"] == 200
 
 
-def test_memory_that_the_engine_cannot_release_is_said_and_calls_go_on(house: RealHouse) -> None:
-    for path in ("/release_memory_occupation/all", "/resume_memory_occupation/all"):
-        answer = house.ask("POST", path, {})
-        (result,) = answer.json()["results"]
-        assert (answer.status, result["status"], result["ok"]) == (207, 400, False)
-        assert "embedded engine cannot release" in result["error"]
-    assert house.ask("POST", COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
+def test_released_memory_takes_no_calls_until_it_is_resumed(house: RealHouse) -> None:
+    before = house.ask("POST", COMPLETIONS, {**LONG, "max_tokens": 4, "seed": 1}).json()["choices"]
+    for _ in range(2):
+        (result,) = house.control("/release_memory_occupation/all")
+        assert (result["status"], result["ok"]) == (200, True)
+    refused = house.proxy.call("POST", COMPLETIONS, {**LONG, "max_tokens": 4}, key=house.processes.key)
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "memory_released")
+    house.control("/resume_memory_occupation/all")
+    again = {**LONG, "max_tokens": 4, "seed": 1}
+    assert (
+        wait_until(lambda: (answer := house.ask("POST", COMPLETIONS, again)).status == 200 and answer).json()["choices"]
+        == before
+    )
 
 
 def test_answer_that_the_context_has_no_room_for_is_400(house: RealHouse) -> None:

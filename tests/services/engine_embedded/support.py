@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import threading
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any
 import torch
 import transformers
 from hypothesis import HealthCheck, settings
+from safetensors.torch import save_file
 
 from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
 from areal.services.inference.engines.embedded.engine import Engine
+from areal.services.inference.engines.embedded.grammar import Matcher
+from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.model_config import parse, read_config
 from areal.services.inference.engines.embedded.runner import ModelRunner
 from areal.services.inference.engines.embedded.sampling import Sampling, stream_key
@@ -49,6 +54,29 @@ def make_model(folder: Path, family: str = "Llama", *, seed: int = 0, shard: str
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder, max_shard_size=shard)
     return model.eval()
+
+
+def make_adapter(folder: Path, model: Any, *, seed: int = 0, rank: int = 3, alpha: int = 6, **config: Any) -> Any:
+    """Save a random LoRA adapter of every projection in PEFT's format; the model with it merged in, by plain sums."""
+    generator = torch.Generator().manual_seed(seed)
+    merged = copy.deepcopy(model)
+    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    tensors = {}
+    for name, module in merged.named_modules():
+        if not name.endswith("_proj"):
+            continue
+        out, inner = module.weight.shape
+        down = torch.randn(rank, inner, generator=generator) * 0.3
+        up = torch.randn(out, rank, generator=generator) * 0.3
+        tensors |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
+        with torch.no_grad():
+            module.weight += scale * up @ down
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    names = sorted({name.rsplit(".", 3)[1] for name in tensors})
+    about = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": names, "bias": "none", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    return merged
 
 
 def open_runner(folder: Path, limits: Limits = LIMITS, dtype: torch.dtype = torch.float32) -> DecoderRunner:
@@ -93,12 +121,29 @@ class Harness:
             self._changed.notify_all()
 
 
-def make_sequence(prompt: Seq[int], *, index: int = 0, room: int = 128, **sampling: Any) -> Sequence:
+def make_sequence(
+    prompt: Seq[int],
+    *,
+    index: int = 0,
+    room: int = 128,
+    adapter: Adapter | None = None,
+    matcher: Matcher | None = None,
+    **sampling: Any,
+) -> Sequence:
     stop_ids = frozenset(sampling.get("stop_token_ids", ()))
     params = Sampling(**sampling)
     allowance = room - len(prompt) if params.max_new_tokens is None else params.max_new_tokens
     key = stream_key(params.seed or 0, index)
-    return Sequence(list(prompt), params, allowance=allowance, stop_ids=stop_ids, index=index, key=key)
+    return Sequence(
+        list(prompt),
+        params,
+        allowance=allowance,
+        stop_ids=stop_ids,
+        index=index,
+        key=key,
+        adapter=adapter,
+        matcher=matcher,
+    )
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ import torch
 
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
+from areal.services.inference.engines.embedded.runner import Adapters
 from areal.services.inference.engines.embedded.sequence import Finish
 
 from .support import Harness, gap, open_runner
@@ -118,11 +119,13 @@ class _Breaking(DecoderRunner):
 
     steps = 0
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+    def decode(
+        self, tokens: torch.Tensor, positions: torch.Tensor, width: int, adapters: Adapters = ()
+    ) -> torch.Tensor:
         self.steps += 1
         if self.steps == 5:
             raise MemoryError("no room")
-        return super().decode(tokens, positions, width)
+        return super().decode(tokens, positions, width, adapters)
 
 
 def test_failing_step_ends_everything_and_is_told(llama: tuple[Path, Any]) -> None:

@@ -52,12 +52,14 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), i
 
 @dataclass(frozen=True)
 class EngineCall:
-    """One generation. ``request_id`` is unique to the call. ``response_format`` only where the engine has it."""
+    """One generation. ``request_id`` is unique to the call. ``response_format`` only where the engine has it;
+    ``adapter`` is one of those that ``EngineState`` lists, None the model itself."""
 
     request_id: str
     input_ids: Sequence[int]
     sampling: Sampling
     response_format: Mapping[str, Any] | None = None
+    adapter: str | None = None
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -80,7 +82,8 @@ class EngineDelta:
 class EngineState:
     """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens.
 
-    ``root`` is where the engine has its model from. ``paused`` is None where the engine does not tell.
+    ``root`` is where the engine has its model from. ``paused`` is None where the engine does not tell. ``adapters`` are
+    the LoRA adapters that a call may name.
     """
 
     not_ready: str | None
@@ -88,6 +91,7 @@ class EngineState:
     max_model_len: int | None = None
     root: str | None = None
     paused: bool | None = None
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,10 @@ class EngineFailed(EngineError):
 
 class EngineUnsupported(EngineError):
     """This engine, or the way it was started, has no such control."""
+
+
+class WeightsDiffer(EngineFailed):
+    """The engine said that it took new weights, and computes with others: nothing it samples now can be trusted."""
 
 
 class TokenEngine(Protocol):
@@ -160,6 +168,23 @@ class TokenEngine(Protocol):
 
     async def version(self) -> int | None:
         """None where the engine was never told one."""
+        ...
+
+    async def load_weights(self, folder: str, version: int) -> None:
+        """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from
+        then on carry ``version``. The caller has paused the engine.
+
+        When the engine refuses the folder (EngineRefused) the old weights and their version stay. That it accepted is
+        no proof: ``weight_check.check_weights``.
+        """
+        ...
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Serve the LoRA adapter in ``folder`` (PEFT's format) as ``name``; one of that name is replaced."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """EngineRefused when there is none of that name."""
         ...
 
     async def release_memory(self) -> None:

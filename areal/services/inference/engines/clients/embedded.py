@@ -15,15 +15,19 @@ from areal.services.inference.engines.base import (
     EngineDelta,
     EngineFailed,
     EngineState,
-    EngineUnsupported,
     FinishReason,
 )
-from areal.services.inference.engines.clients.transport import EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
 from areal.services.web.ndjson import split_lines
+
+_NO_ADAPTERS = "this engine serves no LoRA adapters"
+_NO_RELEASE = "this engine cannot release its memory"
 
 
 class EmbeddedClient:
-    capabilities = Capabilities()
+    """It says itself, with 400, where it was installed without grammars for ``response_format``."""
+
+    capabilities = Capabilities(response_format=True)
 
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
@@ -35,6 +39,10 @@ class EmbeddedClient:
             "stream": True,
             "request_id": call.request_id,
         }
+        if call.adapter is not None:
+            body["adapter"] = call.adapter
+        if call.response_format is not None:
+            body["response_format"] = call.response_format
         async with self._engine.post("/generate", body) as response:
             async with contextlib.aclosing(split_lines(response.content)) as lines:
                 async for line in lines:
@@ -48,10 +56,13 @@ class EmbeddedClient:
         if status != 200:
             stage = data.get("stage") or data.get("reason") or "no answer"
             return EngineState(not_ready=f"the engine is not ready: {stage}")
+        if data.get("memory_released"):
+            return EngineState(not_ready="the engine's memory is released")
         _, running = await self._engine.get("/get_version")
         root, paused = data.get("model_path"), data.get("paused")
         return EngineState(
             not_ready=None,
+            adapters=tuple(data.get("adapters") or ()),
             version=_whole(running, "version"),
             max_model_len=_whole(data, "max_model_len"),
             root=root if isinstance(root, str) else None,
@@ -71,11 +82,21 @@ class EmbeddedClient:
         _, running = await self._engine.get("/get_version")
         return _whole(running, "version")
 
+    async def load_weights(self, folder: str, version: int) -> None:
+        body = {"path": folder, "version": version}
+        await self._engine.command("/load_weights", body, unless="this engine loads no weights", timeout=LOAD_TIMEOUT)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        await self._engine.command("/load_adapter", {"name": name, "path": folder}, unless=_NO_ADAPTERS)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._engine.command("/unload_adapter", {"name": name}, unless=_NO_ADAPTERS)
+
     async def release_memory(self) -> None:
-        raise EngineUnsupported("the embedded engine cannot release its memory; stop the replica instead")
+        await self._engine.command("/release_memory_occupation", unless=_NO_RELEASE, timeout=LOAD_TIMEOUT)
 
     async def restore_memory(self) -> None:
-        raise EngineUnsupported("the embedded engine cannot release its memory, so there is nothing to resume")
+        await self._engine.command("/resume_memory_occupation", unless=_NO_RELEASE, timeout=LOAD_TIMEOUT)
 
 
 def _wire(call: EngineCall) -> dict[str, Any]:

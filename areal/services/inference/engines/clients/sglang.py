@@ -4,8 +4,9 @@ Each event repeats the whole answer so far, or with its incremental option only 
 by ``completion_tokens``. Tokens carry the ``weight_version`` that the event reports, where that is a number.
 Not honoured: ``seed`` (it needs the server's deterministic mode, and is silently dropped without it).
 
-A pause is ``in_place``: requests stay where they are, their cache too, and go on at ``/continue_generation``. Memory
-is released only by a server that was started with ``--enable-memory-saver``.
+A pause is ``retract``: requests go back to the queue and on at ``/continue_generation``, computed again. The other kind
+that keeps them, ``in_place``, keeps their cache too, and then the server cannot flush what old weights computed for
+prompts to come. Memory is released only by a server that was started with ``--enable-memory-saver``.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ from areal.services.inference.engines.base import (
     Capabilities,
     EngineCall,
     EngineDelta,
+    EngineRefused,
     EngineState,
     FinishReason,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.sse import read_events
-from areal.services.inference.engines.clients.transport import EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 UNKNOWN_VERSION = -1
 _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
 _NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
+_NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
+_NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
 
 
@@ -67,10 +71,16 @@ class SglangClient:
             version=_version(model.get("weight_version")),
             max_model_len=length if isinstance(length, int) else None,
             root=root if isinstance(root := model.get("model_path"), str) else None,
+            adapters=await self._adapters(),
         )
 
+    async def _adapters(self) -> tuple[str, ...]:
+        """Those that ``/v1/models`` lists with a parent: the model itself has none."""
+        _, listed = await self._engine.get("/v1/models")
+        return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
+
     async def pause(self) -> None:
-        await self._engine.command("/pause_generation", {"mode": "in_place"}, unless=_NO_PAUSE)
+        await self._engine.command("/pause_generation", {"mode": "retract"}, unless=_NO_PAUSE)
 
     async def resume(self) -> None:
         await self._engine.command("/continue_generation", unless=_NO_PAUSE)
@@ -82,6 +92,27 @@ class SglangClient:
     async def version(self) -> int | None:
         _, model = await self._engine.get("/get_model_info")
         return _version(model.get("weight_version"))
+
+    async def load_weights(self, folder: str, version: int) -> None:
+        body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
+        answer = await self._engine.command(
+            "/update_weights_from_disk",
+            body,
+            unless=_NO_UPDATE,
+            timeout=LOAD_TIMEOUT,
+        )
+        _check_success(answer)  # it may say 200 and that it failed
+        if await self.version() != version:
+            await self.set_version(version)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        if name in await self._adapters():
+            await self.unload_adapter(name)
+        body = {"lora_name": name, "lora_path": folder}
+        _check_success(await self._engine.command("/load_lora_adapter", body, unless=_NO_LORA))
+
+    async def unload_adapter(self, name: str) -> None:
+        _check_success(await self._engine.command("/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA))
 
     async def release_memory(self) -> None:
         await self._engine.command("/release_memory_occupation", unless=_NO_SAVER)
@@ -100,7 +131,9 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
     sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
     if call.response_format is not None:
         sampling["json_schema"] = _json_schema(call.response_format)
+    adapter = {} if call.adapter is None else {"lora_path": call.adapter}
     return {
+        **adapter,
         "rid": call.request_id,
         "input_ids": call.input_ids,
         "sampling_params": sampling,
@@ -144,6 +177,11 @@ class Progress:
             finish_reason=finish,
             stop_token_id=stop_token,
         )
+
+
+def _check_success(answer: Mapping[str, Any]) -> None:
+    if answer.get("success") is False:
+        raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
 
 def _top(entry: Any) -> TopLogprobs:

@@ -13,6 +13,7 @@ from areal.services.inference.engines.base import EngineFailed, EngineRefused, E
 
 _CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _COMMAND_TIMEOUT = aiohttp.ClientTimeout(total=120.0)
+LOAD_TIMEOUT = aiohttp.ClientTimeout(total=1800.0)  # weights of any size, from any disk
 _NEVER_BEGAN = frozenset({429, 503})
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
 
@@ -54,11 +55,12 @@ class EngineHttp:
         *,
         unless: str,
         params: Mapping[str, str] | None = None,
+        timeout: aiohttp.ClientTimeout = _COMMAND_TIMEOUT,
     ) -> dict[str, Any]:
         """A control that must work: its answer, or an EngineError. ``unless`` says why the route may be missing."""
         try:
             async with self._http.post(
-                self._url + path, json=body or {}, params=params, headers=self._headers, timeout=_COMMAND_TIMEOUT
+                self._url + path, json=body or {}, params=params, headers=self._headers, timeout=timeout
             ) as response:
                 if response.status in _NO_SUCH_ROUTE:
                     raise EngineUnsupported(unless)

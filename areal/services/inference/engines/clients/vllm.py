@@ -5,7 +5,11 @@ the alternatives (written ``token_id:N``). Closing the connection aborts the req
 
 The route does not say which weights sampled a token, so the version is kept here: -1 until one is set, then whatever
 is set when a token arrives. That is exact across a pause, which returns once what was sampled before it has arrived.
-Pausing (``keep``: requests freeze and go on) and sleeping are routes of vLLM's development mode.
+vLLM keeps it too (``/weight_info``), for a data proxy that comes later.
+
+Pausing (``keep``: requests freeze and go on), versions, weights and sleeping are routes of vLLM's development mode.
+Weights go in by our own extension of its workers (``vllm_plugin``): vLLM's own reload keeps the old head of a model
+whose head is tied to its embedding, and says nothing. It takes one greedy sample only: several are that one, repeated.
 """
 
 from __future__ import annotations
@@ -22,18 +26,25 @@ from areal.services.inference.engines.base import (
     Capabilities,
     EngineCall,
     EngineDelta,
+    EngineFailed,
+    EngineRefused,
     EngineState,
     EngineUnavailable,
+    EngineUnsupported,
     FinishReason,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.sse import read_events
-from areal.services.inference.engines.clients.transport import EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_GREEDY_BELOW = 1e-5
 UNKNOWN_VERSION = -1
 _NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
+_NO_LORA = (
+    "this vLLM loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+)
 _QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
 _SETTLE_S = 5.0
 
@@ -52,6 +63,7 @@ class VllmClient:
         if self._model is None:
             raise EngineUnavailable("vLLM has not said yet which model it serves")
         body = wire_body(call, self._model)
+        alike = range(call.sampling.n) if _greedy(call) else ()
         self._calls += 1
         try:
             async with self._engine.post("/v1/completions", body) as response:
@@ -59,7 +71,11 @@ class VllmClient:
                     async for data in events:
                         self._heard.set()
                         for choice in data.get("choices", ()):
-                            yield self._stamped(read_choice(choice, call))
+                            delta = self._stamped(read_choice(choice, call))
+                            if not alike:
+                                yield delta
+                            for index in alike:
+                                yield replace(delta, index=index)
         finally:
             self._calls -= 1
 
@@ -79,10 +95,13 @@ class VllmClient:
             return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
         _, listed = await self._engine.get("/v1/models")
         models = listed.get("data") or []
-        if not models:
+        served = next((model for model in models if not model.get("parent")), None)
+        if served is None:
             return EngineState(not_ready="vLLM lists no model")
-        self._model = models[0]["id"]
-        length, root = models[0].get("max_model_len"), models[0].get("root")
+        self._model = served["id"]
+        if self._version is None:
+            self._version = await self._told_version()
+        length, root = served.get("max_model_len"), served.get("root")
         _, pausing = await self._engine.get("/is_paused")
         paused = pausing.get("is_paused")
         return EngineState(
@@ -91,6 +110,7 @@ class VllmClient:
             max_model_len=length if isinstance(length, int) else None,
             root=root if isinstance(root, str) else None,
             paused=paused if isinstance(paused, bool) else None,
+            adapters=tuple(model["id"] for model in models if model.get("parent")),
         )
 
     async def pause(self) -> None:
@@ -115,9 +135,34 @@ class VllmClient:
 
     async def set_version(self, version: int) -> None:
         self._version = version
+        with contextlib.suppress(EngineUnsupported):  # an older one: then we alone know it
+            await self._engine.command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
+
+    async def _told_version(self) -> int | None:
+        """What an earlier data proxy of this engine set."""
+        _, about = await self._engine.get("/weight_info")
+        text = str(about.get("weight_version"))
+        return int(text) if text.isdecimal() else None
 
     async def version(self) -> int | None:
         return self._version
+
+    async def load_weights(self, folder: str, version: int) -> None:
+        body = {"method": "areal_load_weights", "kwargs": {"path": folder}}
+        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout=LOAD_TIMEOUT)
+        results = answer.get("results")
+        if not isinstance(results, list) or not results:
+            raise EngineFailed(f"vLLM's workers did not say whether they took the weights: {answer}")
+        if refusals := [str(each) for each in results if each not in (None, "None")]:
+            raise EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
+        await self.set_version(version)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        await self._engine.command("/v1/load_lora_adapter", body, unless=_NO_LORA)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._engine.command("/v1/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA)
 
     async def release_memory(self) -> None:
         await self._engine.command("/sleep", params={"level": "1"}, unless=_NO_DEV_MODE)
@@ -129,11 +174,13 @@ class VllmClient:
 def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     sampling = {_WIRE_NAMES.get(name, name): value for name, value in call.sampling.changed().items()}
     sampling.pop("top_logprobs", None)
+    if _greedy(call):
+        sampling.pop("n", None)
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
     body = {
         **sampling,
-        "model": model,
+        "model": call.adapter or model,
         "prompt": call.input_ids,
         "temperature": call.sampling.temperature,  # said even when it is ours: the model's own default may differ
         "top_p": call.sampling.top_p,
@@ -148,6 +195,10 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     if call.response_format is not None:
         body["response_format"] = dict(call.response_format)
     return body
+
+
+def _greedy(call: EngineCall) -> bool:
+    return call.sampling.temperature < _GREEDY_BELOW
 
 
 def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:

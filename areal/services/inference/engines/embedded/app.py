@@ -17,6 +17,8 @@ from areal.services.inference.engines.embedded.generation import (
     answer_stream,
     answer_whole,
     make_sequences,
+    read_adapter,
+    read_grammar,
     read_prompt,
     read_sampling,
 )
@@ -48,7 +50,13 @@ class EngineRoutes:
         if self._loaded is None:
             return {}
         engine = self._loaded.engine
-        return {"version": engine.version, "paused": engine.paused, "max_model_len": engine.limits.max_length}
+        return {
+            "version": engine.version,
+            "paused": engine.paused,
+            "max_model_len": engine.limits.max_length,
+            "memory_released": engine.memory_released,
+            "adapters": sorted(self._loaded.adapters),
+        }
 
     def add_to(self, service: Service) -> None:
         metrics = service.metrics
@@ -64,6 +72,10 @@ class EngineRoutes:
             "/resume": self._resume,
             "/continue_generation": self._resume,
             "/load_weights": self._load_weights,
+            "/load_adapter": self._load_adapter,
+            "/unload_adapter": self._unload_adapter,
+            "/release_memory_occupation": self._release_memory,
+            "/resume_memory_occupation": self._restore_memory,
             "/set_version": self._set_version,
         }
         for path, handler in posts.items():
@@ -79,13 +91,16 @@ class EngineRoutes:
         body = await read_object(request)
         prompt = read_prompt(body.get("input_ids"), loaded)
         sampling = read_sampling(body.get("sampling"), loaded.engine.vocab_size)
+        adapter = read_adapter(body.get("adapter"), loaded)
+        matcher = read_grammar(body.get("response_format"), sampling, loaded)
         request_id = str(body.get("request_id") or request[REQUEST_ID])
         if request_id in self._requests:
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
         whole = not body.get("stream", False)
-        stream = self._streams.open(make_sequences(prompt, sampling, loaded), whole=whole)
+        sequences = make_sequences(prompt, sampling, loaded, adapter, matcher)
+        stream = self._streams.open(sequences, whole=whole)
         self._requests[request_id] = stream
         try:
             _submit(loaded, stream)
@@ -145,6 +160,38 @@ class EngineRoutes:
                 ) from error
         return json_response({"status": "ok", "version": loaded.engine.version})
 
+    async def _load_adapter(self, request: web.Request) -> web.Response:
+        """What runs goes on with the adapter that it began with."""
+        loaded, body = self._model(), await read_object(request)
+        name, path = _text(body, "name"), _text(body, "path")
+        try:
+            adapter = await asyncio.to_thread(loaded.engine.read_adapter, name, Path(path))
+        except ArealError as error:
+            raise bad_request(f"the adapter was not loaded: {error}", param="path") from error
+        loaded.adapters[adapter.name] = adapter
+        return json_response({"status": "ok", "adapters": sorted(loaded.adapters)})
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        loaded, body = self._model(), await read_object(request)
+        if loaded.adapters.pop(str(body.get("name")), None) is None:
+            raise bad_request(f"adapter {body.get('name')!r} is not loaded here", param="name")
+        return json_response({"status": "ok", "adapters": sorted(loaded.adapters)})
+
+    async def _release_memory(self, request: web.Request) -> web.Response:
+        loaded = self._model()
+        async with self._swapping:
+            try:
+                await _done(loaded.engine.release_memory())
+            except ArealError as error:
+                raise ApiError(507, f"the memory was not released: {error}", code="no_room") from error
+        return json_response({"status": "ok", "memory_released": True})
+
+    async def _restore_memory(self, request: web.Request) -> web.Response:
+        loaded = self._model()
+        async with self._swapping:
+            await _done(loaded.engine.restore_memory())
+        return json_response({"status": "ok", "memory_released": False})
+
     async def _set_version(self, request: web.Request) -> web.Response:
         loaded, body = self._model(), await read_object(request)
         await _done(loaded.engine.set_version(_version(body.get("version"))))
@@ -170,6 +217,13 @@ def _submit(loaded: Loaded, stream: Stream) -> None:
         loaded.engine.submit(stream.sequences)
     except ArealError as error:
         raise ApiError(503, error.message, code="engine_unavailable") from error
+
+
+def _text(body: dict[str, Any], field: str) -> str:
+    value = body.get(field)
+    if not isinstance(value, str) or not value:
+        raise bad_request(f"{field} must be a text", param=field)
+    return value
 
 
 def _version(value: Any) -> int:

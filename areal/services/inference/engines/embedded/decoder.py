@@ -8,6 +8,7 @@ queries of one sequence, since they see the same keys: no key is repeated.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import buffers
+from areal.services.inference.engines.embedded.lora import Deltas
 from areal.services.inference.engines.embedded.matrix import Matrix
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.rope import rotations
@@ -27,6 +29,7 @@ _MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 class Layer:
     """One layer's weights."""
 
+    index: int
     input_norm: Tensor
     qkv: Matrix
     qkv_bias: Tensor | None
@@ -59,6 +62,8 @@ class PrefillShape:
 
 
 class Decoder:
+    """``deltas``, where a step has them, say what LoRA adapters add to the projections of which rows."""
+
     def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.dtype, self.device = dtype, device
@@ -79,16 +84,31 @@ class Decoder:
         """Give a buffer of the layout its values, which are copied; a tied head follows its embedding."""
         if name in self._matrices:
             self._matrices[name].assign(values)
+        elif not self._tensors[name].numel():
+            self._tensors[name] = values.to(self.device, self.dtype, copy=True)
         else:
             self._tensors[name].copy_(values)
         if name == "embed" and self.config.tied:
             self._head.assign(values)
+
+    def large(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that hold nearly all of the memory: what ``release`` drops and ``install`` takes back."""
+        yield "embed", self._tensors["embed"]
+        for name, matrix in self._matrices.items():
+            if not (name == "head" and self.config.tied):
+                yield name, matrix.values()
+
+    def release(self) -> None:
+        self._tensors["embed"] = self._tensors["embed"].new_empty(0)
+        for matrix in self._matrices.values():
+            matrix.release()
 
     def _layer(self, index: int) -> Layer:
         tensors = {
             name.rpartition(".")[2]: held for name, held in self._tensors.items() if name.startswith(f"{index}.")
         }
         return Layer(
+            index=index,
             input_norm=tensors["input_norm"],
             qkv=self._matrices[f"{index}.qkv"],
             qkv_bias=tensors.get("qkv_bias"),
@@ -102,13 +122,15 @@ class Decoder:
             down_bias=tensors.get("down_bias"),
         )
 
-    def prefill(self, cache: KVCache, tokens: Tensor, shape: PrefillShape, last: Tensor) -> Tensor:
+    def prefill(
+        self, cache: KVCache, tokens: Tensor, shape: PrefillShape, last: Tensor, deltas: Deltas | None = None
+    ) -> Tensor:
         """Compute ``tokens`` [batch, time] into the cache; logits [batch, vocab] float32 at flat indices ``last``."""
         batch, time = tokens.shape
         hidden = F.embedding(tokens.view(-1), self._tensors["embed"])
         angles = self._rotations[shape.offsets.view(-1)].unsqueeze(1)
         for layer, store in zip(self._layers, cache.layers, strict=True):
-            qkv = self._qkv(layer, hidden, angles)
+            qkv = self._qkv(layer, hidden, angles, deltas)
             queries, new = self._split(qkv)
             store[shape.rows, :, shape.positions] = new[shape.valid]
             if shape.mask is None:
@@ -123,10 +145,18 @@ class Decoder:
                 attn_mask=shape.mask,
                 is_causal=shape.mask is None,
             )
-            hidden = self._close(layer, hidden, attended.transpose(1, 2).reshape(batch * time, -1))
+            hidden = self._close(layer, hidden, attended.transpose(1, 2).reshape(batch * time, -1), deltas)
         return self._logits(hidden[last])
 
-    def decode(self, cache: KVCache, tokens: Tensor, positions: Tensor, width: int, mask: Tensor | None) -> Tensor:
+    def decode(
+        self,
+        cache: KVCache,
+        tokens: Tensor,
+        positions: Tensor,
+        width: int,
+        mask: Tensor | None,
+        deltas: Deltas | None = None,
+    ) -> Tensor:
         """One position more for rows 0..batch-1; logits [batch, vocab] float32.
 
         ``tokens`` and ``positions`` [batch]; ``width`` positions of the cache are looked at, hidden where ``mask``
@@ -137,20 +167,23 @@ class Decoder:
         angles = self._rotations[positions].unsqueeze(1)
         rows = torch.arange(batch, device=self.device)
         for layer, store in zip(self._layers, cache.layers, strict=True):
-            queries, new = self._split(self._qkv(layer, hidden, angles))
+            queries, new = self._split(self._qkv(layer, hidden, angles, deltas))
             store[rows, :, positions] = new
             keys, values = store[:batch, :, :width].chunk(2, dim=1)
             attended = F.scaled_dot_product_attention(
                 queries.view(batch, config.kv_heads, -1, config.head_dim), keys, values, attn_mask=mask
             )
-            hidden = self._close(layer, hidden, attended.reshape(batch, -1))
+            hidden = self._close(layer, hidden, attended.reshape(batch, -1), deltas)
         return self._logits(hidden)
 
-    def _qkv(self, layer: Layer, hidden: Tensor, angles: Tensor) -> Tensor:
+    def _qkv(self, layer: Layer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> Tensor:
         """[tokens, heads + 2 * kv_heads, head_dim], queries and keys normed where the model does so, and rotated."""
         config = self.config
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
-        qkv = layer.qkv.project(normed, layer.qkv_bias).view(hidden.shape[0], -1, config.head_dim)
+        projected = layer.qkv.project(normed, layer.qkv_bias)
+        if deltas is not None:
+            deltas.add(f"{layer.index}.qkv", normed, projected)
+        qkv = projected.view(hidden.shape[0], -1, config.head_dim)
         rotary = qkv[:, : config.heads + config.kv_heads]
         source = rotary
         if layer.qk_norm is not None:
@@ -175,13 +208,22 @@ class Decoder:
         groups = self.config.heads // self.config.kv_heads
         return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
 
-    def _close(self, layer: Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+    def _close(self, layer: Layer, hidden: Tensor, attended: Tensor, deltas: Deltas | None) -> Tensor:
         """What follows attention: its output projection and the gated MLP, each added to the residual stream."""
         config = self.config
         hidden = layer.output.project_onto(hidden, attended, layer.output_bias)
+        if deltas is not None:
+            deltas.add(f"{layer.index}.output", attended, hidden)
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.post_norm, config.norm_eps)
-        gate, up = layer.gate_up.project(normed, layer.gate_up_bias).chunk(2, dim=-1)
-        return layer.down.project_onto(hidden, F.silu(gate).mul_(up), layer.down_bias)
+        gate_up = layer.gate_up.project(normed, layer.gate_up_bias)
+        if deltas is not None:
+            deltas.add(f"{layer.index}.gate_up", normed, gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        inner = F.silu(gate).mul_(up)
+        hidden = layer.down.project_onto(hidden, inner, layer.down_bias)
+        if deltas is not None:
+            deltas.add(f"{layer.index}.down", inner, hidden)
+        return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = torch.rms_norm(hidden, (self.config.hidden_size,), self._tensors["norm"], self.config.norm_eps)

@@ -16,7 +16,10 @@ from areal.services.inference.engines.embedded.decoder import Decoder, PrefillSh
 from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, check, plan
+from areal.services.inference.engines.embedded.lora import Adapter, deltas_of, read_adapter
 from areal.services.inference.engines.embedded.model_config import ModelConfig
+from areal.services.inference.engines.embedded.runner import Adapters
+from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -34,6 +37,7 @@ class DecoderRunner:
         self._shapes = buffers(config)
         self._decoder = Decoder(config, limits.max_length, dtype, device)
         self._cache = KVCache(config.layers, config.kv_heads, config.head_dim, limits.kv_tokens, dtype, device)
+        self._spill: Spill | None = None
         self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
         size = sum(math.prod(shape) for shape in self._shapes.values())
         self.description = f"own decoder, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
@@ -56,7 +60,9 @@ class DecoderRunner:
                 del self._kept[number]
 
     @torch.inference_mode()
-    def prefill(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int) -> Tensor:
+    def prefill(
+        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+    ) -> Tensor:
         lengths = [len(each) for each in tokens]
         time = max(lengths)
         padded = torch.tensor([[*each, *[0] * (time - len(each))] for each in tokens], device=self.device)
@@ -76,19 +82,21 @@ class DecoderRunner:
             width=width,
         )
         last = torch.arange(len(tokens), device=self.device) * time + count - 1
-        return self._decoder.prefill(self._cache, padded, shape, last)
+        deltas = deltas_of(adapters, time, self.device)
+        return self._decoder.prefill(self._cache, padded, shape, last, deltas)
 
     def _causal_mask(self, offsets: Tensor, width: int) -> Tensor:
         hidden = torch.arange(width, device=self.device) > offsets[:, :, None]
         return self._additive(hidden).unsqueeze(1)
 
     @torch.inference_mode()
-    def decode(self, tokens: Tensor, positions: Tensor, width: int) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, width: int, adapters: Adapters = ()) -> Tensor:
         mask = None
         if len(tokens) > 1:
             hidden = torch.arange(width, device=self.device) > positions[:, None]
             mask = self._additive(hidden)[:, None, None]
-        return self._decoder.decode(self._cache, tokens, positions, width, mask)
+        deltas = deltas_of(adapters, 1, self.device)
+        return self._decoder.decode(self._cache, tokens, positions, width, mask, deltas)
 
     def _additive(self, hidden: Tensor) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._decoder.dtype, device=self.device)
@@ -109,6 +117,32 @@ class DecoderRunner:
                 if not is_finite(read(piece.source)):
                     raise ArealError(f"{folder}: {piece.source} holds values that are not finite")
         return lambda: self._copy(checkpoint, lambda done, total: None)
+
+    def read_adapter(self, name: str, folder: Path) -> Adapter:
+        return read_adapter(name, folder, self._config, self._decoder.dtype, self.device)
+
+    @torch.inference_mode()
+    def release(self) -> None:
+        spill = Spill(self.device)
+        try:
+            for name, values in self._decoder.large():
+                spill.put(name, values)
+        except ArealError:
+            spill.close()
+            raise
+        self._spill = spill
+        self._decoder.release()
+        self._cache.release()
+        self._kept.clear()
+        return_freed_memory(self.device)
+
+    @torch.inference_mode()
+    def restore(self) -> None:
+        assert self._spill is not None
+        for name, values in self._spill.tensors():
+            self._decoder.install(name, values)
+        self._spill.close()
+        self._spill = None
 
     @torch.inference_mode()
     def _copy(self, checkpoint: Checkpoint, progress: Progress) -> None:

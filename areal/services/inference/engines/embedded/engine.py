@@ -23,8 +23,9 @@ from pathlib import Path
 import torch
 
 from areal.errors import ArealError, Conflict
+from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.mailbox import Mailbox
-from areal.services.inference.engines.embedded.runner import ModelRunner
+from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
@@ -55,6 +56,7 @@ class Stats:
     version: int
     kv_used: int
     kv_tokens: int
+    memory_released: bool
     kept_tokens: int
     shared_tokens: int
     preemptions: int
@@ -80,9 +82,11 @@ class Engine:
         self._on_progress, self._on_failure = on_progress, on_failure
         self._mailbox = Mailbox()
         self._paused = False
+        self._released = False
         self._closing = False
         self._broken: Exception | None = None
         self._batch: Batch | None = None
+        self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -93,6 +97,10 @@ class Engine:
     @property
     def paused(self) -> bool:
         return self._paused
+
+    @property
+    def memory_released(self) -> bool:
+        return self._released
 
     @property
     def load(self) -> tuple[int, int]:
@@ -118,8 +126,8 @@ class Engine:
         return self._mailbox.call(lambda: self._abort(sequences))
 
     def let_go_if_paused(self) -> None:
-        """End what a pause holds still, where nobody will resume it."""
-        self._mailbox.call(lambda: self._abort(self._sequences(), Finish.LOST) if self._paused else None)
+        """End what a pause, or released memory, holds still, where nobody will resume it."""
+        self._mailbox.call(lambda: self._abort(self._sequences(), Finish.LOST) if self._held_still else None)
 
     def pause(self) -> Future[None]:
         """Done when no step is under way; none begins until ``resume``."""
@@ -139,6 +147,20 @@ class Engine:
         install = self._runner.prepare(folder)
         self._mailbox.call(lambda: self._install(install, version)).result()
 
+    def read_adapter(self, name: str, folder: Path) -> Adapter:
+        """Raises ArealError where the folder is no LoRA adapter of this model."""
+        return self._runner.read_adapter(name, folder)
+
+    def release_memory(self) -> Future[None]:
+        """Give the memory of weights and cache back; what has not ended waits, and is computed again.
+
+        Raises ArealError, with nothing changed, where the weights cannot be put elsewhere.
+        """
+        return self._mailbox.call(self._release)
+
+    def restore_memory(self) -> Future[None]:
+        return self._mailbox.call(self._restore)
+
     def stats(self) -> Future[Stats]:
         return self._mailbox.call(self._stats)
 
@@ -147,14 +169,18 @@ class Engine:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._obey(wait=self._paused or not self._scheduler.has_work)
-                if not self._paused and not self._closing and self._scheduler.has_work:
+                self._obey(wait=self._held_still or not self._scheduler.has_work)
+                if not self._held_still and not self._closing and self._scheduler.has_work:
                     self._step()
             self._lose(Conflict("the engine is shutting down"))
         except Exception as error:  # the boundary of the thread
             logger.exception("a step failed")
             self._lose(ArealError(f"the engine failed: {error!r}"))
             self._on_failure(error)
+
+    @property
+    def _held_still(self) -> bool:
+        return self._paused or self._released
 
     def _obey(self, *, wait: bool) -> None:
         """Run the commands at hand; with ``wait``, at least one."""
@@ -194,7 +220,27 @@ class Engine:
     def _set_version(self, version: int) -> None:
         self.version = version
 
+    def _release(self) -> None:
+        if self._released:
+            return
+        self._runner.release()
+        self._scheduler.evict()
+        self._batch = None
+        self._released = True
+
+    def _restore(self) -> None:
+        if not self._released:
+            return
+        try:
+            self._runner.restore()
+        except Exception as error:
+            self._broken = error  # half of the weights may be there
+            raise
+        self._released = False
+
     def _install(self, install: Callable[[], None], version: int | None) -> None:
+        if self._released:
+            raise Conflict("the engine's memory is released: resume it before weights are loaded")
         try:
             install()
         except Exception as error:
@@ -215,6 +261,7 @@ class Engine:
             version=self.version,
             kv_used=sum(sequence.cached for sequence in running),
             kv_tokens=self.limits.kv_tokens,
+            memory_released=self._released,
             kept_tokens=self._scheduler.prefixes.size,
             shared_tokens=self._scheduler.shared_tokens,
             preemptions=self._scheduler.preemptions,
@@ -235,7 +282,8 @@ class Engine:
 
     def _prefill(self, step: Prefill) -> bool:
         tokens = [chunk.sequence.tokens(chunk.start, chunk.stop) for chunk in step.chunks]
-        logits = self._runner.prefill(tokens, [chunk.start for chunk in step.chunks], step.first_row)
+        starts, adapters = [chunk.start for chunk in step.chunks], _adapters([chunk.sequence for chunk in step.chunks])
+        logits = self._runner.prefill(tokens, starts, step.first_row, adapters)
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(map(len, tokens))
         completed = [chunk.sequence for chunk in step.chunks if chunk.completes]
@@ -250,7 +298,7 @@ class Engine:
         if self._batch is None or self._batch.sequences != step.sequences:
             self._bind(step.sequences)
         assert self._batch is not None
-        logits = self._runner.decode(self._tokens, self._positions, step.longest)
+        logits = self._runner.decode(self._tokens, self._positions, step.longest, self._adapters)
         sampled = self._batch.sample(logits)
         self._tokens = sampled.tokens
         self._positions += 1
@@ -262,6 +310,7 @@ class Engine:
         """The batch changed: what a step needs of its sequences becomes tensors again."""
         device = self._runner.device
         self._batch = Batch(sequences, self.vocab_size, device)
+        self._adapters = _adapters(sequences)
         newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
         self._tokens = torch.tensor(newest, device=device)
         self._positions = torch.tensor([sequence.cached for sequence in sequences], device=device)
@@ -271,6 +320,7 @@ class Engine:
         version, top = self.version, sampled.top
         stopped: list[Sequence] = []
         full: list[Sequence] = []
+        astray: list[Sequence] = []  # no token of this model goes on with their grammar
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
         for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
             sequence.output.append(token)
@@ -279,7 +329,9 @@ class Engine:
             if top is not None:
                 sequence.top.append(top[index])
             sequence.produced += 1
-            if token in sequence.stop_ids:
+            if sequence.matcher is not None and not sequence.matcher.observe(token):
+                astray.append(sequence)
+            elif token in sequence.stop_ids:
                 sequence.stop_token = token
                 stopped.append(sequence)
             elif sequence.produced == sequence.allowance:
@@ -289,14 +341,22 @@ class Engine:
             self._end(stopped, Finish.STOP)
         if full:
             self._end(full, Finish.LENGTH)
-        return bool(stopped or full)
+        if astray:
+            self._end(astray, Finish.LOST)
+        return bool(stopped or full or astray)
 
     def _end(self, sequences: list[Sequence], finish: Finish) -> None:
         self._copy(self._scheduler.remove(sequences))
         for sequence in sequences:
-            sequence.counts = sequence.seen = None
+            sequence.counts = sequence.seen = sequence.matcher = None
             sequence.finish = finish
 
     def _copy(self, copies: tuple[Copy, ...]) -> None:
         for copy in copies:
             self._runner.copy(copy)
+
+
+def _adapters(sequences: list[Sequence] | tuple[Sequence, ...]) -> Adapters:
+    """Empty where no sequence has one, which is what costs nothing."""
+    adapters = [sequence.adapter for sequence in sequences]
+    return adapters if any(adapters) else ()

@@ -16,7 +16,9 @@ import orjson
 from aiohttp import web
 
 from areal.errors import UsageFault
+from areal.services.inference.engines.embedded.grammar import Matcher
 from areal.services.inference.engines.embedded.loading import Loaded
+from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.sampling import Sampling, parse, stream_key
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.streams import Delta, Stream
@@ -47,14 +49,56 @@ def read_sampling(raw: Any, vocab_size: int) -> Sampling:
         raise bad_request(fault.message, param=fault.message.split(" ")[0]) from fault
 
 
-def make_sequences(prompt: list[int], sampling: Sampling, loaded: Loaded) -> list[Sequence]:
+def read_adapter(raw: Any, loaded: Loaded) -> Adapter | None:
+    if raw is None:
+        return None
+    adapter = loaded.adapters.get(raw) if isinstance(raw, str) else None
+    if adapter is None:
+        raise bad_request(f"adapter {raw!r} is not loaded here", param="adapter", code="adapter_not_found")
+    return adapter
+
+
+def read_grammar(raw: Any, sampling: Sampling, loaded: Loaded) -> Matcher | None:
+    """The matcher of a ``response_format`` in OpenAI's form."""
+    if raw is None:
+        return None
+    name = "response_format"
+    if not isinstance(raw, dict):
+        raise bad_request(f"{name} must be an object", param=name)
+    if loaded.grammars is None:
+        raise bad_request(f"{name} is not supported: {loaded.no_grammars}", param=name, code="unsupported_parameter")
+    for field in ("ignore_eos", "min_new_tokens"):
+        if getattr(sampling, field):
+            raise bad_request(f"{name} does not go with {field}: the grammar says when the answer ends", param=field)
+    try:
+        return loaded.grammars.matcher(raw)
+    except UsageFault as fault:
+        raise bad_request(fault.message, param=name) from fault
+
+
+def make_sequences(
+    prompt: list[int],
+    sampling: Sampling,
+    loaded: Loaded,
+    adapter: Adapter | None = None,
+    matcher: Matcher | None = None,
+) -> list[Sequence]:
     """The request's n choices, each with its own random numbers."""
     room = loaded.engine.limits.max_length - len(prompt)
     allowance = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
     seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
     return [
-        Sequence(prompt, sampling, allowance=allowance, stop_ids=stop_ids, index=index, key=stream_key(seed, index))
+        Sequence(
+            prompt,
+            sampling,
+            allowance=allowance,
+            stop_ids=stop_ids,
+            index=index,
+            key=stream_key(seed, index),
+            adapter=adapter,
+            matcher=matcher.twin() if matcher else None,
+        )
         for index in range(sampling.n)
     ]
 

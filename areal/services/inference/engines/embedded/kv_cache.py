@@ -35,6 +35,11 @@ class KVCache:
             self.layers[index] = new
         self.rows, self.width = rows, width
 
+    def release(self) -> None:
+        """Forget all."""
+        self.rows = self.width = 0
+        self.layers = [self._empty(0, 0) for _ in self.layers]
+
     def move(self, source: int, target: int, length: int) -> None:
         for layer in self.layers:
             layer[target, :, :length] = layer[source, :, :length]

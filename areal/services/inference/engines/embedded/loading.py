@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from areal.services.inference.engines.embedded.engine import Engine
+    from areal.services.inference.engines.embedded.grammar import Grammars
+    from areal.services.inference.engines.embedded.lora import Adapter
     from areal.services.inference.engines.embedded.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -33,9 +35,14 @@ _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
 
 @dataclass(frozen=True)
 class Loaded:
+    """``adapters`` by name; ``grammars`` None where there are none, and ``no_grammars`` says why."""
+
     engine: Engine
     end_tokens: frozenset[int]
     description: str
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    grammars: Grammars | None = None
+    no_grammars: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,12 +82,24 @@ def load(
     torch.set_num_threads(settings.threads or default_threads())
     device = _device(settings.device)
     runner, limits = _open_runner(folder, settings, device, report)
+    adapters = {name: runner.read_adapter(name, path) for name, path in settings.lora}
     report("warming up", None, None)
     _warm_up(runner)
     engine = Engine(runner, limits, on_progress, on_failure)
     engine.start()
     description = f"{runner.description}; {limits.max_rows} sequences of up to {limits.max_length} tokens"
-    return Loaded(engine, end_tokens(folder.path, folder.raw), description)
+    ends = end_tokens(folder.path, folder.raw)
+    grammars, no_grammars = _grammars(folder.path, runner.vocab_size, ends)
+    return Loaded(engine, ends, description, adapters, grammars, no_grammars)
+
+
+def _grammars(folder: Path, vocab_size: int, ends: frozenset[int]) -> tuple[Grammars | None, str]:
+    from areal.services.inference.engines.embedded.grammar import Grammars
+
+    try:
+        return Grammars(folder, vocab_size, ends), ""
+    except ArealError as error:
+        return None, f"{error.message}" + (f" ({error.hint})" if error.hint else "")
 
 
 def _open_runner(

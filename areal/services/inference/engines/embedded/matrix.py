@@ -20,7 +20,7 @@ _WORTH_A_CALL = 2**20
 
 
 class Matrix:
-    """[out, in]; maps rows [n, in] to [n, out]. Holds nothing until the first ``assign``."""
+    """[out, in]; maps rows [n, in] to [n, out]. Holds nothing until the first ``assign``, and after ``release``."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._plain: Tensor | None = None
@@ -42,6 +42,16 @@ class Matrix:
             self._plain.copy_(weight)
         if self._blocked_from < 2**62:
             self._blocked = _block(weight.to(self._dtype).contiguous())
+
+    def values(self) -> Tensor:
+        """The weight as a plain tensor."""
+        if self._plain is not None:
+            return self._plain
+        assert self._blocked is not None
+        return self._blocked.to_dense()
+
+    def release(self) -> None:
+        self._plain = self._blocked = None
 
     def project(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """rows @ weight.T + bias"""

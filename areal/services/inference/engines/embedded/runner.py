@@ -13,7 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.steps import Copy
+
+Adapters = Sequence[Adapter | None]
 
 
 class ModelRunner(Protocol):
@@ -31,14 +34,17 @@ class ModelRunner(Protocol):
         """Make room for ``rows`` rows of ``width`` positions, keeping what is cached."""
         ...
 
-    def prefill(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int) -> Tensor:
+    def prefill(
+        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+    ) -> Tensor:
         """Compute ``tokens[i]`` from position ``starts[i]`` of row ``first_row + i``, on top of what the row caches.
 
-        Logits [len(tokens), vocab] float32 after the last token of each.
+        Logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` has one for each sequence, or
+        is empty when none has one.
         """
         ...
 
-    def decode(self, tokens: Tensor, positions: Tensor, width: int) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, width: int, adapters: Adapters = ()) -> Tensor:
         """Compute one token for rows 0..n-1, ``positions`` [n] being cached lengths, the largest ``width - 1``.
 
         Logits [n, vocab] float32.
@@ -54,4 +60,17 @@ class ModelRunner(Protocol):
 
         The returned function puts them in, in place. Raises ArealError, and then nothing has changed.
         """
+        ...
+
+    def read_adapter(self, name: str, folder: Path) -> Adapter:
+        """By any thread. Raises ArealError where the folder is no adapter of this model, or none can be served."""
+        ...
+
+    def release(self) -> None:
+        """Give back the memory of weights and cache; all rows are lost. Raises ArealError, with nothing changed, where
+        the weights cannot be put elsewhere."""
+        ...
+
+    def restore(self) -> None:
+        """Have the weights again as they were."""
         ...

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal.services.inference.engines.embedded.filters import keep_only
+from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.penalties import Penalties
 from areal.services.inference.engines.embedded.sequence import Sequence, TopLogprobs
 
@@ -48,6 +49,7 @@ class Batch:
         self._top = [each.top_logprobs for each in params]
         self._most_top = max(self._top)
         self._penalties = Penalties.of(sequences, vocab_size, device)
+        self._matchers = [(row, each.matcher) for row, each in enumerate(sequences) if each.matcher is not None]
         self._filtered = [row for row, each in enumerate(params) if each.filters and not each.greedy]
         self._filters = [params[row] for row in self._filtered]
         if self._greedy:
@@ -63,6 +65,8 @@ class Batch:
         """``logits`` [n, vocab] float32, not changed."""
         logprobs = torch.log_softmax(logits, dim=-1)
         shaped = logits if self._penalties is None else self._penalties.apply(logits)
+        if self._matchers:
+            shaped = keep_allowed(shaped, self._matchers)
         tokens = shaped.argmax(dim=-1) if self._greedy else self._draw(shaped, logprobs)
         if self._penalties is not None:
             self._penalties.observe(tokens)
@@ -70,7 +74,7 @@ class Batch:
         return Sampled(tokens, chosen, self._alternatives(logprobs) if self._most_top else None)
 
     def _draw(self, shaped: Tensor, logprobs: Tensor) -> Tensor:
-        if self._plain and self._penalties is None and not self._filtered:
+        if self._plain and self._penalties is None and not self._filtered and not self._matchers:
             probabilities = logprobs.exp()
         else:
             scaled = shaped * self._inverse_temperatures

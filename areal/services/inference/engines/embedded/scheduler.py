@@ -97,6 +97,13 @@ class Scheduler:
             if self.partial is chunk.sequence:
                 self.partial = None
 
+    def evict(self) -> None:
+        """All back to the queue, in order of arrival. The cache is gone: there is nothing to keep or to move."""
+        self.weights_changed()
+        for sequence in sorted(self.running, key=lambda each: each.arrival, reverse=True):
+            self._vacate(sequence)
+            self.waiting.appendleft(sequence)
+
     def weights_changed(self) -> tuple[Copy, ...]:
         """What is cached goes on serving the sequences that have it, and no others."""
         self._epoch += 1
@@ -153,10 +160,10 @@ class Scheduler:
         if sequence.length <= self.limits.shortest_share:
             return 0, None
         wanted = sequence.tokens(0, sequence.length - 1)
-        number, best = self.prefixes.find(wanted)
+        number, best = self.prefixes.find(wanted, sequence.kind)
         copy: Copy | None = Restore(number, row, best) if best else None
         for other in self.running:
-            if other.epoch == self._epoch:
+            if other.epoch == self._epoch and other.kind == sequence.kind:
                 length = self._common(wanted, other, other.cached)
                 if length > best:
                     assert other.row is not None
@@ -169,7 +176,8 @@ class Scheduler:
             return False
         wanted = sequence.tokens(0, sequence.length - 1)
         worth = shared + self.limits.shortest_share
-        return any(self._common(wanted, chunk.sequence, chunk.stop) >= worth for chunk in chunks)
+        alike = (chunk for chunk in chunks if chunk.sequence.kind == sequence.kind)
+        return any(self._common(wanted, chunk.sequence, chunk.stop) >= worth for chunk in alike)
 
     def _common(self, tokens: list[int], other: Sequence, computed: int) -> int:
         head = self.limits.shortest_share
@@ -227,7 +235,7 @@ class Scheduler:
         """A later turn of the same conversation, or the same sequence in its next row, begins with these tokens."""
         if sequence.epoch != self._epoch or sequence.row is None:
             return []
-        number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached))
+        number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached), sequence.kind)
         copies: list[Copy] = [Drop(each) for each in dropped]
         if number is not None:
             copies.append(Keep(sequence.row, sequence.cached, number))

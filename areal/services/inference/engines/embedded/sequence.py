@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from areal.services.inference.engines.embedded.grammar import Matcher
+    from areal.services.inference.engines.embedded.lora import Adapter
     from areal.services.inference.engines.embedded.sampling import Sampling
 
 TopLogprobs = list[tuple[int, float]]
@@ -28,6 +30,7 @@ class Sequence:
     """``row`` is its place in the KV cache while it is admitted, ``cached`` how many positions of it are computed."""
 
     __slots__ = (
+        "adapter",
         "allowance",
         "arrival",
         "cached",
@@ -37,6 +40,7 @@ class Sequence:
         "index",
         "key",
         "logprobs",
+        "matcher",
         "output",
         "produced",
         "prompt",
@@ -58,6 +62,8 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         index: int = 0,
         key: int = 0,
+        adapter: Adapter | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         self.prompt = prompt
         self.sampling = sampling
@@ -65,6 +71,8 @@ class Sequence:
         self.stop_ids = stop_ids
         self.index = index  # which of the request's n choices
         self.key = key  # of its random numbers (sampling.stream_key)
+        self.adapter = adapter
+        self.matcher = matcher  # of its grammar, and at the newest token's place in it
         self.row: int | None = None
         self.cached = 0
         self.arrival = 0  # order of arrival, given by the scheduler
@@ -78,6 +86,11 @@ class Sequence:
         self.stop_token: int | None = None
         self.counts: Tensor | None = None  # [vocabulary] times generated; kept while penalties need it
         self.seen: Tensor | None = None  # [vocabulary] in prompt or output
+
+    @property
+    def kind(self) -> int:
+        """Sequences of different kinds have different keys and values for the same tokens."""
+        return self.adapter.serial if self.adapter else 0
 
     @property
     def length(self) -> int:

@@ -24,6 +24,7 @@ class Settings:
     prefill_tokens: int = 2048
     kv_memory_gib: float | None = None
     threads: int | None = None
+    lora: tuple[tuple[str, Path], ...] = ()  # adapters, name and folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=int, help="tokens of prompt and answer together (the model's)")
     parser.add_argument("--prefill-tokens", type=int, default=2048, help="prompt tokens of one step")
     parser.add_argument("--kv-memory-gib", type=float, help="bound of the KV cache (a share of free memory)")
+    parser.add_argument("--lora", nargs="+", default=[], metavar="NAME=FOLDER", help="LoRA adapters, in PEFT's format")
     parser.add_argument("--threads", type=int, help="CPU threads of one operation (OMP_NUM_THREADS, or half the CPUs)")
 
 
@@ -51,7 +53,15 @@ def settings(args: argparse.Namespace) -> Settings:
         prefill_tokens=args.prefill_tokens,
         kv_memory_gib=args.kv_memory_gib,
         threads=args.threads,
+        lora=tuple(map(_adapter, args.lora)),
     )
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise UsageFault(f"--lora {text!r} must be NAME=FOLDER")
+    return name, Path(folder)
 
 
 def default_threads() -> int:

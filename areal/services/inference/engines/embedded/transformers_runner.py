@@ -17,6 +17,9 @@ from torch import Tensor
 
 from areal.errors import ArealError
 from areal.services.inference.engines.embedded.finite import is_finite
+from areal.services.inference.engines.embedded.lora import Adapter
+from areal.services.inference.engines.embedded.runner import Adapters
+from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Move
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
@@ -33,6 +36,7 @@ class TransformersRunner:
         self.vocab_size = int(text.vocab_size)
         self.max_positions = int(getattr(text, "max_position_embeddings", None) or _DEFAULT_POSITIONS)
         self._caches: list[Any] = []
+        self._spill: Spill | None = None
         self._last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         size = sum(parameter.numel() for parameter in self._model.parameters())
         name = type(self._model).__name__
@@ -52,7 +56,9 @@ class TransformersRunner:
         assert isinstance(copy, Move)
         self._caches[copy.target], self._caches[copy.source] = self._caches[copy.source], None
 
-    def prefill(self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int) -> Tensor:
+    def prefill(
+        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+    ) -> Tensor:
         logits = []
         for offset, (new, start) in enumerate(zip(tokens, starts, strict=True)):
             row = first_row + offset
@@ -61,7 +67,7 @@ class TransformersRunner:
             logits.append(self._forward(row, torch.tensor([list(new)], device=self.device), start))
         return torch.stack(logits)
 
-    def decode(self, tokens: Tensor, positions: Tensor, width: int) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, width: int, adapters: Adapters = ()) -> Tensor:
         starts = positions.tolist()
         return torch.stack([self._forward(row, tokens[row].view(1, 1), start) for row, start in enumerate(starts)])
 
@@ -85,6 +91,33 @@ class TransformersRunner:
             if not is_finite(new[name]):
                 raise ArealError(f"{folder}: {name} holds values that are not finite")
         return lambda: self._install(new)
+
+    def read_adapter(self, name: str, folder: Path) -> Adapter:
+        raise ArealError("LoRA adapters are computed by the own decoder only, which does not know this architecture")
+
+    @torch.inference_mode()
+    def release(self) -> None:
+        spill = Spill(self.device)
+        try:
+            for name, parameter in self._model.named_parameters():
+                spill.put(name, parameter.data)
+        except ArealError:
+            spill.close()
+            raise
+        self._spill = spill
+        for parameter in self._model.parameters():
+            parameter.data = parameter.data.new_empty(0)
+        self._caches = []
+        return_freed_memory(self.device)
+
+    @torch.inference_mode()
+    def restore(self) -> None:
+        assert self._spill is not None
+        parameters = dict(self._model.named_parameters())
+        for name, values in self._spill.tensors():
+            parameters[name].data = values.to(self.device, copy=True)
+        self._spill.close()
+        self._spill = None
 
     @torch.inference_mode()
     def _install(self, new: dict[str, Tensor]) -> None:

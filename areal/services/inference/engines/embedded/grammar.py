@@ -1,0 +1,96 @@
+"""Answers held to a JSON schema: which tokens may come next, by llguidance.
+
+A grammar is compiled once a request; each sequence has a matcher of its own that follows what it said. The reported
+log-probabilities stay those of the raw distribution: a grammar shapes what is chosen, as filters do.
+
+Needs the package ``llguidance`` and the model's ``tokenizer.json``; without either, ``response_format`` is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from areal.errors import ArealError, UsageFault
+
+_OBJECT = {"type": "object"}
+_GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's reasons: its own end, and none yet
+_BITS = np.arange(32, dtype=np.uint32)
+
+
+class Matcher:
+    """One sequence's place in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
+        """[vocab_size], which tokens may come next: the end tokens alone once the answer is whole, or when the model
+        has no token to go on with (``observe`` tells which)."""
+        words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
+        bits = ((words[:, None] >> _BITS) & 1).astype(bool).reshape(-1)[:vocab_size]
+        return np.pad(bits, (0, vocab_size - len(bits)))
+
+    def observe(self, token: int) -> bool:
+        """Whether the answer can still be one of the grammar with ``token`` as its next."""
+        return bool(self._matcher.consume_token(token)) and self._matcher.stop_reason() in _GOES_WELL
+
+    def twin(self) -> Matcher:
+        return Matcher(self._matcher.deep_copy())
+
+
+class Grammars:
+    """Compiles the grammars of one model. Raises ArealError, saying why, where it cannot."""
+
+    def __init__(self, tokenizer_folder: Path, vocab_size: int, end_tokens: Iterable[int]) -> None:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise ArealError(
+                "the engine has no grammars: llguidance is not installed", hint="pip install 'areal[structured]'"
+            ) from error
+        file = tokenizer_folder / "tokenizer.json"
+        ends = sorted(end_tokens)
+        if not file.is_file() or not ends:
+            missing = "no end token" if file.is_file() else "no tokenizer.json"
+            raise ArealError(f"the engine has no grammars: {tokenizer_folder} has {missing}")
+        self._library: Any = llguidance
+        try:
+            self._tokenizer = self._library.LLTokenizer(file.read_text(encoding="utf-8"), vocab_size, ends)
+        except (ValueError, OSError) as error:
+            raise ArealError(f"the engine has no grammars: llguidance cannot read {file}: {error}") from error
+
+    def matcher(self, response_format: Mapping[str, Any]) -> Matcher | None:
+        """For OpenAI's ``response_format``; None for plain text. Raises UsageFault for what is no schema."""
+        kind = response_format.get("type", "text")
+        if kind == "text":
+            return None
+        if kind not in ("json_object", "json_schema"):
+            raise UsageFault("response_format.type must be text, json_object or json_schema")
+        schema = _OBJECT if kind == "json_object" else (response_format.get("json_schema") or {}).get("schema")
+        if not isinstance(schema, Mapping):
+            raise UsageFault("response_format.json_schema.schema must be an object")
+        try:
+            grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            matcher = self._library.LLMatcher(self._tokenizer, grammar)
+        except ValueError as error:
+            raise UsageFault(f"response_format: the schema cannot be followed: {error}") from error
+        if problem := matcher.get_error():
+            raise UsageFault(f"response_format: the schema cannot be followed: {problem.splitlines()[0]}")
+        return Matcher(matcher)
+
+
+def keep_allowed(logits: Tensor, matchers: Sequence[tuple[int, Matcher]]) -> Tensor:
+    """A copy of ``logits`` [n, vocab], -inf where a row's matcher has no place for a token."""
+    logits = logits.clone()
+    for row, matcher in matchers:
+        allowed = torch.from_numpy(matcher.allowed(logits.shape[1])).to(logits.device)
+        logits[row].masked_fill_(~allowed, float("-inf"))
+    return logits

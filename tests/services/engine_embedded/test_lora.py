@@ -1,0 +1,113 @@
+"""LoRA adapters: each sequence is computed as by the model that its adapter was merged into, whatever its company."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from areal.errors import ArealError
+from areal.services.inference.engines.embedded.lora import deltas_of
+
+from .support import FAMILIES, Harness, gap, make_adapter, make_model
+
+Start = Callable[..., Harness]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapter_answers_as_the_model_it_was_merged_into(tmp_path: Path, start: Start, family: str) -> None:
+    base = make_model(tmp_path / "base", family)
+    merged = make_adapter(tmp_path / "lora", base, use_rslora=family == "Qwen2")
+    harness = start(tmp_path / "base")
+    adapter = harness.engine.read_adapter("a", tmp_path / "lora")
+    (sequence,) = harness.run(range(5, 45), max_new_tokens=12, adapter=adapter)
+    assert gap(merged, sequence) < 1e-3 < gap(base, sequence)
+
+
+def test_adapters_and_none_share_a_batch_and_no_prefix(tmp_path: Path, start: Start) -> None:
+    base = make_model(tmp_path / "base", "Qwen3")
+    models = {name: make_adapter(tmp_path / name, base, seed=seed) for seed, name in enumerate("ab")}
+    harness = start(tmp_path / "base")
+    loaded = {name: harness.engine.read_adapter(name, tmp_path / name) for name in models}
+    prompt = list(range(5, 45))  # long enough to be shared, were it the same model
+    for _ in range(2):  # again, when prefixes are kept
+        sequences = [
+            harness.submit(prompt, max_new_tokens=16, seed=1, adapter=loaded.get(name)) for name in ("a", "", "b", "a")
+        ]
+        harness.wait(*sequences)
+        for name, sequence in zip(("a", "", "b", "a"), sequences, strict=True):
+            assert gap(models.get(name, base), sequence) < 1e-3
+        assert sequences[0].output == sequences[3].output != sequences[1].output
+
+
+def test_adapter_of_the_same_name_loaded_again_shares_no_prefix_with_the_old(tmp_path: Path, start: Start) -> None:
+    base = make_model(tmp_path / "base")
+    harness = start(tmp_path / "base")
+    for seed in range(2):
+        merged = make_adapter(tmp_path / "lora", base, seed=seed)
+        adapter = harness.engine.read_adapter("a", tmp_path / "lora")
+        (sequence,) = harness.run(range(5, 45), max_new_tokens=4, adapter=adapter)
+        assert gap(merged, sequence) < 1e-3
+
+
+def test_adapter_stays_when_the_weights_under_it_change(tmp_path: Path, start: Start) -> None:
+    make_model(tmp_path / "old", seed=1)
+    new = make_model(tmp_path / "new", seed=2)
+    merged = make_adapter(tmp_path / "lora", new)
+    harness = start(tmp_path / "old")
+    adapter = harness.engine.read_adapter("a", tmp_path / "lora")
+    harness.engine.load_weights(tmp_path / "new", 1)
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=8, adapter=adapter)
+    assert gap(merged, sequence) < 1e-3 and sequence.versions == [1] * 8
+
+
+def _config(folder: Path, **changes: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: _config(folder, use_dora=True), "use_dora"),
+        (lambda folder: _config(folder, rank_pattern={"q_proj": 2}), "rank_pattern"),
+        (lambda folder: _config(folder, peft_type="LOHA"), "LOHA"),
+        (lambda folder: _config(folder, r=0), "ZeroDivision"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "no LoRA adapter"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "no weights"),
+        (lambda folder: _tensors(folder, lambda held: held.pop(Q + "B.weight")), "lora_B missing"),
+        (lambda folder: _tensors(folder, lambda held: held.update({Q + "A.weight": torch.zeros(3, 5)})), "[3, 5]"),
+        (lambda folder: _tensors(folder, lambda held: held.update({"x": torch.zeros(1)})), "no projection"),
+        (lambda folder: _tensors(folder, lambda held: held[Q + "A.weight"].fill_(torch.nan)), "not finite"),
+    ],
+)
+def test_adapter_that_is_not_computed_here_is_refused_by_name(
+    tmp_path: Path, start: Start, llama: tuple[Path, Any], spoil: Callable[[Path], object], told: str
+) -> None:
+    folder, model = llama
+    make_adapter(tmp_path / "lora", model)
+    spoil(tmp_path / "lora")
+    harness = start(folder)
+    with pytest.raises(ArealError) as caught:
+        harness.engine.read_adapter("a", tmp_path / "lora")
+    assert told in str(caught.value)
+
+
+def test_batch_without_adapters_has_no_deltas() -> None:
+    assert deltas_of([None, None], 4, torch.device("cpu")) is None
+    assert deltas_of((), 4, torch.device("cpu")) is None
