@@ -1,0 +1,212 @@
+"""From plain values to configuration dataclasses: every fault is collected with its path, none stops the others.
+
+``str`` takes numbers and flags as they are written only where the type says so: a YAML scalar of another type is a
+fault, except that whole numbers are good floats and ``1e-5`` is a number whatever YAML calls it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from areal.api.config.marks import Absent, Inert
+from areal.resources.suggest import did_you_mean
+
+T = TypeVar("T")
+Path = tuple[str | int, ...]
+
+
+@dataclass
+class Faults:
+    """``inert``: accepted fields without effect, each with why."""
+
+    found: list[tuple[Path, str]] = field(default_factory=list)
+    inert: list[tuple[Path, str]] = field(default_factory=list)
+
+    def add(self, path: Path, message: str) -> None:
+        self.found.append((path, message))
+
+
+_BAD = object()
+
+
+def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = ()) -> T | None:
+    """An instance, or None where something under ``path`` is wrong."""
+    hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
+    before = len(faults.found)
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in hints:
+            faults.add((*path, key), f"there is no such key{did_you_mean(str(key), hints)}")
+            continue
+        converted = _convert(hints[key], value, faults, (*path, key))
+        if converted is not _BAD:
+            given[key] = converted
+            _marked(cls, key, hints[key], converted, faults, (*path, key))
+    for key in getattr(cls, "required", ()) if not path else ():
+        if not given.get(key):
+            faults.add((*path, key), "is needed")
+    if len(faults.found) > before:
+        return None
+    try:
+        return cls(**given)
+    except ValueError as error:
+        faults.add(path, str(error))
+        return None
+
+
+@cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass, in their order, marks included."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+
+
+def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Path) -> None:
+    if get_origin(hint) is not Annotated or value == default_of(cls, key):
+        return
+    for mark in hint.__metadata__:
+        if isinstance(mark, Absent):
+            faults.add(path, f"is not supported: {mark.why}")
+        elif isinstance(mark, Inert):
+            faults.inert.append((path, mark.why))
+
+
+def default_of(cls: type, key: str) -> Any:
+    (found,) = (each for each in dataclasses.fields(cls) if each.name == key)
+    return found.default if found.default_factory is MISSING else found.default_factory()
+
+
+def _convert(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
+    """``value`` as ``hint`` wants it, or _BAD with a fault noted."""
+    if get_origin(hint) is Annotated:
+        return _convert(hint.__origin__, value, faults, path)
+    if hint is Any:
+        return value
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _choice(get_args(hint), value, faults, path)
+    if origin is Literal:
+        return _literal(get_args(hint), value, faults, path)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _nested(hint, value, faults, path)
+    if origin in (list, tuple):
+        return _list(hint, value, faults, path)
+    if origin is dict or (isinstance(hint, type) and issubclass(hint, dict)):
+        return _dict(hint, value, faults, path)
+    return _scalar(hint, value, faults, path)
+
+
+def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
+    if value is None and type(None) in options:
+        return None
+    tried = Faults()
+    for option in options:
+        if option is type(None):
+            continue
+        attempt = Faults()
+        converted = _convert(option, value, attempt, path)
+        if not attempt.found:
+            faults.inert += attempt.inert
+            return converted
+        tried = tried if tried.found else attempt
+    faults.found += tried.found
+    return _BAD
+
+
+def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
+    if value in options:
+        return value
+    names = ", ".join(map(str, options))
+    faults.add(path, f"must be one of {names}, not {_said(value)}{did_you_mean(str(value), map(str, options))}")
+    return _BAD
+
+
+def _nested(cls: type, value: Any, faults: Faults, path: Path) -> Any:
+    if dataclasses.is_dataclass(value) and isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        faults.add(path, f"must be a map, not {_said(value)}")
+        return _BAD
+    built = build(cls, value, faults, path)
+    return _BAD if built is None else built
+
+
+def _list(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
+    if not isinstance(value, list | tuple):
+        faults.add(path, f"must be a list, not {_said(value)}")
+        return _BAD
+    (kind, *_) = get_args(hint)
+    items = [_convert(kind, item, faults, (*path, number)) for number, item in enumerate(value)]
+    return _BAD if _BAD in items else items
+
+
+def _dict(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
+    if not isinstance(value, Mapping):
+        faults.add(path, f"must be a map, not {_said(value)}")
+        return _BAD
+    kinds = get_args(hint)
+    items = {str(key): _convert(kinds[1] if kinds else Any, item, faults, (*path, key)) for key, item in value.items()}
+    if _BAD in items.values():
+        return _BAD
+    return items if get_origin(hint) is dict else hint(items)
+
+
+def _is_whole(value: Any) -> Iterator[Any]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+
+
+def _is_number(value: Any) -> Iterator[Any]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield float(value)
+    elif isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return
+        if math.isfinite(number):
+            yield number
+
+
+def _is_flag(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield value
+
+
+def _is_text(value: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield str(value)  # a trial named 1
+
+
+_READERS: dict[Any, tuple[str, Callable[[Any], Iterator[Any]]]] = {
+    int: ("a whole number", _is_whole),
+    float: ("a number", _is_number),
+    bool: ("true or false", _is_flag),
+    str: ("text", _is_text),
+}
+
+
+def _scalar(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
+    what, reader = _READERS[hint]
+    for converted in reader(value):
+        return converted
+    faults.add(path, f"must be {what}, not {_said(value)}")
+    return _BAD
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a map"
+    return "a list" if isinstance(value, list) else repr(value)

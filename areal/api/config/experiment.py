@@ -1,0 +1,161 @@
+"""A whole experiment, one class a trainer. What is common to the parts (names, ``fileroot``, the tokenizer) need be
+said only once, at the top."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from areal.api.config.generation import GenerationHyperparameters
+from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig
+from areal.api.config.rollout import InferenceEngineConfig, SGLangConfig, vLLMConfig
+from areal.api.config.running import (
+    EvaluatorConfig,
+    PerfTracerConfig,
+    RecoverConfig,
+    SaverConfig,
+    StatsLoggerConfig,
+    TrainDatasetConfig,
+    ValidDatasetConfig,
+)
+from areal.api.config.training import DPOEngineConfig, PPOActorConfig, PPOCriticConfig, TrainEngineConfig
+
+TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
+
+
+@dataclass
+class TrainerConfig:
+    """Which built-in trainer runs where no driver is named. ``null``: rollouts and evaluation only; YAML's own null
+    means the same. ``async_training`` false: each batch is sampled from the newest weights."""
+
+    type: TrainerType | None = "null"
+    async_training: bool = True
+
+    def __post_init__(self) -> None:
+        self.type = self.type or "null"
+
+
+@dataclass
+class BaseExperimentConfig:
+    required: ClassVar[tuple[str, ...]] = ("experiment_name", "trial_name")
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    driver: str | None = None
+    trainer: TrainerConfig | None = None
+    cluster: ClusterSpecConfig = field(default_factory=ClusterSpecConfig)
+    allocation_mode: str = ""
+    mode: Annotated[str, PLACEMENT] = ""
+    seed: int = 1
+    enable_offload: Annotated[bool, Absent("weights stay on their devices")] = False
+    total_train_epochs: int = 1
+    total_train_steps: int | None = None
+    total_train_n_seqs: Annotated[int | None, Absent("say total_train_steps")] = None
+    tokenizer_path: str = ""
+    weight_update_mode: str = ""
+    min_required_servers: int | None = None
+    shutdown_server_on_exit: bool | None = None
+    train_dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
+    valid_dataset: ValidDatasetConfig | None = None
+    saver: SaverConfig = field(default_factory=SaverConfig)
+    evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
+    recover: RecoverConfig = field(default_factory=RecoverConfig)
+    stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
+    perf_tracer: Annotated[PerfTracerConfig | None, Inert("timings are in metrics.jsonl")] = None
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
+    vllm: vLLMConfig = field(default_factory=vLLMConfig)
+    scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
+    launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
+    post_exit_hook: Annotated[str, Absent("what follows a run is said by the manifest")] = ""
+
+    def __post_init__(self) -> None:
+        if self.total_train_epochs < 1:
+            raise ValueError(f"total_train_epochs must be at least 1, not {self.total_train_epochs}")
+        self._hand_down()
+
+    def _hand_down(self) -> None:
+        """The parts have what the top says, where they say nothing themselves."""
+        common = {
+            "experiment_name": self.experiment_name,
+            "trial_name": self.trial_name,
+            "fileroot": self.cluster.fileroot,
+        }
+        for part in self._parts():
+            for name, value in common.items():
+                if value and getattr(part, name, None) == "":
+                    setattr(part, name, value)
+
+    def _parts(self) -> list[Any]:
+        values = (getattr(self, each.name) for each in fields(self))
+        return [value for value in values if is_dataclass(value) and not isinstance(value, type)]
+
+    def _tokenizer_of(self, engine: TrainEngineConfig) -> None:
+        self.tokenizer_path = self.tokenizer_path or engine.path
+
+
+@dataclass
+class SFTConfig(BaseExperimentConfig):
+    """Supervised fine-tuning. ``actor`` is AReaL's newer name for ``model``."""
+
+    model: TrainEngineConfig = field(default_factory=TrainEngineConfig)
+    actor: TrainEngineConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.actor is not None:
+            if self.model != TrainEngineConfig():
+                raise ValueError("model and actor are one thing: give one of them")
+            self.model = self.actor
+        self.actor = self.model
+        super().__post_init__()
+        self._tokenizer_of(self.model)
+
+
+@dataclass
+class RWConfig(SFTConfig):
+    """A reward model."""
+
+
+@dataclass
+class DPOConfig(BaseExperimentConfig):
+    """Direct preference optimisation against ``ref``; None: the actor's own weights at the start."""
+
+    actor: DPOEngineConfig = field(default_factory=DPOEngineConfig)
+    ref: TrainEngineConfig | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tokenizer_of(self.actor)
+
+
+@dataclass
+class PPOConfig(BaseExperimentConfig):
+    """PPO and its relatives. ``critic`` None: group baselines (GRPO). ``ref`` is needed for a KL penalty."""
+
+    gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    eval_gconfig: GenerationHyperparameters | None = None
+    rollout: InferenceEngineConfig = field(default_factory=InferenceEngineConfig)
+    actor: PPOActorConfig = field(default_factory=PPOActorConfig)
+    ref: TrainEngineConfig | None = None
+    critic: PPOCriticConfig | None = None
+    teacher: Annotated[TrainEngineConfig | None, Absent("there is no distillation")] = None
+    dynamic_bs: bool = False
+    async_training: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tokenizer_of(self.actor)
+        if self.eval_gconfig is None:
+            self.eval_gconfig = copy.deepcopy(self.gconfig)
+        rollout = self.rollout
+        rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
+        if self.min_required_servers is not None:
+            rollout.min_required_servers = self.min_required_servers
+        if self.shutdown_server_on_exit is not None:
+            rollout.shutdown_server_on_exit = self.shutdown_server_on_exit
+
+
+@dataclass
+class GRPOConfig(PPOConfig):
+    """PPO without a critic, under its own name."""

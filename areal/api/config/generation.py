@@ -1,0 +1,60 @@
+"""How answers are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self
+
+from areal.api.config.marks import Absent
+
+NO_TOP_K = 100_000_000
+
+
+@dataclass
+class GenerationHyperparameters:
+    """``max_new_tokens`` bounds an answer, ``max_tokens`` prompt and answer together. ``n_samples`` is the size of a
+    group: how many episodes each prompt gets. ``greedy`` takes the likeliest token, whatever the temperature."""
+
+    n_samples: int = 1
+    max_new_tokens: int = 16384
+    min_new_tokens: int = 0
+    max_tokens: int = 32768
+    greedy: bool = False
+    top_p: float = 1.0
+    top_k: int = NO_TOP_K
+    min_p: float = 0.0
+    temperature: float = 1.0
+    stop_token_ids: list[int] = field(default_factory=list)
+    stop: list[str] | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None  # each sample of a group has a seed of its own, derived from it
+    lora_name: Annotated[str, Absent("an adapter is a model of its own: name it as the model")] = ""
+    use_beam_search: Annotated[bool, Absent("policies are sampled")] = False
+    drop_incomplete_group: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n_samples < 1:
+            raise ValueError(f"n_samples must be at least 1, not {self.n_samples}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}"
+            )
+        if self.temperature < 0:
+            raise ValueError(f"temperature must not be negative, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+    def new(self, **changes: Any) -> Self:
+        """A copy with these fields changed."""
+        return replace(self, **changes)
+
+    def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Self:
+        """A copy that also stops at the tokenizer's end and padding tokens."""
+        ends = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]
+        return replace(self, stop_token_ids=sorted({*self.stop_token_ids, *ends}))

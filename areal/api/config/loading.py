@@ -1,0 +1,204 @@
+"""``load_expr_config``: a driver's configuration from its command line. No side effects: nothing is written, no global
+is set."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any, NoReturn, TypeVar
+
+from areal.api.config.building import Faults, Path, build
+from areal.api.config.keys import TRAINERS, is_declared, suggestion
+from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
+from areal.api.config.positions import key_lines, line_of
+from areal.errors import InvalidManifest, NotFound, UsageFault
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class ConfigError(InvalidManifest):
+    """Everything that is wrong with a configuration; each line reads ``file:line: key: message``."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageFault(message, hint="python driver.py --config experiment.yaml key=value ...")
+
+
+def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
+    """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). A leading
+    ``*.py`` is dropped, so ``sys.argv`` will do. Raises ConfigError, NotFound, UsageFault."""
+    words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
+    parser = _Parser(prog="driver", add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_intermixed_args(words)
+    return load_config(given.config, given.overrides, cls), given.config
+
+
+def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
+    """Raises ConfigError with every fault, NotFound for a file that is not there."""
+    source = _read(file)
+    with _positioned(source):
+        tree, said = _merged(source, overrides, cls)
+    faults = Faults()
+    config = build(cls, _hoisted(tree), faults)
+    if config is None:
+        raise ConfigError("\n".join(source.fault(path, message, said) for path, message in faults.found))
+    for path, why in faults.inert:
+        _log.warning("%s", source.fault(path, f"has no effect: {why}", said))
+    return config
+
+
+@dataclass(frozen=True)
+class _Source:
+    file: str
+    text: str
+    lines: dict[Path, int]
+
+    def fault(self, path: Path, message: str, said: dict[Path, str]) -> str:
+        """``said``: the override that set a key, by its path."""
+        for length in range(len(path), 0, -1):
+            if (override := said.get(path[:length])) is not None:
+                return f"command line, {override}: {dotted(path)}: {message}"
+        line = line_of(path, self.lines)
+        where = f"{self.file}:{line}" if line is not None else self.file
+        return f"{where}: {dotted(path)}: {message}" if path else f"{where}: {message}"
+
+
+def _read(file: str) -> _Source:
+    import yaml
+
+    try:
+        text = FilePath(file).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no configuration file {file}", hint="--config names it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    try:
+        return _Source(file, text, key_lines(text))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
+        raise ConfigError(f"{where}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+@contextlib.contextmanager
+def _positioned(source: _Source) -> Iterator[None]:
+    """OmegaConf's errors, and those of overrides, with their place."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except BadOverride as error:
+        raise ConfigError(f"command line: {error}") from error
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", None) or "")
+        path: Path = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
+        raise ConfigError(source.fault(path, str(getattr(error, "msg", None) or error).splitlines()[0], {})) from error
+
+
+def _parts(key: str) -> list[str]:
+    """``a.b[0].c`` -> a, b, 0, c."""
+    return [part for part in key.replace("[", ".").replace("]", "").split(".") if part]
+
+
+def _merged(source: _Source, overrides: Sequence[str], cls: type) -> tuple[dict[str, Any], dict[Path, str]]:
+    """The file with the overrides, interpolations resolved; and which override set what."""
+    from omegaconf import DictConfig, OmegaConf
+
+    loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{source.file}:1: must be a map of keys")
+    tree: Any = OmegaConf.to_container(loaded, resolve=False)
+    said: dict[Path, str] = {}
+    for text in overrides:
+        override = parse_override(text)
+        value = _value(override.value)
+        if override.op == "~":
+            take_out(tree, override.path, value, only_this=override.value is not None)
+        else:
+            if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
+                near = suggestion(cls, override.path)
+                raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
+            place(tree, override.path, value)
+            said[override.path] = text
+    with_defaults = OmegaConf.create(_over(_defaults(cls), tree))
+    resolved: dict[str, Any] = _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
+    return resolved, said
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """What an interpolation may name beside what the file says."""
+    try:
+        defaults = cls()
+    except TypeError:  # a class of the driver's own that has no default for everything
+        return {}
+    plain: dict[str, Any] = _plain(dataclasses.asdict(defaults))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def _given(tree: Any, resolved: Any) -> Any:
+    """Of ``resolved``, what ``tree`` has."""
+    if isinstance(tree, dict):
+        return {str(key): _given(value, resolved[key]) for key, value in tree.items()}
+    return resolved
+
+
+def _value(text: str | None) -> Any:
+    """As YAML in OmegaConf's dialect, where 1e-5 is a number."""
+    from omegaconf import OmegaConf
+
+    if not text:
+        return "" if text == "" else None
+    if "\n" in text or text.startswith(("%", "@", "`")):
+        return text
+    import yaml
+
+    try:
+        return OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)["value"]  # type: ignore[index, call-overload]
+    except yaml.YAMLError as error:
+        raise BadOverride(f"the value {text!r} is no YAML: quote it") from error
+
+
+def _known(tree: Any, path: Path) -> bool:
+    for part in path:
+        if isinstance(tree, list) and isinstance(part, int) and part < len(tree):
+            tree = tree[part]
+        elif isinstance(tree, dict) and str(part) in tree:
+            tree = tree[str(part)]
+        else:
+            return False
+    return True
+
+
+def _hoisted(tree: dict[str, Any]) -> dict[str, Any]:
+    """``trainer.grpo.actor...`` as AReaL-lite nests it, where it is now: at the top."""
+    trainer = tree.get("trainer")
+    if not isinstance(trainer, dict):
+        return tree
+    found = {**tree, "trainer": {key: value for key, value in trainer.items() if key not in TRAINERS}}
+    for name in TRAINERS:
+        if isinstance(trainer.get(name), dict):
+            found = _over(found, trainer[name])
+    return found
+
+
+def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        merged[key] = _over(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,95 @@
+"""``key=value``, ``+key=value``, ``~key``: changes of a configuration from a command line.
+
+``key=value`` sets a key that the file or the configuration class has; ``+key=value`` (or ``++``) sets any; ``~key``
+takes a key out of what the file says, ``~key=value`` where it has that value. Keys are dotted, list items are numbers:
+``actor.optimizer.lr=1e-4``, ``rollout.scheduling_spec.0.gpu=1``. A value is YAML: ``[1, 2]``, ``null``, ``'text'``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from areal.api.config.building import Path
+
+_OVERRIDE = re.compile(r"(?P<op>\+\+|\+|~)?(?P<key>[^=+~\s][^=\s]*)(?P<eq>=(?P<value>.*))?", re.S)
+
+
+@dataclass(frozen=True)
+class Override:
+    """``op`` is "", "+" or "~". ``value`` is text in YAML, None where none was given."""
+
+    text: str
+    op: str
+    path: Path
+    value: str | None
+
+
+class BadOverride(ValueError):
+    pass
+
+
+def parse_override(text: str) -> Override:
+    """Raises BadOverride."""
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        raise BadOverride(f"{text!r} is no override: write key=value, +key=value or ~key")
+    op = "+" if match["op"] == "++" else match["op"] or ""
+    if op != "~" and match["eq"] is None:
+        raise BadOverride(f"{text!r} has no value: write {match['key']}=value")
+    parts = match["key"].split(".")
+    if not all(parts):
+        raise BadOverride(f"{text!r}: a part of the key is empty")
+    return Override(text, op, tuple(int(part) if part.isdecimal() else part for part in parts), match["value"])
+
+
+def place(tree: Any, path: Path, value: Any) -> None:
+    """Set ``path`` in ``tree``, making the maps on its way. Raises BadOverride where something else is there."""
+    *way, last = path
+    node = tree
+    for depth, part in enumerate(way):
+        below = _child(node, part, path[:depth])
+        if below is None:
+            below = {}
+            _put(node, part, below, path[:depth])
+        node = below
+    _put(node, last, value, tuple(way))
+
+
+def take_out(tree: Any, path: Path, value: Any, *, only_this: bool) -> None:
+    """Remove ``path``; with ``only_this``, where it has that value. Raises BadOverride."""
+    *way, last = path
+    node = tree
+    for depth, part in enumerate(way):
+        node = _child(node, part, path[:depth])
+    if not isinstance(node, dict) or last not in node:
+        raise BadOverride(f"~{dotted(path)}: the file has no such key")
+    if only_this and node[last] != value:
+        raise BadOverride(f"~{dotted(path)}: the file says {node[last]!r} there")
+    del node[last]
+
+
+def _child(node: Any, part: str | int, at: Path) -> Any:
+    if isinstance(node, list) and isinstance(part, int):
+        if part >= len(node):
+            raise BadOverride(f"{dotted(at)} has {len(node)} items, there is none with number {part}")
+        return node[part]
+    if not isinstance(node, dict):
+        raise BadOverride(f"{dotted(at)} is {node!r}, it has no keys")
+    return node.get(str(part))
+
+
+def _put(node: Any, part: str | int, value: Any, at: Path) -> None:
+    if isinstance(node, list) and isinstance(part, int):
+        if part >= len(node):
+            raise BadOverride(f"{dotted(at)} has {len(node)} items, there is none with number {part}")
+        node[part] = value
+    elif isinstance(node, dict):
+        node[str(part)] = value
+    else:
+        raise BadOverride(f"{dotted(at)} is {node!r}, it has no keys")
+
+
+def dotted(path: Path) -> str:
+    return ".".join(map(str, path))

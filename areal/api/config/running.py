@@ -1,0 +1,146 @@
+"""A run around its models: when to save, to recover, to evaluate; what is logged; the data sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from areal.api.config.marks import Inert
+
+Mode = Literal["online", "offline", "disabled"]
+
+
+@dataclass
+class _Timer:
+    """Fires when any of its periods has passed; None never does."""
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+    freq_epochs: int | None = None
+    freq_steps: int | None = None
+    freq_secs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("freq_epochs", "freq_steps", "freq_secs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass
+class SaverConfig(_Timer):
+    mode: Literal["auto", "sync", "async"] = "auto"
+
+
+@dataclass
+class EvaluatorConfig(_Timer):
+    eval_before_train: bool = False
+
+
+@dataclass
+class RecoverConfig(_Timer):
+    """``auto`` and ``on``: a run that finds a checkpoint of itself goes on from it. ``off`` is ``disabled``."""
+
+    mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
+    retries: int = 3
+    no_save_optim: bool = False
+    no_load_optim: bool = False
+
+    @property
+    def enabled(self) -> bool:
+        return self.mode not in ("disabled", "off")
+
+
+@dataclass
+class WandBConfig:
+    mode: Mode = "disabled"
+    wandb_base_url: str = ""
+    wandb_api_key: str = field(default="", repr=False)
+    entity: str | None = None
+    project: str | None = None
+    name: str | None = None
+    job_type: str | None = None
+    group: str | None = None
+    notes: str | None = None
+    tags: list[str] | None = None
+    config: dict[str, Any] | None = None
+    id_suffix: str | None = None
+
+
+@dataclass
+class SwanlabConfig:
+    mode: str = "disabled"
+    project: str | None = None
+    name: str | None = None
+    config: dict[str, Any] | None = None
+    logdir: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass
+class TensorBoardConfig:
+    path: str | None = None
+
+
+@dataclass
+class TrackioConfig:
+    mode: str = "disabled"
+    project: str | None = None
+    name: str | None = None
+    space_id: str | None = None
+
+
+@dataclass
+class StatsLoggerConfig:
+    """Trackers beside ``metrics.jsonl``, which is always written."""
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+    wandb: WandBConfig = field(default_factory=WandBConfig)
+    swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
+
+
+@dataclass
+class PerfTracerConfig:
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+    enabled: bool = False
+    save_interval: int = 1
+    profile_steps: list[int] | None = None
+    session_tracer: dict[str, Any] | None = None
+
+
+@dataclass
+class TrainDatasetConfig:
+    """``path``: a folder or file here, or a name on the Hugging Face hub. ``type``: ``rl`` (prompts), ``sft``
+    (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens: longer rows are left out."""
+
+    path: str = ""
+    type: str = ""
+    batch_size: int = 1
+    shuffle: bool = True
+    drop_last: bool = True
+    max_length: int | None = None
+    split: str | None = None
+    pin_memory: Annotated[bool, Inert("rows are prompts, not tensors")] = False
+    num_workers: Annotated[int, Inert("rows are read where they are used")] = 0
+    scheduling_spec: Annotated[Any, Inert("rows are read where they are used")] = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+
+
+@dataclass
+class ValidDatasetConfig(TrainDatasetConfig):
+    shuffle: bool = False
+    drop_last: bool = False
+    split: str | None = "test"
+
+
+DatasetConfig = TrainDatasetConfig

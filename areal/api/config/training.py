@@ -1,0 +1,229 @@
+"""A model in training: its engine, its optimizer, and what PPO does with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.placement import SchedulingSpec, SchedulingStrategy
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Level = Literal["batch", "group"]
+
+
+@dataclass
+class MicroBatchSpec:
+    """How a batch is cut: at least ``n_mbs`` parts, each a multiple of ``granularity`` sequences, of at most
+    ``max_tokens_per_mb`` tokens."""
+
+    n_mbs: int | None = 1
+    granularity: int = 1
+    max_tokens_per_mb: int | None = None
+    n_mbs_divisor: int | None = 1
+    packing_algorithm: Literal["ffd", "kk"] = "ffd"
+
+    def __post_init__(self) -> None:
+        for name in ("n_mbs", "max_tokens_per_mb", "n_mbs_divisor"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass
+class NormConfig:
+    """Of what the mean is subtracted, and by what the standard deviation divides. ``mean_leave1out``: each sample's
+    mean is that of the others (RLOO). None: not at all."""
+
+    mean_level: Level | None = "batch"
+    mean_leave1out: bool = False
+    std_level: Level | None = "batch"
+    std_unbiased: bool = True
+    eps: float = 1e-5
+    group_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mean_leave1out and self.mean_level is None:
+            raise ValueError("mean_leave1out needs mean_level")
+
+
+@dataclass
+class RejectionSamplingConfig:
+    """Tokens whose weights moved too far since they were sampled: ``metric`` of proximal against behaviour policy,
+    above ``upper`` or below ``lower``, is masked out or clamped. ``agg`` is over a sequence's tokens."""
+
+    level: Literal["token", "sequence"] = "token"
+    action: Literal["mask", "clamp"] = "mask"
+    metric: Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"] = "ratio"
+    agg: Literal["mean", "sum", "max"] = "mean"
+    upper: float | None = 5.0
+    lower: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.upper is None and self.lower is None:
+            raise ValueError("one of upper and lower is needed")
+        if self.upper is not None and self.lower is not None and self.lower >= self.upper:
+            raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
+        if self.action == "clamp" and self.metric != "ratio":
+            raise ValueError("action clamp needs metric ratio: a divergence has nothing to clamp")
+
+
+@dataclass
+class OptimizerConfig:
+    """``warmup_steps_proportion`` and ``min_lr_ratio`` are fractions: of all steps, of ``lr``."""
+
+    type: Literal["adam", "sgd", "adam_bf16"] = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    min_lr_ratio: float = 0.0
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps_proportion: float = 0.001
+    gradient_clipping: float = 1.0
+    offload: Annotated[bool, Absent("optimizer states stay on the device")] = False
+    initial_loss_scale: Annotated[float, Inert("there is no loss scaling: bf16 and float32 need none")] = 2**32
+    min_loss_scale: Annotated[float, Inert("there is no loss scaling")] = 1.0
+    loss_scale_window: Annotated[float, Inert("there is no loss scaling")] = 5
+    hysteresis: Annotated[int, Inert("there is no loss scaling")] = 2
+
+    def __post_init__(self) -> None:
+        if self.lr < 0:
+            raise ValueError(f"lr must not be negative, not {self.lr}")
+        if not 0 <= self.warmup_steps_proportion <= 1:
+            raise ValueError(f"warmup_steps_proportion must be from 0 to 1, not {self.warmup_steps_proportion}")
+
+
+@dataclass
+class FSDPWrapPolicy:
+    transformer_layer_cls_to_wrap: list[str] | None = None
+
+
+@dataclass
+class FSDPEngineConfig:
+    wrap_policy: Annotated[FSDPWrapPolicy | None, Inert("each decoder layer is sharded on its own")] = None
+    offload_params: Annotated[bool, Absent("parameters stay on the device")] = False
+    memory_efficient_load: Annotated[bool, Inert("weights are always loaded shard by shard")] = False
+
+
+@dataclass
+class TrainEngineConfig:
+    """One model on its ranks. ``backend`` is an allocation like ``fsdp:d4``; empty: the training part of
+    ``allocation_mode``, else ``fsdp:d1``. ``optimizer`` None: the model is not trained (a reference)."""
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    path: str = ""
+    backend: str = ""
+    attn_impl: str = ""  # empty: the model's own choice
+    init_from_scratch: bool = False
+    is_critic: bool = False
+    temperature: float = 1.0  # of the sampler: log-probabilities are recomputed with it
+    mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
+    pad_to_maximum: Annotated[bool, Inert("rows are padded to the longest of a micro-batch")] = False
+    disable_dropout: bool = False
+    gradient_checkpointing: bool = False
+    dtype: Dtype = "bfloat16"
+    optimizer_dtype: Dtype = "float32"
+    grad_reduce_dtype: Dtype = "float32"
+    optimizer: OptimizerConfig | None = None
+    weight_update_mode: Literal["disk", "shm", "xccl", "awex"] = "xccl"
+    use_lora: bool = False
+    lora_rank: int = 32
+    lora_alpha: int = 16
+    target_modules: list[str] = field(default_factory=list)
+    peft_type: Literal["lora"] = "lora"
+    fsdp: FSDPEngineConfig = field(default_factory=FSDPEngineConfig)
+    megatron: Annotated[dict[str, Any], Inert("the megatron engine is not there yet")] = field(default_factory=dict)
+    archon: Annotated[dict[str, Any], Absent("there is no archon engine")] = field(default_factory=dict)
+    scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
+    scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
+    enable_tree_training: Annotated[bool, Absent("rows are trained one by one")] = False
+
+    def __post_init__(self) -> None:
+        if self.use_lora and self.lora_rank < 1:
+            raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
+
+
+@dataclass
+class PPOActorConfig(TrainEngineConfig):
+    """The policy. Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``; then normalised, then spread over
+    tokens with a KL penalty of ``kl_ctl`` against the reference."""
+
+    group_size: int = 1
+    ppo_n_minibatches: int = 4
+    eps_clip: float = 0.2
+    eps_clip_higher: float | None = None  # None: as below
+    c_clip: float | None = None
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    m2_threshold: float | None = None
+    use_sapo_loss: bool = False
+    sapo_tau_pos: float = 1.0
+    sapo_tau_neg: float = 1.05
+    use_cispo_loss: bool = False
+    reward_norm: NormConfig | None = None
+    reward_scaling: float = 1.0
+    reward_bias: float = 0.0
+    reward_clip: float = 20.0
+    overlong_reward_penalty: bool = False
+    overlong_tokens: int | None = None
+    overlong_penalty_factor: float | None = None
+    max_new_tokens: int = 1024
+    mask_no_eos_with_zero: bool = False
+    discount: float = 1.0
+    gae_lambda: float | str = 1.0
+    gae_timestep_unit: Literal["token", "turn"] = "token"
+    adv_norm: NormConfig | None = None
+    kl_ctl: float = 0.1
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    entropy_coeff: float = 0.0
+    recompute_logprob: bool = False
+    use_decoupled_loss: bool = False
+    rejection_sampling: RejectionSamplingConfig | None = None
+    behav_imp_weight_cap: float | None = None  # AReaL's older name for rejection_sampling with a ratio
+    behav_imp_weight_mode: str = ""
+    prox_logp_method: Literal["recompute", "loglinear", "metrics", "reuse_train_logp"] = "recompute"
+    dynamic_sampling: bool = False
+    log_agent_stats: Annotated[bool, Inert("agents' metrics are logged as they come")] = False
+    log_agent_stats_keys: Annotated[list[str], Inert("agents' metrics are logged as they come")] = field(
+        default_factory=list
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps_clip <= 0 or (self.eps_clip_higher is not None and self.eps_clip_higher <= 0):
+            raise ValueError("eps_clip and eps_clip_higher must be above 0")
+        if self.c_clip is not None and self.c_clip <= 1:
+            raise ValueError(f"c_clip must be above 1, not {self.c_clip}")
+        if self.use_sapo_loss and self.use_cispo_loss:
+            raise ValueError("use_sapo_loss and use_cispo_loss are two objectives: choose one")
+        if self.overlong_reward_penalty and self.overlong_tokens is None:
+            raise ValueError("overlong_reward_penalty needs overlong_tokens")
+        self._adopt_importance_weight_cap()
+
+    def _adopt_importance_weight_cap(self) -> None:
+        if self.behav_imp_weight_cap is None:
+            return
+        if self.rejection_sampling is not None:
+            raise ValueError("behav_imp_weight_cap is the old name of rejection_sampling: give one of them")
+        level: Literal["token", "sequence"] = "sequence" if "sequence" in self.behav_imp_weight_mode else "token"
+        action: Literal["mask", "clamp"] = "clamp" if "truncate" in self.behav_imp_weight_mode else "mask"
+        self.rejection_sampling = RejectionSamplingConfig(level, action, upper=self.behav_imp_weight_cap)
+
+
+@dataclass
+class PPOCriticConfig(TrainEngineConfig):
+    ppo_n_minibatches: int = 4
+    eps_clip: float = 0.5
+    mask_no_eos_with_zero: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.is_critic = True
+
+
+@dataclass
+class DPOEngineConfig(TrainEngineConfig):
+    beta: float = 0.1
+    loss_type: Literal["sigmoid", "ipo"] = "sigmoid"

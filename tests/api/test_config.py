@@ -1,0 +1,181 @@
+"""Configurations from files and command lines: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from areal.api.cli_args import (
+    BaseExperimentConfig,
+    ConfigError,
+    DPOConfig,
+    GenerationHyperparameters,
+    GRPOConfig,
+    InferenceEngineConfig,
+    PPOActorConfig,
+    SFTConfig,
+    load_expr_config,
+)
+from areal.errors import NotFound, UsageFault
+
+AREAL = Path(__file__).parent / "gsm8k_grpo.yaml"
+SMALL = "experiment_name: e\ntrial_name: t\n"
+
+
+def load(tmp_path: Path, text: str, *overrides: str, cls: type = GRPOConfig) -> GRPOConfig:
+    file = tmp_path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    config, _ = load_expr_config(["--config", str(file), *overrides], cls)
+    return config  # type: ignore[no-any-return]
+
+
+def faults(tmp_path: Path, text: str, *overrides: str, cls: type = GRPOConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, *overrides, cls=cls)
+    return str(caught.value).replace(str(tmp_path), "")
+
+
+def test_areal_file_loads_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config, file = load_expr_config(["driver.py", "--config", str(AREAL)], GRPOConfig)
+    assert file == str(AREAL)
+    assert config.actor.optimizer is not None
+    assert (config.actor.optimizer.lr, config.actor.optimizer.eps) == (1.7e-5, 1e-8)
+    assert config.rollout.consumer_batch_size == config.rollout.max_concurrent_rollouts == 256
+    assert config.tokenizer_path == config.rollout.tokenizer_path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert config.sglang.mem_fraction_static == 0.8
+    assert config.actor.rejection_sampling is not None and config.actor.rejection_sampling.upper == 5.0
+    assert config.ref is not None and config.ref.optimizer is None
+    assert config.eval_gconfig == config.gconfig and config.eval_gconfig is not config.gconfig
+    assert any("gsm8k_grpo.yaml:119: train_dataset.pin_memory: has no effect" in message for message in caplog.messages)
+
+
+def test_what_the_top_says_is_handed_down(tmp_path: Path) -> None:
+    config = load(tmp_path, SMALL + "cluster: {fileroot: /runs}\nsaver: {trial_name: other}\nactor: {path: m}\n")
+    assert (config.saver.experiment_name, config.saver.trial_name, config.saver.fileroot) == ("e", "other", "/runs")
+    assert config.rollout.fileroot == "/runs"
+    assert config.tokenizer_path == "m"
+
+
+def test_interpolation_sees_the_defaults_of_the_class(tmp_path: Path) -> None:
+    config = load(tmp_path, SMALL + "actor: {group_size: '${gconfig.n_samples}'}\n", "gconfig.n_samples=8")
+    assert config.actor.group_size == 8
+    assert load(tmp_path, SMALL + "seed: ${gconfig.n_samples}\n").seed == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("actor.optimizer.lr=3e-4", lambda c: c.actor.optimizer.lr == 3e-4),
+        ("gconfig.stop=[a, b]", lambda c: c.gconfig.stop == ["a", "b"]),
+        ("+sglang.attention_backend=fa3", lambda c: c.sglang.attention_backend == "fa3"),
+        ("++sglang.dtype=half", lambda c: c.sglang["dtype"] == "half"),
+        ("valid_dataset=null", lambda c: c.valid_dataset is None),
+        ("~train_dataset.path", lambda c: c.train_dataset.path == ""),
+        ("~train_dataset.path=openai/gsm8k", lambda c: c.train_dataset.path == ""),
+        ("trial_name=7", lambda c: c.trial_name == "7"),
+        ("rollout.scheduling_spec.0.gpu=2", lambda c: c.rollout.scheduling_spec[0].gpu == 2),
+        ("trainer.type=null", lambda c: c.trainer.type == "null"),
+        ("trainer.grpo.actor.path=mine", lambda c: c.actor.path == "mine"),
+        ("min_required_servers=17", lambda c: c.rollout.min_required_servers == 17),
+        ("shutdown_server_on_exit=False", lambda c: c.rollout.shutdown_server_on_exit is False),
+        ("allocation_mode=sglang.d16p1m1+d32p2m1", lambda c: c.allocation_mode == "sglang.d16p1m1+d32p2m1"),
+    ],
+)
+def test_override_changes_one_key(override: str, read) -> None:  # type: ignore[no-untyped-def]
+    argv = ["--config", str(AREAL), override]
+    if override.startswith("rollout.scheduling_spec"):
+        argv.insert(2, "rollout.scheduling_spec=[{gpu: 1}]")
+    config, _ = load_expr_config(argv, GRPOConfig)
+    assert read(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("actor: {optimiser: 1}\n", '/config.yaml:3: actor.optimiser: there is no such key (did you mean "opt'),
+        ("actor:\n  optimizer:\n    lr: fast\n", "/config.yaml:5: actor.optimizer.lr: must be a number, not 'fast'"),
+        ("seed: 1.5\n", "/config.yaml:3: seed: must be a whole number, not 1.5"),
+        ("seed: true\n", "/config.yaml:3: seed: must be a whole number, not True"),
+        ("actor: {dtype: bf16}\n", "must be one of float32, bfloat16, float16, not 'bf16'"),
+        ("actor: [1]\n", "/config.yaml:3: actor: must be a map, not a list"),
+        ("gconfig:\n  temperature: -1\n", "/config.yaml:3: gconfig: temperature must not be negative, not -1.0"),
+        ("rollout:\n  model: m\n  lora_name: x\n", "/config.yaml:5: rollout.lora_name: is not supported: an adapter"),
+        ("seed: ${sed}\n", "Interpolation key 'sed' not found"),
+        ("seed: [\n", "/config.yaml:4:1: "),
+    ],
+)  # fmt: skip
+def test_fault_names_file_line_and_key(tmp_path: Path, text: str, said: str) -> None:
+    assert said in faults(tmp_path, SMALL + text)
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    text = faults(tmp_path, "seed: x\nactor: {nope: 1}\n")
+    assert [line.split(": ")[1] for line in text.splitlines()] == [
+        "seed",
+        "actor.nope",
+        "experiment_name",
+        "trial_name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.optimizr.lr=1", 'there is no key actor.optimizr.lr (did you mean "actor.optimizer"?); +actor'),
+        ("actor.optimizer.lr=fast", "command line, actor.optimizer.lr=fast: actor.optimizer.lr: must be a number"),
+        ("seed", "'seed' has no value: write seed=value"),
+        ("=1", "'=1' is no override"),
+        ("~nothing", "~nothing: the file has no such key"),
+        ("~trial_name=other", "~trial_name: the file says 't' there"),
+        ("seed.x=1", "there is no key seed.x"),
+        ("+trial_name.x=1", "trial_name is 't', it has no keys"),
+        ("+unknown=1", "command line, +unknown=1: unknown: there is no such key"),
+    ],
+)
+def test_bad_override_is_quoted(tmp_path: Path, override: str, said: str) -> None:
+    assert said in faults(tmp_path, SMALL, override)
+
+
+def test_missing_file_and_missing_flag_are_errors_of_their_own(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no configuration file"):
+        load_expr_config(["--config", str(tmp_path / "none.yaml")], GRPOConfig)
+    with pytest.raises(UsageFault, match="--config"):
+        load_expr_config(["seed=1"], GRPOConfig)
+
+
+def test_drivers_own_fields_are_read(tmp_path: Path) -> None:
+    @dataclass
+    class Tool:
+        retries: int = 1
+
+    @dataclass
+    class Mine(BaseExperimentConfig):
+        turns: int = 2
+
+    config = load(tmp_path, SMALL + "turns: 4\n", cls=Mine)
+    assert config.turns == 4  # type: ignore[attr-defined]
+
+
+def test_sft_takes_model_or_actor(tmp_path: Path) -> None:
+    for name in ("model", "actor"):
+        config = load(tmp_path, SMALL + f"{name}: {{path: m, backend: 'fsdp:d2'}}\n", cls=SFTConfig)
+        assert config.model.path == config.actor.path == config.tokenizer_path == "m"  # type: ignore[attr-defined]
+    assert "give one of them" in faults(tmp_path, SMALL + "model: {path: a}\nactor: {path: b}\n", cls=SFTConfig)
+
+
+def test_old_importance_weight_cap_is_rejection_sampling() -> None:
+    config = PPOActorConfig(behav_imp_weight_cap=3.0, behav_imp_weight_mode="token_truncate")
+    assert config.rejection_sampling is not None
+    assert (config.rejection_sampling.action, config.rejection_sampling.upper) == ("clamp", 3.0)
+
+
+def test_defaults_are_those_that_drivers_rely_on() -> None:
+    generation, rollout, dpo = GenerationHyperparameters(), InferenceEngineConfig(), DPOConfig()
+    assert (generation.max_new_tokens, generation.max_tokens, generation.temperature) == (16384, 32768, 1.0)
+    assert (rollout.max_head_offpolicyness, rollout.request_timeout, rollout.request_retries) == (0, 3600, 3)
+    assert dpo.actor.beta == 0.1
+    assert generation.new(n_samples=4).n_samples == 4 and generation.n_samples == 1
