@@ -258,6 +258,7 @@ def _execute(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Rep
     try:
         hands = Hands(desk.ctx, desk.backend, desk.store, targets, prepared.observed, slots, transaction, deadline)
         report = execute(plan, lambda op: perform(hands, op), desk.ctx.interrupted)
+        report.notes = tuple(hands.notes)
         give_up(hands, abandoned(report, hands.spawned.keys()))
         transaction.commit()
     except BaseException as error:

@@ -10,6 +10,7 @@ from areal.errors import ArealError
 from areal.reconcilers import process_effects as processes
 from areal.reconcilers import route_effects as routes
 from areal.reconcilers.hands import Hands
+from areal.reconcilers.model_data import dispose_of_data
 from areal.reconcilers.plan import Op, Verb
 from areal.resources.kinds import parse_ref
 from areal.state.records import new_uid
@@ -47,7 +48,12 @@ def record(hands: Hands, op: Op, number: int) -> None:
 
 
 def erase(hands: Hands, op: Op, number: int) -> None:
-    hands.store.delete(parse_ref(op.ref))
+    """Delete the object, and what its processes recorded, unless that would be a loss."""
+    ref = parse_ref(op.ref)
+    kept = dispose_of_data(hands.ctx.home, ref) if ref.kind == "Model" else None
+    hands.store.delete(ref)
+    if kept is not None:
+        hands.note(kept)
 
 
 _EFFECTS: dict[Verb, Effect] = {

@@ -37,6 +37,7 @@ class Report:
     failed: dict[int, ArealError] = field(default_factory=dict)
     skipped: set[int] = field(default_factory=set)
     interrupted: bool = False
+    notes: tuple[str, ...] = ()
 
     def errors_of(self, ref: str) -> list[ArealError]:
         return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]

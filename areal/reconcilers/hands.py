@@ -47,6 +47,7 @@ class Hands:
     deadline: float  # of time.monotonic()
     spawned: dict[str, str] = field(default_factory=dict)  # symbol -> uid, once it has been started
     lock: threading.Lock = field(default_factory=threading.Lock)
+    notes: list[str] = field(default_factory=list)  # for whoever gave the command
     began: float = field(default_factory=time.monotonic)
 
     # -- who is who
@@ -105,6 +106,10 @@ class Hands:
 
     def event(self, ref: str, kind: str, reason: str, message: str) -> None:
         EventLog(self.ctx.home).record(parse_ref(ref), kind, reason, message, actor=self.ctx.actor)
+
+    def note(self, sentence: str) -> None:
+        with self.lock:
+            self.notes.append(sentence)
 
     # -- time
 

@@ -47,11 +47,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything a launcher may need: the object, its service, the slot, neighbours' URLs."""
+    """Everything a launcher may need: the object, its service, the slot, neighbours' URLs. ``data_folder`` is where all
+    data proxies of the model record."""
 
     object: StoredObject
     slot: Slot
     admin_key_file: str
+    data_folder: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
 
@@ -72,6 +74,7 @@ def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
 def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     argv = _python("areal.services.inference.data_proxy", launch, service.log_level)
     argv += ["--model", launch.object.name, "--drain-timeout", str(_strategy(spec, service).drain_timeout_seconds)]
+    argv += ["--state-dir", launch.data_folder]
     secret_env: dict[str, str] = {}
     if spec.external is not None:
         argv += ["--engine", "external", "--engine-url", spec.external.url]

@@ -29,6 +29,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
     last = reports[-1] if reports else None
     objects = [_object_outcome(item, last, dry_run) for item in _objects(plan, reports)]
     notes = tuple(f"left alone: {sentence}" for sentence in plan.unknown)
+    notes += tuple(note for report in reports for note in report.notes)
     if last is not None and last.interrupted:
         hint = "interrupted; the same command again goes on from here"
         return Outcome(tuple(objects), (*notes, hint), _INTERRUPTED)

@@ -9,10 +9,12 @@ from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers import launch as launchers
 from areal.reconcilers.hands import Hands, brief, interrupted
 from areal.reconcilers.launch import Launch, Slot
+from areal.reconcilers.model_data import data_folder
 from areal.reconcilers.observe import probe_run, ready_path
 from areal.reconcilers.observed import Seen
 from areal.reconcilers.plan import Op
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica
+from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Phase, RunSpec
 from areal.runtime.readiness import failure, wait_ready
 
@@ -29,6 +31,7 @@ def spawn(hands: Hands, op: Op, number: int) -> None:
         object=hands.object(op.ref),
         slot=slot,
         admin_key_file=hands.key_file(hands.service_of(op.ref)),
+        data_folder=str(data_folder(hands.ctx.home, parse_ref(op.ref).name)),
         inputs=_inputs(hands, op),
         gpus=_gpus(hands, slot),
     )
@@ -120,7 +123,7 @@ def warm(hands: Hands, op: Op, number: int) -> None:
     """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
     hands.say(op, "warming up")
     client = hands.admin(hands.service_of(op.ref), hands.url(op.run), WARM_TIMEOUT_S)
-    body = {"model": hands.object(op.ref).name, "prompt": "1", "max_tokens": 1, "temperature": 0}
+    body = {"model": hands.object(op.ref).name, "prompt": "1", "max_tokens": 1, "temperature": 0, "store": False}
     logs = f"areal logs {op.ref.lower()}"
     try:
         status, answer = client.post("/v1/completions", body)

@@ -60,12 +60,17 @@ class Home:
         return self.root / "jobs"
 
     @property
+    def data(self) -> Path:
+        """``data/<model>``: what the data proxies of a Model record."""
+        return self.root / "data"
+
+    @property
     def config(self) -> Path:
         return self.root / "config.yaml"
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return (self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs)
+        return (self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs, self.data)
 
     def object_folder(self, ref: Ref) -> Path:
         """``objects/<kind>/<name>``. Raises UsageFault or NotFound for what is no kind or no name."""

@@ -16,8 +16,8 @@ from tests.reconcilers.worlds import model
 def proxy_argv(folder: Path, **spec: Any) -> tuple[str, ...]:
     item = model({"service": "home", "backend": "embedded", "path": str(folder), **spec})
     slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
-    launch = Launch(item, slot, "/keys/home", {"engineUrl": "http://127.0.0.1:20001"})
-    return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec()).argv  # type: ignore[arg-type]
+    launch = Launch(item, slot, "/keys/home", "/home/data/qwen", {"engineUrl": "http://127.0.0.1:20001"})
+    return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from areal.services.inference.recording.journal import Rules
 from areal.services.inference.recording.leases import Leases
 from areal.services.inference.recording.names import LeaseName
 from areal.services.inference.recording.vault import Vault, open_vault
-from tests.services.processes import wait_until
+from tests.services.processes import REPOSITORY, wait_until
 from tests.services.recording.support import Calls, start
 
 
@@ -78,6 +80,7 @@ async def test_journal_of_a_dead_process_is_adopted_served_and_retired(tmp_path:
 
 async def test_own_folder_that_a_sibling_adopted_is_left_to_it(tmp_path: Path) -> None:
     dead = await vault_in(tmp_path, "a")
+    await start(dead.own)
     await dead.close()
     sibling = await vault_in(tmp_path, "b")
     await sibling.adopt()
@@ -86,6 +89,32 @@ async def test_own_folder_that_a_sibling_adopted_is_left_to_it(tmp_path: Path) -
     assert back.own.tag not in sibling.journals
     await back.close()
     await sibling.close()
+
+
+async def test_journal_that_was_left_is_adopted_at_once_and_a_killed_ones_after_a_while(tmp_path: Path) -> None:
+    left, heir = await vault_in(tmp_path, "left"), await vault_in(tmp_path, "heir")
+    await start(left.own)
+    await left.close()
+    assert await heir.adopt(after_s=3600.0) == [left.own.tag]
+    killed = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.services.recording.recorder", str(tmp_path / "killed")),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert killed.stdout is not None
+    await killed.stdout.readline()
+    killed.kill()
+    await killed.communicate()
+    assert await heir.adopt(after_s=3600.0) == []
+    assert len(heir.elsewhere) == 1
+    assert len(await heir.adopt()) == 1
+    await heir.close()
+
+
+async def test_vault_without_anything_in_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    vault = await vault_in(tmp_path)
+    await vault.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_unreadable_journal_is_reported_and_left(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A journal's folder, and the lock that says who serves it.
 
 The lock is the kernel's (``flock``): it ends with the process that holds it, however that ends. So a journal whose
-lock is free has lost its process, and whoever takes the lock takes over.
+lock is free has lost its process, and whoever takes the lock takes over. The lock's file holds the holder's pid until
+it leaves in good order: then nobody will come back for the journal.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _TAG = "tag"
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that this process holds."""
+    """A folder that this process holds. ``left``: its last holder gave it up."""
 
     path: Path
     descriptor: int
+    left: bool = False
 
     @property
     def database(self) -> Path:
@@ -37,7 +39,13 @@ class Folder:
         (self.path / _TAG).write_text(tag, encoding="ascii")
 
     def release(self) -> None:
+        """Let go, as if this process had never held it."""
         os.close(self.descriptor)
+
+    def leave(self) -> None:
+        """Let go for good: anybody may take over at once."""
+        os.ftruncate(self.descriptor, 0)
+        self.release()
 
     def remove(self) -> None:
         """Delete it, then let go: who waits for the lock finds that the folder is gone."""
@@ -59,9 +67,10 @@ def hold(path: Path) -> Folder | None:
     if not still_there:
         os.close(descriptor)
         return None
+    left = os.fstat(descriptor).st_size == 0
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return Folder(path, descriptor)
+    return Folder(path, descriptor, left)
 
 
 def hold_soon(path: Path, patience_s: float) -> Folder | None:

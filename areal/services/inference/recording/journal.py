@@ -100,7 +100,7 @@ class Journal:
         if remove:
             self.folder.remove()
         else:
-            self.folder.release()
+            self.folder.leave()
 
     # -- changes
 

@@ -1,8 +1,9 @@
 """The journals that one data proxy serves: its own, and those whose processes are gone.
 
 ``root`` holds one folder a process, by its run's uid. A process restarted under the same uid finds its own journal
-again. Any other journal whose lock stays free, for longer than its own process needs to come back, is adopted; it is
-served in place, under its own tag, and deleted once nothing is left in it. New sessions go to the own journal.
+again. Any other journal whose process left, or whose lock stays free for longer than its own process needs to come
+back, is adopted; it is served in place, under its own tag, and deleted once nothing is left in it. New sessions go to
+the own journal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from areal.errors import UsageFault
 from areal.services.inference.recording.folder import Folder, hold, hold_soon, others, shown_tag
 from areal.services.inference.recording.journal import Journal, Rules, open_journal
 from areal.services.inference.recording.names import key_digest, tag_of_key
+from areal.services.web.errors import ApiError
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
@@ -111,13 +113,13 @@ class Vault:
             self._free_since.pop(path, None)
             return None
         now = asyncio.get_running_loop().time()
-        if now - self._free_since.setdefault(path, now) < after_s:
+        if not folder.left and now - self._free_since.setdefault(path, now) < after_s:
             folder.release()
             return None
         journal = await self._open(folder)
         if journal is None:
             return None
-        del self._free_since[path]
+        self._free_since.pop(path, None)
         self.journals[journal.tag] = journal
         _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
         return journal.tag
@@ -141,8 +143,16 @@ class Vault:
         _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
 
     async def close(self) -> None:
+        """Leave every journal to whoever comes, and nothing behind where there is nothing in it."""
         for journal in self:
-            await journal.close()
+            await journal.close(remove=_is_spent(journal))
+
+
+def _is_spent(journal: Journal) -> bool:
+    try:
+        return journal.is_spent()
+    except ApiError:  # it cannot be read: somebody else may
+        return False
 
 
 async def open_vault(root: Path, uid: str, rules: Rules, *, adopt_after_s: float = ADOPT_AFTER_S) -> Vault:
