@@ -4,13 +4,15 @@ Started as ``python scripted_engine.py --port 0 --tokenizer DIR``; prints its po
 changes what it does next:
 
     text       what it answers, as text            token_ids  the same as ids
+    replies    [[needle, text], ...]: instead, the text of the first needle in the prompt's last user turn
     delay_s    between two tokens                  flush      tokens a line
     gate       hold each answer after so many tokens until ``POST /release``
     fail       HTTP status for the next generations       die_after  exit after so many tokens
     cut_after  close the stream after so many tokens without a finish reason
     error_after  write an error line after so many tokens
 
-``GET /calls`` lists the generations it got (bodies, and how each ended); ``GET /aborts`` the aborted request ids.
+``GET /calls`` lists the generations it got (bodies, tokens said, and how each ended); ``GET /aborts`` the aborted
+request ids.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tokenizers import Tokenizer
 class Script:
     text: str = "Hello there, friend!"
     token_ids: list[int] | None = None
+    replies: list[list[str]] = field(default_factory=list)
     delay_s: float = 0.0
     flush: int = 1
     gate: int | None = None
@@ -57,10 +60,16 @@ class Engine:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def answer(self, sampling: dict[str, Any]) -> tuple[list[int], str, int | None]:
+    def text(self, prompt: list[int]) -> str:
+        if not self.script.replies:
+            return self.script.text
+        asked = self.tokenizer.decode(prompt, skip_special_tokens=False).rpartition("<|im_start|>user")[2]
+        return next((text for needle, text in self.script.replies if needle in asked), self.script.text)
+
+    def answer(self, prompt: list[int], sampling: dict[str, Any]) -> tuple[list[int], str, int | None]:
         """Token ids, finish reason and stop token: the script's answer, then the end token, within max_new_tokens."""
         script = self.script
-        ids = list(script.token_ids or self.tokenizer.encode(script.text, add_special_tokens=False).ids)
+        ids = list(script.token_ids or self.tokenizer.encode(self.text(prompt), add_special_tokens=False).ids)
         stops = sampling.get("stop_token_ids") or []
         end = self.tokenizer.token_to_id("<|im_end|>")
         if not sampling.get("ignore_eos"):
@@ -75,8 +84,9 @@ class Engine:
         return (ids, "stop", ids[-1]) if ids[-1] in [*stops, end] else (ids, "length", None)
 
 
-def lines(engine: Engine, sampling: dict[str, Any]) -> list[dict[str, Any]]:
-    ids, finish, stop_token = engine.answer(sampling)
+def lines(engine: Engine, body: dict[str, Any]) -> list[dict[str, Any]]:
+    sampling = body["sampling"]
+    ids, finish, stop_token = engine.answer(body["input_ids"], sampling)
     step = engine.script.flush
     out = []
     for start in range(0, len(ids), step):
@@ -100,7 +110,7 @@ def lines(engine: Engine, sampling: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     body = await request.json()
-    record = {"body": body, "ended": "running", "headers": dict(request.headers), "tokens": 0}
+    record = {"body": body, "ended": "running", "headers": dict(request.headers), "tokens": 0, "said": []}
     engine.calls.append(record)
     engine.note()
     script = engine.script
@@ -110,7 +120,7 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     try:
-        for line in lines(engine, body["sampling"]):
+        for line in lines(engine, body):
             await before_line(engine, script, record, response)
             if record["ended"] == "cut":
                 request.transport.close()
@@ -118,6 +128,7 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
             for index in range(body["sampling"].get("n", 1)):
                 await response.write(json.dumps({"index": index, **line}).encode() + b"\n")
             record["tokens"] += len(line["token_ids"])
+            record["said"] += line["token_ids"]
             engine.note()
             await asyncio.sleep(script.delay_s)
         record["ended"] = "finished"

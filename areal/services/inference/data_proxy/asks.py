@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.services.inference.data_proxy.fields import Fields, is_token_ids, unsupported
+from areal.services.inference.data_proxy.going_on import Shown, after_recorded
 from areal.services.inference.data_proxy.messages import read_messages
 from areal.services.inference.data_proxy.reading import Parsers, Reading
 from areal.services.inference.data_proxy.sampling_fields import Answering, read_answering, read_sampling
@@ -40,7 +41,9 @@ class Ask:
     """One request. ``prompts`` make the token ids, for a chat ``text`` makes the one prompt's text: off the event loop
     where that is long. Where ``sampling`` has no ``max_new_tokens``, the answer may have ``default_max_tokens``, or all
     that there is room for. ``store`` false: the call is not to be recorded. ``echo``: the prompt's text comes before
-    the answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's form whichever API it came by."""
+    the answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's form whichever API it came by.
+    ``after_answer``: given the text up to and with the chat's last answer, and that of its end token, what the template
+    has after it; None where the template does not go on from that text."""
 
     prompts: tuple[Callable[[], list[int]], ...]
     sampling: Sampling
@@ -53,6 +56,7 @@ class Ask:
     reading: Reading = _PLAIN
     messages: Sequence[Mapping[str, Any]] = ()
     text: Callable[[], str] | None = None
+    after_answer: Callable[[str, str], str | None] | None = None
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> Ask:
@@ -80,7 +84,15 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         text = (template.render_open if continued else template.render)(messages, tools.shown, variables)
         return text + reading.prompt_end(text)
 
-    return replace(_ask(fields, (), sampling, answering), reading=reading, messages=given, text=prompt)
+    def after_answer(spoken: str, end: str) -> str | None:
+        if continued:
+            return None
+        shown = Shown(messages, tools.shown, variables)
+        rest = after_recorded(template, shown, spoken, end, thinks=reading.thinks)
+        return None if rest is None else rest + reading.prompt_end(rest)
+
+    ask = _ask(fields, (), sampling, answering)
+    return replace(ask, reading=reading, messages=given, text=prompt, after_answer=after_answer)
 
 
 def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced: bool) -> bool:

@@ -146,8 +146,7 @@ class ModelCalls:
         self, request: web.Request, asked: Asked, visit: Visit, clock: Clock, size: int
     ) -> web.StreamResponse:
         ask = asked.ask
-        known = await visit.known(ask.messages) if ask.text is not None and visit.keeps(ask.store) else None
-        prompts = await make_prompts(ask, self._codec, self._pool, known, size)
+        prompts = await make_prompts(ask, self._codec, self._pool, visit if visit.keeps(ask.store) else None, size)
         with named(asked.names):
             room = self._room(ask, prompts.longest)
         ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=room))

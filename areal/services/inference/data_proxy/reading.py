@@ -85,6 +85,11 @@ class Reading:
         ]
         return frozenset(markers)
 
+    @property
+    def thinks(self) -> bool:
+        """Whether reasoning is told apart from the answer, so that a client may not send it back."""
+        return self.reasoning is not None or (self.tools.form is not None and self.tools.form.whole)
+
     def reader(self, prompt_tail: str, call_ids: Sequence[str] = ()) -> Reader:
         """For one choice of an answer to a prompt that ends like this. ``call_ids``: those that its calls had when it
         was read before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -50,6 +50,10 @@ class Visit(Protocol):
 
     async def known(self, messages: Sequence[Mapping[str, Any]]) -> Known | None:
         """The recorded turn that this chat goes on from."""
+        ...
+
+    async def answered(self) -> Known | None:
+        """The recorded turn whose answer is the last of the chat's, once ``known`` was asked."""
         ...
 
     def goes_on(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
@@ -93,6 +97,11 @@ class RecordedVisit:
     async def known(self, messages: Sequence[Mapping[str, Any]]) -> Known | None:
         return await self._caller.journal.known(self._caller.session, self.goes_on(messages))
 
+    async def answered(self) -> Known | None:
+        assert self.conversation is not None
+        last = replace(self.conversation, answered=self.conversation.answered[-1:])
+        return await self._caller.journal.known(self._caller.session, last)
+
     def goes_on(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
         self.conversation = conversation(messages)
         return self.conversation
@@ -129,6 +138,9 @@ class UnrecordedVisit:
         return False
 
     async def known(self, messages: Sequence[Mapping[str, Any]]) -> Known | None:
+        return None
+
+    async def answered(self) -> Known | None:
         return None
 
     def goes_on(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
