@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.services.web.errors import ApiError
 from areal.services.web.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
+from areal.services.web.server.response import Response
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -34,11 +34,11 @@ class ErrorForm:
     event: Callable[[ApiError, str], bytes]
     id_headers: tuple[str, ...] = (REQUEST_ID,)
 
-    def response(self, error: ApiError, request_id: str) -> web.Response:
+    def response(self, error: ApiError, request_id: str) -> Response:
         ids = dict.fromkeys(self.id_headers, request_id)
         body = orjson.dumps(self.body(error, request_id))
         headers = {**error.headers, **ids}
-        return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+        return Response(error.status, body, content_type="application/json", headers=headers)
 
 
 def _openai_body(error: ApiError, request_id: str) -> dict[str, Any]:
@@ -70,8 +70,11 @@ RESPONSES = ErrorForm(_openai_body, _responses_event)
 ANTHROPIC = ErrorForm(_anthropic_body, _anthropic_event, (REQUEST_ID, ANTHROPIC_REQUEST_ID))
 
 _FORMS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
+_OTHERS = tuple(_FORMS)
 
 
 def error_form(path: str) -> ErrorForm:
     """The form in which callers of ``path`` expect errors, whether it is a path of ours or not."""
+    if not path.startswith(_OTHERS):
+        return OPENAI
     return next((form for prefix, form in _FORMS.items() if path == prefix or path.startswith(prefix + "/")), OPENAI)

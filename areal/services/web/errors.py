@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -56,14 +54,3 @@ class ApiError(Exception):
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
-
-
-def from_http_exception(error: web.HTTPException, request: web.Request) -> ApiError:
-    """aiohttp's own refusals (no such path, method not allowed), in our shape."""
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-    if error.status == 404:
-        return ApiError(404, f"no such path: {request.method} {request.path}", code="unknown_path")
-    if error.status == 405:
-        message = f"{request.method} is not allowed on {request.path}"
-        return ApiError(405, message, code="method_not_allowed", headers=headers)
-    return ApiError(error.status, error.reason, headers=headers)

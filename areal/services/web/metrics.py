@@ -18,6 +18,28 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
 OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1)
 
 
+class RouteMetrics:
+    """What is counted of one route's requests, looked up once."""
+
+    def __init__(self, metrics: Metrics, route: str) -> None:
+        self._requests = metrics.requests
+        self._route = route
+        self._seconds = metrics.seconds.labels(route)
+        self._in_flight = metrics.in_flight
+        self._by_status: dict[int, Counter] = {}
+
+    def began(self) -> None:
+        self._in_flight.inc()
+
+    def ended(self, status: int, seconds: float) -> None:
+        self._in_flight.dec()
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self._requests.labels(self._route, str(status))
+        counter.inc()
+        self._seconds.observe(seconds)
+
+
 class Metrics:
     """The registry of one process; every name begins with ``areal_``."""
 
@@ -30,6 +52,9 @@ class Metrics:
             "areal_overhead_seconds", "This process's own time in a proxied request.", OVERHEAD_SECONDS
         )
         self.in_flight = self.gauge("areal_http_in_flight", "Model requests being answered now.")
+
+    def of_route(self, route: str) -> RouteMetrics:
+        return RouteMetrics(self, route)
 
     def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(name, text, labels, registry=self._registry)

@@ -16,15 +16,11 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiohttp import web
-
 from areal.services.web.options import ServeOptions, bind
+from areal.services.web.server import HttpServer
 from areal.services.web.service import Service
 
 _log = logging.getLogger(__name__)
-_KEEP_ALIVE_S = 120.0  # longer than POOL_IDLE_S of our clients
-_BACKLOG = 4096
-_JUST_ACCEPTED_S = 0.25
 
 
 async def serve(service: Service, options: ServeOptions) -> None:
@@ -32,34 +28,19 @@ async def serve(service: Service, options: ServeOptions) -> None:
     stop, now = asyncio.Event(), asyncio.Event()
     _on_signals(stop, now)
     sock = bind(options.host, options.port, reuse_port=options.reuse_port)
-    runner = web.AppRunner(
-        service.app,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=_KEEP_ALIVE_S,
-        shutdown_timeout=options.drain_timeout_s,
-    )
-    await runner.setup()
-    site = web.SockSite(runner, sock, backlog=_BACKLOG)
-    await site.start()
-    host, port = sock.getsockname()[:2]
-    _log.info("%s listens on %s port %d", service.component, host, port)
-    await stop.wait()
-    _log.info("%s drains %d requests", service.component, service.lifetime.in_flight)
-    service.lifetime.drain()
-    if not await _unless(_drain(site, runner), now):
-        _log.warning("%s stops now, %d requests unfinished", service.component, service.lifetime.in_flight)
-
-
-async def _drain(site: web.SockSite, runner: web.AppRunner) -> None:
-    """Close the listener, give connections that were just accepted a moment to speak, then finish what runs.
-
-    The moment is needed: a connection that is told to close before it has said anything drops what comes and
-    lingers until the drain's deadline.
-    """
-    await site.stop()
-    await asyncio.sleep(_JUST_ACCEPTED_S)
-    await runner.cleanup()
+    async with service.living():
+        server = HttpServer(service.answer)
+        await server.listen(sock)
+        try:
+            host, port = sock.getsockname()[:2]
+            _log.info("%s listens on %s port %d", service.component, host, port)
+            await stop.wait()
+            _log.info("%s drains %d requests", service.component, service.lifetime.in_flight)
+            service.lifetime.drain()
+            if not await _within(options.drain_timeout_s, server.close(), now):
+                _log.warning("%s stops now, %d requests unfinished", service.component, service.lifetime.in_flight)
+        finally:
+            await server.cancel()
 
 
 def run_service(main: Callable[[], Coroutine[Any, Any, None]], log_level: str) -> None:
@@ -99,11 +80,11 @@ def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> None:
         loop.add_signal_handler(number, signalled)
 
 
-async def _unless(work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
-    """Do ``work``; False when ``interrupted`` came first and cut it short."""
+async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
+    """Do ``work``; False when ``interrupted`` came first, or the time was over, and cut it short."""
     tasks = {asyncio.create_task(work, name="drain"), asyncio.create_task(interrupted.wait(), name="second-signal")}
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return not interrupted.is_set()
+    return bool(done) and not interrupted.is_set()

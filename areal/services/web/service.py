@@ -1,42 +1,47 @@
-"""One service process as an aiohttp application: routes with their access, probes, errors and request ids.
+"""One service process: routes with their access, probes, errors and request ids, as the server's application.
 
-Every request passes ``_boundary`` once: it names the request and turns errors into the API's object, beside a status
-where none is sent yet, else as the last event of the stream.
+Every request passes ``answer`` once: it finds the route, checks the key, and turns errors into the API's object,
+beside a status where none is sent yet, else as the last event of the stream.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from aiohttp import web
 
-from areal.services.web import headers
 from areal.services.web.access import Access, Gatekeeper
 from areal.services.web.error_forms import error_form
-from areal.services.web.errors import ApiError, from_http_exception
-from areal.services.web.ids import unique_id
+from areal.services.web.errors import ApiError
 from areal.services.web.keys import AdminKey
 from areal.services.web.lifetime import Lifetime
-from areal.services.web.metrics import CONTENT_TYPE, Metrics
+from areal.services.web.metrics import CONTENT_TYPE, Metrics, RouteMetrics
+from areal.services.web.server import AnyResponse, Request, Response, RouteTable, StreamResponse
 from areal.services.web.streaming import last_word
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
-_STREAM: web.RequestKey[web.StreamResponse] = web.RequestKey("stream", web.StreamResponse)
+Handler = Callable[[Request], Awaitable[AnyResponse]]
 
 _log = logging.getLogger(__name__)
-_GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(frozen=True)
+class _Route:
+    """``metrics`` of a model request: in flight now, how long it took, how it ended."""
+
+    handler: Handler
+    access: Access
+    metrics: RouteMetrics | None
 
 
 class Service:
-    """A component under construction: add routes, then hand ``app`` to ``serve``.
+    """A component under construction: add routes and what runs beside them, then hand it to ``serve``.
 
     ``not_ready`` gives the reason why the component cannot serve now, or None. ``details`` adds fields to the
     answers of /health and /ready (load, version), which is how the router learns them.
@@ -56,100 +61,91 @@ class Service:
         self.lifetime = Lifetime(not_ready)
         self.metrics = Metrics()
         self._details = details
-        self.app = web.Application(middlewares=[self._boundary], client_max_size=0)
-        self.app.on_response_prepare.append(_on_prepare)
+        self._routes = RouteTable[_Route]()
+        self._companions: list[Callable[[], AbstractAsyncContextManager[Any]]] = []
         self.route("GET", "/health", self._health, Access.PROBE)
         self.route("GET", "/ready", self._ready, Access.PROBE)
         self.route("GET", "/metrics", self._metrics, Access.PROBE)
 
     def route(self, method: str, path: str, handler: Handler, access: Access) -> None:
-        if access in (Access.CALLER, Access.SESSION):
-            handler = self._counted(path, handler)
+        counted = access in (Access.CALLER, Access.SESSION)
+        self._routes.add(method, path, _Route(handler, access, self.metrics.of_route(path) if counted else None))
 
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            self.gate.check(request.headers, access)
-            return await handler(request)
+    def beside(self, companion: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        """What lives as long as the service serves: entered before it listens, left when it has drained."""
+        self._companions.append(companion)
 
-        self.app.router.add_route(method, path, guarded)
+    @contextlib.asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for companion in self._companions:
+                await stack.enter_async_context(companion())
+            yield
 
-    def _counted(self, path: str, handler: Handler) -> Handler:
-        """Count a model request: in flight now, how long it took, how it ended."""
-        metrics, lifetime = self.metrics, self.lifetime
-        seconds = metrics.seconds.labels(path)
-
-        async def counted(request: web.Request) -> web.StreamResponse:
-            started = time.perf_counter()
-            status = "499"  # the caller went away, as nginx writes it
-            lifetime.in_flight += 1
-            metrics.in_flight.inc()
-            try:
-                response = await handler(request)
-                status = str(response.status)
-                return response
-            except ApiError as error:
-                status = str(error.status)
-                raise
-            except Exception:
-                status = "500"
-                raise
-            finally:
-                lifetime.in_flight -= 1
-                metrics.in_flight.dec()
-                metrics.requests.labels(path, status).inc()
-                seconds.observe(time.perf_counter() - started)
-
-        return counted
-
-    @web.middleware
-    async def _boundary(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get(headers.REQUEST_ID, "")
-        request_id = given if _GIVEN_ID.fullmatch(given) else unique_id("req_")
-        request[REQUEST_ID] = request_id
+    async def answer(self, request: Request) -> AnyResponse:
+        """Raises nothing but CancelledError, and ConnectionResetError when the caller went away while we wrote."""
         try:
-            return await handler(request)
+            form = error_form(request.path)
+            request.id_headers = form.id_headers
+            route, request.match_info = self._routes.find(request.method, request.path)
+            self.gate.check(request.headers, route.access)
+            if route.metrics is None:
+                return await route.handler(request)
+            return await self._counted(route.handler, route.metrics, request)
         except ApiError as error:
             if error.status >= 500:
-                _log.warning("%s %s: %d %s [%s]", request.method, request.path, error.status, error, request_id)
+                _log.warning("%s %s: %d %s [%s]", request.method, request.path, error.status, error, request.id)
             return await _failure(request, error)
-        except web.HTTPException as error:
-            return await _failure(request, from_http_exception(error, request))
-        except ConnectionResetError:  # the caller went away while we wrote
+        except ConnectionResetError:
             raise
         except Exception:  # noqa: BLE001 - the process boundary: the log gets the detail, the caller an id
-            _log.exception("%s %s failed [%s]", request.method, request.path, request_id)
+            _log.exception("%s %s failed [%s]", request.method, request.path, request.id)
             return await _failure(request, ApiError(500, "internal error", code="internal_error"))
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _counted(self, handler: Handler, metrics: RouteMetrics, request: Request) -> AnyResponse:
+        started = time.perf_counter()
+        status = 499  # the caller went away, as nginx writes it
+        self.lifetime.in_flight += 1
+        metrics.began()
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except ApiError as error:
+            status = error.status
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            self.lifetime.in_flight -= 1
+            metrics.ended(status, time.perf_counter() - started)
+
+    async def _health(self, request: Request) -> Response:
         body = {"status": "ok", "component": self.component, "pid": os.getpid(), **self._details()}
         return json_response({**body, "in_flight": self.lifetime.in_flight})
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    async def _ready(self, request: Request) -> Response:
         state, reason = self.lifetime.state()
         body = {"status": state, "component": self.component, "in_flight": self.lifetime.in_flight, "reason": reason}
         return json_response({**body, **self._details()}, status=200 if state == "ready" else 503)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+    async def _metrics(self, request: Request) -> Response:
+        return Response(body=self.metrics.exposition(), content_type=CONTENT_TYPE)
 
 
-def json_response(data: object, *, status: int = 200, more_headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(data), content_type="application/json", headers=more_headers)
+def json_response(data: object, *, status: int = 200, more_headers: dict[str, str] | None = None) -> Response:
+    return Response(status, orjson.dumps(data), content_type="application/json", headers=more_headers)
 
 
-async def _failure(request: web.Request, error: ApiError) -> web.StreamResponse:
-    """The error as a status where none is sent yet, else as the last event of the stream."""
+async def _failure(request: Request, error: ApiError) -> AnyResponse:
+    """The error as a status where none is sent yet, else as the last event of the stream. Any other answer that began
+    can only be broken off."""
     form = error_form(request.path)
-    stream: web.StreamResponse | None = request.get(_STREAM)
-    if stream is None:
-        return form.response(error, request[REQUEST_ID])
-    await last_word(stream, form.event(error, request[REQUEST_ID]))
+    stream: StreamResponse | None = request.stream
+    if stream is None and not request.answered:
+        return form.response(error, request.id)
+    if stream is None or not stream.is_events:
+        raise ConnectionResetError("the answer had begun")
+    await last_word(stream, form.event(error, request.id))
     return stream
-
-
-async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.pop("Server", None)  # versions are nobody's business
-    if response.content_type == "text/event-stream":
-        request[_STREAM] = response
-    if headers.REQUEST_ID not in response.headers and (request_id := request.get(REQUEST_ID)) is not None:
-        for name in error_form(request.path).id_headers:
-            response.headers[name] = request_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from aiohttp import web
+from areal.services.web.server import StreamResponse
 
 _LAST_WORD_S = 5.0
 _LONGEST_EVENT = 16 * 1024 * 1024
@@ -32,7 +32,7 @@ class EventCutter:
         return self._held
 
 
-async def last_word(out: web.StreamResponse, data: bytes) -> None:
+async def last_word(out: StreamResponse, data: bytes) -> None:
     """Write ``data`` to a stream that ends now. A caller that is gone, or takes nothing any more, misses it."""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         async with asyncio.timeout(_LAST_WORD_S):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-from aiohttp import web
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.suspension import Suspension
@@ -24,6 +22,7 @@ from areal.services.inference.engines.base import (
 from areal.services.web.access import Access
 from areal.services.web.body import read_body, read_object
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler, Service, json_response
 
 _BODY_BYTES = 64 * 1024
@@ -59,7 +58,7 @@ class EngineControl:
     def admitting(self, handler: Handler) -> Handler:
         """A model route that refuses calls while the engine's memory is released."""
 
-        async def admitted(request: web.Request) -> web.StreamResponse:
+        async def admitted(request: Request) -> AnyResponse:
             if self.memory_released:
                 message = "the engine's memory is released"
                 raise ApiError(503, message, code="memory_released", headers={"Retry-After": "1"})
@@ -67,7 +66,7 @@ class EngineControl:
 
         return admitted
 
-    async def pause(self, request: web.Request) -> web.Response:
+    async def pause(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
         async with self._control():
             was_paused = self._suspension.active
@@ -93,14 +92,14 @@ class EngineControl:
         task.add_done_callback(self._cleanups.discard)
         await asyncio.shield(task)
 
-    async def resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
         async with self._control():
             await self._engine.resume()
             self._suspension.set(False)
         return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
 
-    async def set_version(self, request: web.Request) -> web.Response:
+    async def set_version(self, request: Request) -> Response:
         version = (await read_object(request, _BODY_BYTES)).get("version")
         if type(version) is not int or not 0 <= version < 2**63:
             raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
@@ -108,11 +107,11 @@ class EngineControl:
             await self._engine.set_version(version)
         return json_response({"status": "ok", "version": version})
 
-    async def get_version(self, request: web.Request) -> web.Response:
+    async def get_version(self, request: Request) -> Response:
         with _control_errors():
             return json_response({"version": await self._engine.version()})
 
-    async def release_memory(self, request: web.Request) -> web.Response:
+    async def release_memory(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
         async with self._control():
             if not self.memory_released:
@@ -130,7 +129,7 @@ class EngineControl:
             self.memory_released = False
             raise
 
-    async def restore_memory(self, request: web.Request) -> web.Response:
+    async def restore_memory(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
         async with self._control():
             await self._engine.restore_memory()
@@ -149,10 +148,10 @@ class EngineControl:
 def refuse_controls(service: Service, why: str) -> None:
     """The same routes before something that cannot be controlled: 400 each."""
 
-    async def refused(request: web.Request) -> web.StreamResponse:
+    async def refused(request: Request) -> AnyResponse:
         raise ApiError(400, why, code="unsupported_by_engine")
 
-    routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]]
+    routes: list[tuple[str, str, Handler]]
     routes = [("POST", path, refused) for path in CONTROL_PATHS]
     for method, path, handler in [*routes, ("GET", "/get_version", refused)]:
         service.route(method, path, handler, Access.ADMIN)

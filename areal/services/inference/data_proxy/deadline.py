@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from areal.services.web import headers as names
+from areal.services.web.server import Request
 
 _LONGEST_S = 1e7
 
 
-def idle_s(request: web.Request, default: float) -> float:
+def idle_s(request: Request, default: float) -> float:
     """Seconds without progress that are too many: what the relay says, which follows the hot limits, else ours."""
     try:
         given = float(request.headers.get(names.PROGRESS_TIMEOUT, ""))

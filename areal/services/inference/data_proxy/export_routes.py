@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.services.inference.data_proxy.callers import elsewhere
 from areal.services.inference.recording.exporting import ExportRequest, read_export_request
@@ -20,6 +19,7 @@ from areal.services.web import headers as names
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 4 * 1024 * 1024
@@ -39,7 +39,7 @@ class ExportRoutes:
         service.route("GET", "/trajectories", self.lend, Access.ADMIN)
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
-    async def export(self, request: web.Request) -> web.Response:
+    async def export(self, request: Request) -> Response:
         """With ``dry_run`` nothing is taken: the answer says whether it could be, and of what kind it is."""
         data = await read_object(request, _BODY_BYTES)
         form = data.get("format") or JSON
@@ -81,7 +81,7 @@ class ExportRoutes:
             raise elsewhere()
         return journal
 
-    async def acknowledge_exports(self, request: web.Request) -> web.Response:
+    async def acknowledge_exports(self, request: Request) -> Response:
         export_id = (await read_object(request, _BODY_BYTES)).get("export_id")
         name = ExportName.parse(export_id) if isinstance(export_id, str) else None
         if name is None:
@@ -91,7 +91,7 @@ class ExportRoutes:
             raise elsewhere()
         return json_response({"status": "ok", "released": await journal.acknowledge(name)})
 
-    async def lend(self, request: web.Request) -> web.Response:
+    async def lend(self, request: Request) -> Response:
         """With ``limit=0`` nothing is lent; the answer says whether anything could be."""
         wait_s, limit = _wait(request.query.get("wait")), _items(request.query.get("limit"))
         if limit == 0:
@@ -109,14 +109,13 @@ class ExportRoutes:
                 for each in lent
             ]
             response = json_response({"items": items})
-            await response.prepare(request)
-            await response.write_eof()
+            await request.answer(response)
         except BaseException:
             self._leases.give_back(each.lease for each in lent)
             raise
         return response
 
-    async def acknowledge_leases(self, request: web.Request) -> web.Response:
+    async def acknowledge_leases(self, request: Request) -> Response:
         given = (await read_object(request, _BODY_BYTES)).get("lease_ids")
         leases = [LeaseName.parse(item) if isinstance(item, str) else None for item in given or ()]
         if not isinstance(given, list) or None in leases:
@@ -127,7 +126,7 @@ class ExportRoutes:
         return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
 
 
-def _answer(export_id: str, export: Export, form: str) -> web.Response:
+def _answer(export_id: str, export: Export, form: str) -> Response:
     more = {"rows": export.rows, "failures": export.failures or [], "export_id": export_id}
     if form == JSON:
         return json_response({"traj": export.traj(), **more})
@@ -135,7 +134,7 @@ def _answer(export_id: str, export: Export, form: str) -> web.Response:
         raise bad_request("sessions of external models have text, no columns: format must be json", param="format")
     body = npz(export.columns, {"about.json": orjson.dumps(more)})
     headers = {names.EXPORT_ID: export_id}
-    return web.Response(body=body, content_type="application/octet-stream", headers=headers)
+    return Response(body=body, content_type="application/octet-stream", headers=headers)
 
 
 def _wait(text: str | None) -> float:

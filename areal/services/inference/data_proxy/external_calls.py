@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from areal.services.inference.data_proxy.deadline import idle_s
 from areal.services.inference.data_proxy.dialects.external import answer_again, answer_with, chat_body
@@ -22,7 +21,8 @@ from areal.services.inference.engines.clients.external import ExternalApi
 from areal.services.web import headers as names
 from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import REQUEST_ID, Handler
+from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
+from areal.services.web.service import Handler
 from areal.services.web.streaming import EventCutter
 
 _PASSED_HEADERS = ("Content-Type", "Retry-After")
@@ -30,7 +30,7 @@ _PASSED_HEADERS = ("Content-Type", "Retry-After")
 
 @dataclass
 class _Call:
-    request: web.Request
+    request: Request
     started: float
     waited: float = 0.0
 
@@ -51,12 +51,12 @@ class ExternalCalls:
     def relay_to(self, path: str) -> Handler:
         """The handler that relays to ``path`` under the API's base URL."""
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             return await self._relay(request, path)
 
         return handle
 
-    async def _relay(self, request: web.Request, path: str) -> web.StreamResponse:
+    async def _relay(self, request: Request, path: str) -> AnyResponse:
         caller = self._visits.caller(request.headers)
         body = await read_body(request, self._max_body_bytes)
         call = _Call(request, time.perf_counter())
@@ -68,11 +68,11 @@ class ExternalCalls:
                 return await say_again(request, visit.replayed, stream=data.get("stream") is True)
             heard = hearing(visit, self._model, path, data)
             with api_failures():
-                async with self._api.post(path, data, request[REQUEST_ID], timeout) as upstream:
+                async with self._api.post(path, data, request.id, timeout) as upstream:
                     return await _pass_on(call, upstream, heard)
 
     def refuse(self, why: str) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             raise bad_request(why, code="unsupported_path")
 
         return handle
@@ -85,7 +85,7 @@ class ExternalCalls:
     def translated_by(self, translate: Callable[[Fields, Uses], Translated], id_prefix: str) -> Handler:
         """The handler of an API that theirs is not: asked as a chat, answered in that API's way."""
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             caller = self._visits.caller(request.headers)
             given = await read_body(request, self._max_body_bytes)
             call, fields = _Call(request, time.perf_counter()), Fields(decode_object(given))
@@ -106,10 +106,10 @@ class ExternalCalls:
 
     async def _translated(
         self, call: _Call, said: Translated, body: dict[str, Any], writer: Writer, heard: Heard
-    ) -> web.StreamResponse:
+    ) -> AnyResponse:
         request, timeout = call.request, idle_s(call.request, self._idle_s)
         with api_failures(), named(said.names):
-            async with self._api.post(CHAT_PATH, body, request[REQUEST_ID], timeout) as upstream:
+            async with self._api.post(CHAT_PATH, body, request.id, timeout) as upstream:
                 call.waited = time.perf_counter() - call.started
                 headers = {names.OVERHEAD: call.overhead()}
                 if said.ignored:
@@ -117,15 +117,15 @@ class ExternalCalls:
                 return await answer_with(writer, upstream, request, headers, heard, stream="stream" in body)
 
 
-async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse, heard: Heard) -> web.StreamResponse:
+async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse, heard: Heard) -> AnyResponse:
     headers = {name: value for name in _PASSED_HEADERS if (value := upstream.headers.get(name)) is not None}
     call.waited = time.perf_counter() - call.started
     if upstream.status != 200 or upstream.content_type != "text/event-stream":
         body = await upstream.read()
         call.waited = time.perf_counter() - call.started
         await heard.answer(upstream.status, body)
-        return web.Response(status=upstream.status, body=body, headers={**headers, names.OVERHEAD: call.overhead()})
-    out = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
+        return Response(upstream.status, body, headers={**headers, names.OVERHEAD: call.overhead()})
+    out = StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
     cutter = EventCutter()
     try:
         async for part in upstream.content.iter_any():
@@ -136,7 +136,7 @@ async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse, heard: Heard) 
         await heard.end()
         if out.prepared:
             await out.write(heard.held + cutter.rest())
-    except aiohttp.ClientConnectionResetError:  # ours, not the API's: the caller is gone
+    except ConnectionResetError:  # ours, not the API's: the caller is gone
         return out
     return out
 

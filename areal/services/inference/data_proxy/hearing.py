@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.services.inference.data_proxy.transcript import Transcript, chunks_of, recorded_completion, text_samples
 from areal.services.inference.data_proxy.visits import Answer, Visit
 from areal.services.inference.recording.values import Turn
 from areal.services.web.errors import bad_request
+from areal.services.web.server import AnyResponse, Request, StreamResponse
 from areal.services.web.service import json_response
 
 CHAT_PATH = "/chat/completions"
@@ -110,11 +110,11 @@ def hearing(visit: Visit, model: str, path: str, data: Mapping[str, Any], answer
     return Heard(visit, model, messages, answer_id)
 
 
-async def say_again(request: web.Request, turns: Sequence[Turn], *, stream: bool) -> web.StreamResponse:
+async def say_again(request: Request, turns: Sequence[Turn], *, stream: bool) -> AnyResponse:
     completion = recorded_completion(turns)
     if not stream:
         return json_response(completion)
-    out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await out.prepare(request)
     await out.write(b"".join(chunks_of(completion)))
     return out

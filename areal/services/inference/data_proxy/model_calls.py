@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiohttp import web
-
 from areal.services.inference.data_proxy.apis import Apis, Asked, Read
 from areal.services.inference.data_proxy.asks import Ask
 from areal.services.inference.data_proxy.choice import Choice, Update
@@ -38,6 +36,7 @@ from areal.services.inference.engines.base import (
 from areal.services.web import headers as names
 from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
 from areal.services.web.service import json_response
 from areal.services.web.watchdog import Watchdog
 
@@ -66,7 +65,7 @@ class Clock:
 class Prepared:
     """A request that is ready to run."""
 
-    request: web.Request
+    request: Request
     ask: Ask
     frame: Frame
     shape: Shape
@@ -107,19 +106,19 @@ class ModelCalls:
         self._visits = visits
         self.tokens_in_flight = 0
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
+    async def chat(self, request: Request) -> AnyResponse:
         return await self._answer(request, self._apis.chat)
 
-    async def completion(self, request: web.Request) -> web.StreamResponse:
+    async def completion(self, request: Request) -> AnyResponse:
         return await self._answer(request, self._apis.completion)
 
-    async def messages(self, request: web.Request) -> web.StreamResponse:
+    async def messages(self, request: Request) -> AnyResponse:
         return await self._answer(request, self._apis.messages)
 
-    async def responses(self, request: web.Request) -> web.StreamResponse:
+    async def responses(self, request: Request) -> AnyResponse:
         return await self._answer(request, self._apis.responses)
 
-    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+    async def count_tokens(self, request: Request) -> AnyResponse:
         """How long a prompt would be, and no answer."""
         self._visits.caller(request.headers)
         body = await read_body(request, self._limits.max_body_bytes)
@@ -132,7 +131,7 @@ class ModelCalls:
         self._check_model(fields.text("model"))
         return read(fields)
 
-    async def _answer(self, request: web.Request, read: Read) -> web.StreamResponse:
+    async def _answer(self, request: Request, read: Read) -> AnyResponse:
         caller = self._visits.caller(request.headers)
         body = await read_body(request, self._limits.max_body_bytes)
         clock = Clock(time.perf_counter())
@@ -142,9 +141,7 @@ class ModelCalls:
                 return await self._replay(request, asked, visit, clock)
             return await self._generate(request, asked, visit, clock, len(body))
 
-    async def _generate(
-        self, request: web.Request, asked: Asked, visit: Visit, clock: Clock, size: int
-    ) -> web.StreamResponse:
+    async def _generate(self, request: Request, asked: Asked, visit: Visit, clock: Clock, size: int) -> AnyResponse:
         ask = asked.ask
         prompts = await make_prompts(ask, self._codec, self._pool, visit if visit.keeps(ask.store) else None, size)
         with named(asked.names):
@@ -169,7 +166,7 @@ class ModelCalls:
         finally:
             self.tokens_in_flight -= held
 
-    async def _replay(self, request: web.Request, asked: Asked, visit: Visit, clock: Clock) -> web.StreamResponse:
+    async def _replay(self, request: Request, asked: Asked, visit: Visit, clock: Clock) -> AnyResponse:
         """The answer that was recorded, said as this request wants it, which is as the first one did."""
         ask, turns = asked.ask, token_turns(visit.replayed or ())
         prompts = [list(turn.prompt_ids) for turn in turns[:: ask.sampling.n]]
@@ -179,7 +176,7 @@ class ModelCalls:
         updates = [say_again(choice, turn) for choice, turn in zip(frame.choices, turns, strict=True)]
         prepared = Prepared(request, ask, frame, shape, (), 0.0, clock, visit, None)
         if not ask.answering.stream:
-            return web.Response(body=shape.whole(), content_type="application/json", headers=prepared.headers())
+            return Response(body=shape.whole(), content_type="application/json", headers=prepared.headers())
         out = await _open_stream(prepared)
         await out.write(shape.opening() + b"".join(map(shape.update, updates)) + shape.closing())
         return out
@@ -240,15 +237,15 @@ class ModelCalls:
             for index, prompt in enumerate(frame.prompts)
         )
 
-    async def _whole(self, prepared: Prepared) -> web.Response:
+    async def _whole(self, prepared: Prepared) -> Response:
         async with self._running(prepared) as updates:
             async for _ in updates:
                 pass
         body = prepared.shape.whole()
-        return web.Response(body=body, content_type="application/json", headers=prepared.headers())
+        return Response(body=body, content_type="application/json", headers=prepared.headers())
 
-    async def _stream(self, prepared: Prepared) -> web.StreamResponse:
-        out: web.StreamResponse | None = None
+    async def _stream(self, prepared: Prepared) -> AnyResponse:
+        out: StreamResponse | None = None
         shape = prepared.shape
         async with self._running(prepared) as updates:
             async for update in updates:
@@ -306,9 +303,9 @@ class ModelCalls:
         await visit.record(Answer(frame.answer_id, frame.model, frame.created, samples))
 
 
-async def _open_stream(prepared: Prepared) -> web.StreamResponse:
+async def _open_stream(prepared: Prepared) -> StreamResponse:
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **prepared.headers()}
-    out = web.StreamResponse(headers=headers)
+    out = StreamResponse(headers=headers)
     await out.prepare(prepared.request)
     return out
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from areal.errors import UsageFault
 from areal.services.inference.data_proxy.callers import Callers
@@ -35,6 +35,7 @@ from areal.services.web.keys import AdminKey
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
+from areal.services.web.server import Request, Response
 from areal.services.web.service import Handler, Service, json_response
 from areal.services.web.stage import report_stage
 from areal.services.web.tasks import background
@@ -156,11 +157,12 @@ def _service(
         details=about,
     )
 
-    async def watching(app: web.Application) -> AsyncIterator[None]:
+    @contextlib.asynccontextmanager
+    async def watching() -> AsyncIterator[None]:
         async with background("engine-watch", watch.run):
             yield
 
-    service.app.cleanup_ctx.append(watching)
+    service.beside(watching)
     return service
 
 
@@ -176,7 +178,7 @@ def _add_session_routes(service: Service, model: str, vault: Vault | None, key: 
 
 
 def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler], access: Access) -> None:
-    async def models(request: web.Request) -> web.Response:
+    async def models(request: Request) -> Response:
         entry = {"id": model, "object": "model", "created": 0, "owned_by": "areal"}
         return json_response({"object": "list", "data": [entry], "models": [model]})
 

@@ -6,8 +6,6 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from aiohttp import web
-
 from areal.services.inference.data_proxy.callers import Caller, Callers
 from areal.services.inference.recording.changes import STANDING
 from areal.services.inference.recording.journal import Journal
@@ -15,9 +13,10 @@ from areal.services.inference.recording.names import GroupName, SessionName, tag
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, check_reward
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
-from areal.services.web.body import read_object
+from areal.services.web.body import decode_object, read_body, read_object
 from areal.services.web.errors import ApiError, bad_request
 from areal.services.web.keys import AdminKey
+from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 MAX_GROUP = 1024
@@ -42,7 +41,7 @@ class SessionRoutes:
         service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
-    async def start(self, request: web.Request) -> web.Response:
+    async def start(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         self._check_model(data)
         task, size, own_key = _task(data), _group_size(data), self._own_key(data)
@@ -76,7 +75,7 @@ class SessionRoutes:
             raise bad_request("api_key looks like a key of this service, but of no session here", param="api_key")
         return key
 
-    async def reward(self, request: web.Request) -> web.Response:
+    async def reward(self, request: Request) -> Response:
         caller = self._callers.of(request.headers)
         data = await read_object(request, _BODY_BYTES)
         self._check_model(data)
@@ -88,9 +87,9 @@ class SessionRoutes:
         answer = await caller.journal.reward(caller.session, value, interaction_id)
         return json_response(asdict(answer))
 
-    async def end(self, request: web.Request) -> web.Response:
+    async def end(self, request: Request) -> Response:
         caller = self._callers.of(request.headers)
-        data = await read_object(request, _BODY_BYTES) if request.can_read_body else {}
+        data = decode_object(await read_body(request, _BODY_BYTES) or b"{}")
         if data.get("group_id") is not None:
             return json_response({"ended": [await self._end(each) for each in self._group(caller, data["group_id"])]})
         return json_response(await self._end(self._callers.meant(caller, data.get("session_id"))))
@@ -108,7 +107,7 @@ class SessionRoutes:
             raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
         return [Caller(journal, number, admin=True) for number in journal.members(group)]
 
-    async def find_key(self, request: web.Request) -> web.Response:
+    async def find_key(self, request: Request) -> Response:
         """Which journal has the session of a key that its caller chose, by the key's digest."""
         digest = (await read_object(request, _BODY_BYTES)).get("digest")
         try:
@@ -118,12 +117,12 @@ class SessionRoutes:
         journal = self._vault.holder_of_digest(wanted)
         return json_response({"journal": journal.tag if journal is not None else None})
 
-    async def human(self, request: web.Request) -> web.Response:
+    async def human(self, request: Request) -> Response:
         """When the human in the loop last spoke here. Each data proxy has a session of theirs; the gateway asks all."""
         journal = self._vault.own
         return json_response({"journal": journal.tag, "spoke_at": journal.spoke_at(STANDING)})
 
-    async def sessions(self, request: web.Request) -> web.Response:
+    async def sessions(self, request: Request) -> Response:
         """A page of them in the order in which they were started; ``after`` is the last id of the page before."""
         limit = _limit(request.query.get("limit"))
         after = SessionName.parse(request.query.get("after", ""))
@@ -138,7 +137,7 @@ class SessionRoutes:
         more = len(found) >= limit
         return json_response({"sessions": found, "next": found[-1]["session_id"] if more else None})
 
-    async def session(self, request: web.Request) -> web.Response:
+    async def session(self, request: Request) -> Response:
         caller = self._callers.named(request.match_info["session_id"])
         session = caller.journal.session(caller.session)
         assert session is not None

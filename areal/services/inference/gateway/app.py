@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
@@ -11,6 +9,7 @@ from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.router.table import ModelEntry
 from areal.services.web.access import Access
 from areal.services.web.errors import ApiError
+from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler, Service, json_response
 
 MODEL_CALLS = {
@@ -35,24 +34,24 @@ class GatewayRoutes:
             service.route("POST", public, self._model_call(inner), Access.SESSION)
         for path in ("/v1/models", "/models"):
             service.route("GET", path, self.models, Access.SESSION)
-        service.route("GET", "/v1/models/{name:.+}", self.model, Access.SESSION)
+        service.route("GET", "/v1/models/{name...}", self.model, Access.SESSION)
         service.route("GET", "/workers", self._router.passes("GET", "/workers"), Access.ADMIN)
         for verb in ("drain", "undrain"):
             service.route("POST", f"/{verb}/{{worker_id}}", self._router.for_workers(f"/{verb}"), Access.ADMIN)
 
     def _model_call(self, path: str) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             return await self._relay.forward(request, path, await self._keys.journal_of(request.headers))
 
         return handle
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: Request) -> Response:
         await self._keys.journal_of(request.headers)
         models = self._table.published()
         data = [_openai_model(model) for model in models]
         return json_response({"object": "list", "data": data, "models": [model.name for model in models]})
 
-    async def model(self, request: web.Request) -> web.Response:
+    async def model(self, request: Request) -> Response:
         await self._keys.journal_of(request.headers)
         name = request.match_info["name"]
         for model in self._table.published():

@@ -13,12 +13,12 @@ from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import web
 
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.web.access import Access
 from areal.services.web.body import read_body
 from areal.services.web.errors import ApiError
+from areal.services.web.server import AnyResponse, Request
 from areal.services.web.service import Handler, Service, json_response
 
 _BODY_BYTES = 64 * 1024
@@ -65,7 +65,7 @@ class WorkerControl:
         service.route("GET", "/get_version/{worker_id}", self._fan_out("GET", "/get_version"), Access.ADMIN)
 
     def _fan_out(self, method: str, path: str) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             body = await read_body(request, _BODY_BYTES)
             workers = await self._workers(request.match_info["worker_id"])
             results = await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers))

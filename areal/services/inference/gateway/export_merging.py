@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.services.inference.recording.npz import npz
 from areal.services.inference.recording.rows import KINDS, PADDINGS, Column
 from areal.services.web import headers as names
 from areal.services.web.errors import bad_request
+from areal.services.web.server import Response
 from areal.services.web.service import json_response
 
 
-def merged_answer(parts: Sequence[bytes], session_ids: Sequence[str], form: str) -> web.Response:
+def merged_answer(parts: Sequence[bytes], session_ids: Sequence[str], form: str) -> Response:
     """``parts`` are whole JSON exports. To be run off the event loop."""
     exports = [orjson.loads(part) for part in parts]
     export_id = "~".join(export["export_id"] for export in exports)
@@ -35,7 +35,7 @@ def merged_answer(parts: Sequence[bytes], session_ids: Sequence[str], form: str)
     if form == "json":
         return json_response({"traj": traj, **more})
     body = npz([_packed(name, values) for name, values in traj.items()], {"about.json": orjson.dumps(more)})
-    return web.Response(body=body, content_type="application/octet-stream", headers={names.EXPORT_ID: export_id})
+    return Response(body=body, content_type="application/octet-stream", headers={names.EXPORT_ID: export_id})
 
 
 def _order(exports: Sequence[dict[str, Any]], session_ids: Sequence[str]) -> list[tuple[int, int]]:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.services.inference.gateway.journal_client import JournalClient, Said
 from areal.services.inference.gateway.sessions import passed_on, read_limit, tag_of_session
@@ -21,6 +20,7 @@ from areal.services.web import headers as names
 from areal.services.web.access import Access
 from areal.services.web.body import decode_object, read_body, read_object
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 4 * 1024 * 1024
@@ -39,7 +39,7 @@ class ExportRoutes:
         service.route("GET", "/trajectories", self.lend, Access.ADMIN)
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
-    async def export(self, request: web.Request) -> web.Response:
+    async def export(self, request: Request) -> Response:
         body = await read_body(request, _BODY_BYTES)
         data = decode_object(body)
         places = _places(data)
@@ -54,7 +54,7 @@ class ExportRoutes:
 
     async def _several(
         self, data: dict[str, Any], places: Mapping[str, list[str]], headers: Mapping[str, str]
-    ) -> web.Response:
+    ) -> Response:
         form = data.get("format") or "json"
         if form not in ("json", "npz"):
             raise bad_request("format must be json or npz", param="format")
@@ -79,7 +79,7 @@ class ExportRoutes:
         asks = [self._journals.ask(tag, "POST", _PATH, headers, body, _EXPORT_S) for tag, body in bodies.items()]
         return list(await asyncio.gather(*asks))
 
-    async def acknowledge_export(self, request: web.Request) -> web.Response:
+    async def acknowledge_export(self, request: Request) -> Response:
         export_id = (await read_object(request, _BODY_BYTES)).get("export_id")
         parts = export_id.split(_BETWEEN) if isinstance(export_id, str) else []
         parsed = [ExportName.parse(part) for part in parts]
@@ -95,12 +95,12 @@ class ExportRoutes:
             released = released or orjson.loads(said.body)["released"]
         return json_response({"status": "ok", "released": released})
 
-    async def lend(self, request: web.Request) -> web.Response:
+    async def lend(self, request: Request) -> Response:
         """From every data proxy that has something, none waiting for another."""
         keepers, headers = self._journals.keepers(), self._journals.for_admin(request)
         wait_s = _wait(request.query.get("wait"))
         if len(keepers) == 1:
-            said = await self._journals.at(keepers[0], request.rel_url.raw_path_qs, headers, wait_s + 30.0)
+            said = await self._journals.at(keepers[0], request.target, headers, wait_s + 30.0)
             if said is None:
                 raise ApiError(503, "the data proxy does not answer", code="no_worker_available")
             return passed_on(said)
@@ -145,7 +145,7 @@ class ExportRoutes:
                 task.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
 
-    async def acknowledge_leases(self, request: web.Request) -> web.Response:
+    async def acknowledge_leases(self, request: Request) -> Response:
         given = (await read_object(request, _BODY_BYTES)).get("lease_ids")
         by_tag: dict[str, list[str]] = {}
         for item in given if isinstance(given, list) else [None]:

@@ -10,7 +10,6 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import aiohttp
-from aiohttp import web
 
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.live_table import LiveTable
@@ -19,7 +18,7 @@ from areal.services.inference.router.picking import CallKey
 from areal.services.inference.router.table import READY, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.errors import ApiError
-from areal.services.web.service import REQUEST_ID
+from areal.services.web.server import Request
 
 _DEADLINE_S = 120.0
 _AGAIN = (421, 503)
@@ -52,14 +51,14 @@ class JournalClient:
         self._keys = keys
         self._admin = dict(admin)
 
-    def for_admin(self, request: web.Request) -> dict[str, str]:
+    def for_admin(self, request: Request) -> dict[str, str]:
         """The headers of what is asked on behalf of an admin's request."""
-        return {**self._admin, names.REQUEST_ID: request[REQUEST_ID]}
+        return {**self._admin, names.REQUEST_ID: request.id}
 
-    def for_caller(self, request: web.Request) -> dict[str, str]:
+    def for_caller(self, request: Request) -> dict[str, str]:
         """The headers of what is asked with the caller's own key."""
         given = {name: request.headers[name] for name in _AUTH if name in request.headers}
-        return {**given, names.REQUEST_ID: request[REQUEST_ID]}
+        return {**given, names.REQUEST_ID: request.id}
 
     async def ask(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import AsyncIterator
 
 import aiohttp
-from aiohttp import web
 
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.app import GatewayRoutes, not_ready
@@ -67,10 +67,11 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
     WorkerControl(http, router, headers).add_to(service)
     Registration(http, router, headers).add_to(service)
 
-    async def following(app: web.Application) -> AsyncIterator[None]:
+    @contextlib.asynccontextmanager
+    async def following() -> AsyncIterator[None]:
         async with background("router-watch", follower.run):
             yield
         pool.close()
 
-    service.app.cleanup_ctx.append(following)
+    service.beside(following)
     return service

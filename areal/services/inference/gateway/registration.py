@@ -13,13 +13,13 @@ from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import web
 
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.inference.router.registry import worker_base_url
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 1024 * 1024
@@ -37,7 +37,7 @@ class Registration:
         service.route("POST", "/register_model", self.register, Access.ADMIN)
         service.route("POST", "/deregister_model", self.deregister, Access.ADMIN)
 
-    async def register(self, request: web.Request) -> web.Response:
+    async def register(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         model, addrs = _name(data), _addresses(data)
         async with self._lock:
@@ -50,7 +50,7 @@ class Registration:
                 raise
         return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
 
-    async def deregister(self, request: web.Request) -> web.Response:
+    async def deregister(self, request: Request) -> Response:
         model = _name(await read_object(request, _BODY_BYTES))
         async with self._lock:
             await self._router.post("/remove_model", {"model": model})

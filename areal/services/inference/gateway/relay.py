@@ -17,8 +17,6 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
-from aiohttp import web
-
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.envelope import Envelope, read_envelope
 from areal.services.inference.gateway.follow import Follower
@@ -29,7 +27,7 @@ from areal.services.inference.router.table import ModelEntry, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.body import read_body
 from areal.services.web.errors import ApiError
-from areal.services.web.service import REQUEST_ID
+from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
 from areal.services.web.streaming import EventCutter
 from areal.services.web.watchdog import Watchdog
 
@@ -51,14 +49,14 @@ class Failed:
     worker: WorkerEntry
     begun: bool
     reason: str
-    answer: web.Response | None = None  # what the worker said, if it said something
+    answer: Response | None = None  # what the worker said, if it said something
 
 
 @dataclass
 class Call:
     """One request on its way. Times in seconds of ``perf_counter``."""
 
-    request: web.Request
+    request: Request
     path: str
     body: bytes
     envelope: Envelope
@@ -88,7 +86,7 @@ class Relay:
         self._pool = pool
         self._metrics = metrics
 
-    async def forward(self, request: web.Request, path: str, journal: str | None = None) -> web.StreamResponse:
+    async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
         """Answer ``request`` from a worker's ``path``: from the one that holds ``journal`` where it is a session's."""
         body = await read_body(request, self._table.limits.max_body_bytes)
         started = time.perf_counter()
@@ -113,7 +111,7 @@ class Relay:
             raise ApiError(404, message, code="model_not_found", param="model")
         return model
 
-    async def _until_answered(self, call: Call) -> web.StreamResponse:
+    async def _until_answered(self, call: Call) -> AnyResponse:
         refused: set[str] = set()
         begun = 0
         loop = asyncio.get_running_loop()
@@ -138,7 +136,7 @@ class Relay:
             self._metrics.retries.labels(outcome.reason).inc()
             refused = {worker.addr} if worker.addr in refused else refused | {worker.addr}
 
-    async def _attempt(self, call: Call, worker: WorkerEntry) -> web.StreamResponse | Failed:
+    async def _attempt(self, call: Call, worker: WorkerEntry) -> AnyResponse | Failed:
         self._admission.begin(worker, call.envelope.key)
         waiting_since = time.perf_counter()
         try:
@@ -173,13 +171,13 @@ class Relay:
         headers["Content-Type"] = "application/json"
         if call.again and headers.get(_RETRY_COUNT, "0") == "0":
             headers[_RETRY_COUNT] = "1"
-        headers[names.REQUEST_ID] = call.request[REQUEST_ID]
+        headers[names.REQUEST_ID] = call.request.id
         headers[names.PROGRESS_TIMEOUT] = f"{self._idle_s():g}"
         return self._pool.post(worker.addr, call.path, headers, call.body)
 
     async def _pass_on(
         self, call: Call, worker: WorkerEntry, upstream: Connection, watchdog: Watchdog
-    ) -> web.StreamResponse | Failed:
+    ) -> AnyResponse | Failed:
         said = upstream.headers
         headers = {name: value for name, lower in _RESPONSE_HEADERS if (value := said.get(lower)) is not None}
         headers[names.ATTEMPTS] = str(call.attempts)
@@ -189,7 +187,7 @@ class Relay:
         body = await upstream.whole()
         call.elsewhere += time.perf_counter() - waiting_since
         headers[names.OVERHEAD] = self._overhead(call, upstream)
-        answer = web.Response(status=upstream.status, body=body, headers=headers)
+        answer = Response(upstream.status, body, headers=headers)
         if (reason := _RETRIED.get(upstream.status)) is not None:
             return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
@@ -203,10 +201,10 @@ class Relay:
 
     async def _stream(
         self, call: Call, upstream: Connection, headers: dict[str, str], watchdog: Watchdog
-    ) -> web.StreamResponse:
+    ) -> AnyResponse:
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream)
-        out = web.StreamResponse(headers=headers)
+        out = StreamResponse(headers=headers)
         cutter = EventCutter()
         while part := await upstream.part():
             watchdog.kick()
@@ -218,7 +216,7 @@ class Relay:
         return out
 
 
-async def _write(call: Call, out: web.StreamResponse, data: bytes) -> bool:
+async def _write(call: Call, out: StreamResponse, data: bytes) -> bool:
     """False when the caller is gone: leaving then closes the worker's connection, which ends its work."""
     try:
         if not call.answering:
@@ -230,7 +228,7 @@ async def _write(call: Call, out: web.StreamResponse, data: bytes) -> bool:
     return True
 
 
-def _give_up(failed: Failed) -> web.StreamResponse:
+def _give_up(failed: Failed) -> AnyResponse:
     if failed.answer is not None:
         return failed.answer
     raise ApiError(502, "the workers that took this request were lost before they answered", code="worker_lost")

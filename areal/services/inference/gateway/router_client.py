@@ -7,12 +7,12 @@ from typing import Any
 
 import aiohttp
 import orjson
-from aiohttp import web
 
 from areal.services.web import headers as names
 from areal.services.web.body import read_body
 from areal.services.web.errors import ApiError
-from areal.services.web.service import REQUEST_ID, Handler
+from areal.services.web.server import AnyResponse, Request, Response
+from areal.services.web.service import Handler
 
 _ADMIN_BODY_BYTES = 1024 * 1024
 _TIMEOUT = aiohttp.ClientTimeout(total=35.0, sock_connect=5.0)  # the router itself asks workers within 30
@@ -27,7 +27,7 @@ class RouterClient:
         self._headers = dict(headers)
 
     def passes(self, method: str, path: str) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             return await self._pass(request, method, path, await read_body(request, _ADMIN_BODY_BYTES))
 
         return handle
@@ -35,7 +35,7 @@ class RouterClient:
     def for_workers(self, path: str) -> Handler:
         """POST ``path`` for the worker in the request's path; ``all`` for every one."""
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
 
         return handle
@@ -51,9 +51,9 @@ class RouterClient:
         """The router's answer as it is: status and body. Raises ApiError 502 where there is none."""
         return await self._ask(method, path, body, request_id)
 
-    async def _pass(self, request: web.Request, method: str, path: str, body: bytes) -> web.Response:
-        status, answer = await self._ask(method, path, body, request[REQUEST_ID])
-        return web.Response(status=status, body=answer, content_type="application/json")
+    async def _pass(self, request: Request, method: str, path: str, body: bytes) -> Response:
+        status, answer = await self._ask(method, path, body, request.id)
+        return Response(status, answer, content_type="application/json")
 
     async def _ask(self, method: str, path: str, body: bytes, request_id: str | None = None) -> tuple[int, bytes]:
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.services.inference.gateway.journal_client import JournalClient, Said
 from areal.services.inference.gateway.router_client import RouterClient
@@ -15,7 +14,8 @@ from areal.services.inference.recording.names import HITL, GroupName, SessionNam
 from areal.services.web.access import Access
 from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import REQUEST_ID, Service, json_response
+from areal.services.web.server import AnyResponse, Request, Response
+from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 1024 * 1024
 
@@ -33,16 +33,16 @@ class SessionRoutes:
         service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
-    async def start(self, request: web.Request) -> web.Response:
+    async def start(self, request: Request) -> Response:
         body = await read_body(request, _BODY_BYTES)
         key = decode_object(body).get("api_key")
-        status, answer = await self._router.send("POST", "/register_session", body, request[REQUEST_ID])
+        status, answer = await self._router.send("POST", "/register_session", body, request.id)
         if isinstance(key, str):
             self._keys.forget(key.encode("utf-8", "surrogatepass"))
-        return web.Response(status=status, body=answer, content_type="application/json")
+        return Response(status, answer, content_type="application/json")
 
     def _of_a_session(self, path: str) -> Any:
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: Request) -> AnyResponse:
             tag = await self._keys.journal_of(request.headers)
             body = await read_body(request, _BODY_BYTES) or b"{}"
             if tag is None:
@@ -81,7 +81,7 @@ class SessionRoutes:
                 latest = max(latest, (told["spoke_at"] or 0.0, told["journal"]))
         return latest[1]
 
-    async def sessions(self, request: web.Request) -> web.Response:
+    async def sessions(self, request: Request) -> Response:
         """One page over all data proxies, in the order of journals and numbers. ``journals_away``: those of which
         nobody serves the sessions just now."""
         limit = read_limit(request.query.get("limit"), default=100, most=1000)
@@ -101,11 +101,11 @@ class SessionRoutes:
         away = self._journals.away(answers)
         return json_response({"sessions": found, "next": following, "journals_away": away})
 
-    async def session(self, request: web.Request) -> web.Response:
+    async def session(self, request: Request) -> Response:
         session_id = request.match_info["session_id"]
         headers = self._journals.for_admin(request)
         tag = await self._human(None, headers) if session_id == HITL else tag_of_session(session_id)
-        return passed_on(await self._journals.ask(tag, "GET", request.rel_url.raw_path, headers))
+        return passed_on(await self._journals.ask(tag, "GET", request.path, headers))
 
 
 def _place(session: Mapping[str, Any]) -> tuple[str, int]:
@@ -130,5 +130,5 @@ def tag_of_session(session_id: str) -> str:
     return name.tag
 
 
-def passed_on(said: Said) -> web.Response:
-    return web.Response(status=said.status, body=said.body, headers={"Content-Type": said.content_type})
+def passed_on(said: Said) -> Response:
+    return Response(said.status, said.body, headers={"Content-Type": said.content_type})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import AsyncIterator
-
-from aiohttp import web
 
 from areal.services.inference.router.app import RouterRoutes
 from areal.services.inference.router.prober import Prober
@@ -39,11 +38,12 @@ def main() -> None:
             placing = SessionPlacing(registry, http, headers)
             RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing).add_to(service)
 
-            async def probing(app: web.Application) -> AsyncIterator[None]:
+            @contextlib.asynccontextmanager
+            async def probing() -> AsyncIterator[None]:
                 async with background("worker-probes", prober.run):
                     yield
 
-            service.app.cleanup_ctx.append(probing)
+            service.beside(probing)
             await serve(service, options)
 
     run_service(run, options.log_level)

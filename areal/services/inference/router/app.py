@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from aiohttp import web
-
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry, Worker, worker_base_url
@@ -20,7 +18,8 @@ from areal.services.inference.router.watch import Watch
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import REQUEST_ID, Service, json_response
+from areal.services.web.server import Request, Response
+from areal.services.web.service import Service, json_response
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
 _WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
@@ -60,7 +59,7 @@ class RouterRoutes:
         for path, reader in gets.items():
             service.route("GET", path, reader, Access.ADMIN)
 
-    async def register(self, request: web.Request) -> web.Response:
+    async def register(self, request: Request) -> Response:
         data = await read_object(request)
         addr = _address(data.get("worker_addr"), "worker_addr")
         worker_id = _optional(data, "worker_id", _WORKER_ID)
@@ -68,12 +67,12 @@ class RouterRoutes:
         await self._prober.probe([worker])
         return self._accepted(worker_id=worker.id, state=worker.state)
 
-    async def unregister(self, request: web.Request) -> web.Response:
+    async def unregister(self, request: Request) -> Response:
         worker = self._named(await read_object(request))
         self._registry.unregister(worker)
         return self._accepted(worker_id=worker.id)
 
-    async def register_model(self, request: web.Request) -> web.Response:
+    async def register_model(self, request: Request) -> Response:
         data = await read_object(request)
         name = _required(data, "model", _MODEL_NAME)
         expected = data.get("expected")
@@ -87,20 +86,20 @@ class RouterRoutes:
         await self._prober.probe(worker for worker in workers if not worker.health.seen)
         return self._accepted(model=name, workers=[worker.to_json() for worker in workers])
 
-    async def remove_model(self, request: web.Request) -> web.Response:
+    async def remove_model(self, request: Request) -> Response:
         data = await read_object(request)
         name = _required(data, "model" if "model" in data else "name", _MODEL_NAME)
         if not self._registry.remove_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
         return self._accepted(model=name)
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def drain(self, request: Request) -> Response:
         return self._set_drained(await read_object(request), True)
 
-    async def undrain(self, request: web.Request) -> web.Response:
+    async def undrain(self, request: Request) -> Response:
         return self._set_drained(await read_object(request), False)
 
-    async def configure(self, request: web.Request) -> web.Response:
+    async def configure(self, request: Request) -> Response:
         data = await read_object(request)
         strategy, limits = data.get("strategy"), data.get("limits") or {}
         if strategy is not None and strategy not in STRATEGIES:
@@ -113,11 +112,11 @@ class RouterRoutes:
             raise bad_request(str(error), param="limits") from error
         return self._accepted()
 
-    async def synced(self, request: web.Request) -> web.Response:
+    async def synced(self, request: Request) -> Response:
         self._registry.mark_synced()
         return self._accepted()
 
-    async def pick(self, request: web.Request) -> web.Response:
+    async def pick(self, request: Request) -> Response:
         """Where a call would go, by its session or its session's key, else by its model. Relays decide for themselves,
         but for a key that a caller chose; this is for people and other services."""
         data = await read_object(request)
@@ -135,35 +134,35 @@ class RouterRoutes:
         chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens)
         return self._there(ready[chosen.addr])
 
-    def _there(self, worker: Worker, **more: Any) -> web.Response:
+    def _there(self, worker: Worker, **more: Any) -> Response:
         """``api_key`` is None: a data proxy takes the caller's own, and a provider's key never leaves it."""
         where = {"worker_id": worker.id, "worker_addr": worker.addr, "url": worker.addr, "api_key": None}
         return json_response({**where, "model": worker.model, **more})
 
-    async def register_session(self, request: web.Request) -> web.Response:
-        return _passed_on(await self._placing.start(await read_object(request), request[REQUEST_ID]))
+    async def register_session(self, request: Request) -> Response:
+        return _passed_on(await self._placing.start(await read_object(request), request.id))
 
-    async def remove_session(self, request: web.Request) -> web.Response:
+    async def remove_session(self, request: Request) -> Response:
         """End every session of a group."""
-        return _passed_on(await self._placing.end(await read_object(request), request[REQUEST_ID]))
+        return _passed_on(await self._placing.end(await read_object(request), request.id))
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: Request) -> Response:
         models = self._registry.snapshot().to_json()["models"]
         return json_response({"models": [{"name": name, **model} for name, model in models.items()]})
 
-    async def workers(self, request: web.Request) -> web.Response:
+    async def workers(self, request: Request) -> Response:
         return json_response({"workers": [worker.to_json() for worker in self._registry.workers()]})
 
-    async def resolve(self, request: web.Request) -> web.Response:
+    async def resolve(self, request: Request) -> Response:
         return json_response(self._named({"worker_id": request.match_info["worker_id"]}).to_json())
 
-    async def table(self, request: web.Request) -> web.Response:
+    async def table(self, request: Request) -> Response:
         return json_response(self._registry.snapshot().to_json())
 
-    def _accepted(self, **more: Any) -> web.Response:
+    def _accepted(self, **more: Any) -> Response:
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
-    def _set_drained(self, data: dict[str, Any], drained: bool) -> web.Response:
+    def _set_drained(self, data: dict[str, Any], drained: bool) -> Response:
         """One worker, or ``all`` of them."""
         workers = self._registry.workers() if data.get("worker_id") == "all" else [self._named(data)]
         for worker in workers:
@@ -195,8 +194,8 @@ class RouterRoutes:
         return pairs
 
 
-def _passed_on(said: Said) -> web.Response:
-    return web.Response(status=said.status, body=said.body, content_type="application/json")
+def _passed_on(said: Said) -> Response:
+    return Response(said.status, said.body, content_type="application/json")
 
 
 def _address(value: object, param: str) -> str:

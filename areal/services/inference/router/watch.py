@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 
 import orjson
-from aiohttp import web
 
 from areal.services.inference.router.registry import Registry
 from areal.services.web.lifetime import Lifetime
+from areal.services.web.server import AnyResponse, Request, StreamResponse
 
 HEARTBEAT_S = 2.0
 
@@ -38,8 +38,8 @@ class Watch:
             self._line = (serial, orjson.dumps({"type": "snapshot", **self._registry.snapshot().to_json()}) + b"\n")
         return self._line[1]
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+    async def handle(self, request: Request) -> AnyResponse:
+        response = StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await response.prepare(request)
         waker = asyncio.Event()
         self._wakers.add(waker)
@@ -52,7 +52,7 @@ class Watch:
             self._wakers.discard(waker)
         return response
 
-    async def _feed(self, response: web.StreamResponse, waker: asyncio.Event) -> None:
+    async def _feed(self, response: StreamResponse, waker: asyncio.Event) -> None:
         sent = -1
         while not self._lifetime.draining:
             waker.clear()

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import aiohttp
 import orjson
-from aiohttp import web
 
 from areal.services.inference.data_proxy.dialects.writer import Outcome, Writer
 from areal.services.inference.data_proxy.parsers import (
@@ -26,6 +25,7 @@ from areal.services.inference.data_proxy.parsers import (
 from areal.services.inference.engines.base import EngineFailed
 from areal.services.inference.engines.clients.sse import read_events
 from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import AnyResponse, Request, StreamResponse
 from areal.services.web.service import json_response
 
 _OURS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
@@ -59,12 +59,12 @@ class Hears(Protocol):
 async def answer_with(
     writer: Writer,
     upstream: aiohttp.ClientResponse,
-    request: web.Request,
+    request: Request,
     headers: dict[str, str],
     heard: Hears,
     *,
     stream: bool,
-) -> web.StreamResponse:
+) -> AnyResponse:
     """Say ``upstream``'s answer in the writer's way. Raises ApiError for one that is none."""
     if upstream.status != 200:
         raise _refused(upstream.status, await upstream.read(), upstream.headers.get("Retry-After"))
@@ -78,16 +78,14 @@ async def answer_with(
     return answer
 
 
-async def answer_again(
-    writer: Writer, completion: Mapping[str, Any], request: web.Request, *, stream: bool
-) -> web.StreamResponse:
+async def answer_again(writer: Writer, completion: Mapping[str, Any], request: Request, *, stream: bool) -> AnyResponse:
     """Say a recorded answer in the writer's way."""
     if not stream:
         return json_response(_whole(writer, completion))
     chunks = Chunks()
     pieces = chunks.pieces(completion["choices"][0]["message"])
     chunks.note(completion)
-    out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await out.prepare(request)
     await out.write(writer.opening(0) + writer.pieces(pieces) + writer.closing(chunks.outcome()))
     return out
@@ -103,18 +101,18 @@ def _whole(writer: Writer, completion: Mapping[str, Any]) -> dict[str, Any]:
 async def _streamed(
     writer: Writer,
     upstream: aiohttp.ClientResponse,
-    request: web.Request,
+    request: Request,
     headers: dict[str, str],
     heard: Hears,
-) -> web.StreamResponse:
-    out = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
+) -> AnyResponse:
+    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
     try:
         async with contextlib.aclosing(_said(writer, upstream, heard)) as parts:
             async for part in parts:
                 if not out.prepared:
                     await out.prepare(request)
                 await out.write(part)
-    except aiohttp.ClientConnectionResetError:  # ours, not the API's: the caller is gone
+    except ConnectionResetError:  # ours, not the API's: the caller is gone
         return out
     return out
 

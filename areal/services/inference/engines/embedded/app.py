@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from aiohttp import web
-
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.generation import (
     answer_stream,
@@ -27,7 +25,8 @@ from areal.services.inference.engines.embedded.streams import Stream, Streams
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import REQUEST_ID, Handler, Service, json_response
+from areal.services.web.server import AnyResponse, Request, Response
+from areal.services.web.service import Handler, Service, json_response
 
 T = TypeVar("T")
 _SETTLE_S = 1.0
@@ -86,14 +85,14 @@ class EngineRoutes:
     def _load(self, index: int) -> float:
         return self._loaded.engine.load[index] if self._loaded else 0
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
+    async def _generate(self, request: Request) -> AnyResponse:
         loaded = self._model()
         body = await read_object(request)
         prompt = read_prompt(body.get("input_ids"), loaded)
         sampling = read_sampling(body.get("sampling"), loaded.engine.vocab_size)
         adapter = read_adapter(body.get("adapter"), loaded)
         matcher = read_grammar(body.get("response_format"), sampling, loaded)
-        request_id = str(body.get("request_id") or request[REQUEST_ID])
+        request_id = str(body.get("request_id") or request.id)
         if request_id in self._requests:
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
@@ -116,7 +115,7 @@ class EngineRoutes:
                 with contextlib.suppress(ArealError):  # an engine that ended has nothing left to abort
                     loaded.engine.abort(stream.sequences)
 
-    async def _abort(self, request: web.Request) -> web.Response:
+    async def _abort(self, request: Request) -> Response:
         """Idempotent: a request that ended, or never was, has nothing to abort."""
         loaded, body = self._model(), await read_object(request)
         stream = self._requests.get(str(body.get("request_id")))
@@ -124,7 +123,7 @@ class EngineRoutes:
             await _done(loaded.engine.abort(stream.sequences))
         return json_response({"aborted": stream is not None})
 
-    async def _pause(self, request: web.Request) -> web.Response:
+    async def _pause(self, request: Request) -> Response:
         """Returns when no token of these weights can still appear. A caller that leaves meanwhile paused nothing."""
         loaded = self._model()
         was_paused = loaded.engine.paused
@@ -137,12 +136,12 @@ class EngineRoutes:
             raise
         return json_response({"status": "ok", "paused": True, "version": loaded.engine.version})
 
-    async def _resume(self, request: web.Request) -> web.Response:
+    async def _resume(self, request: Request) -> Response:
         loaded = self._model()
         await _done(loaded.engine.resume())
         return json_response({"status": "ok", "paused": False, "version": loaded.engine.version})
 
-    async def _load_weights(self, request: web.Request) -> web.Response:
+    async def _load_weights(self, request: Request) -> Response:
         loaded, body = self._model(), await read_object(request)
         path, version = body.get("path"), body.get("version")
         if not isinstance(path, str) or not path:
@@ -160,7 +159,7 @@ class EngineRoutes:
                 ) from error
         return json_response({"status": "ok", "version": loaded.engine.version})
 
-    async def _load_adapter(self, request: web.Request) -> web.Response:
+    async def _load_adapter(self, request: Request) -> Response:
         """What runs goes on with the adapter that it began with."""
         loaded, body = self._model(), await read_object(request)
         name, path = _text(body, "name"), _text(body, "path")
@@ -171,13 +170,13 @@ class EngineRoutes:
         loaded.adapters[adapter.name] = adapter
         return json_response({"status": "ok", "adapters": sorted(loaded.adapters)})
 
-    async def _unload_adapter(self, request: web.Request) -> web.Response:
+    async def _unload_adapter(self, request: Request) -> Response:
         loaded, body = self._model(), await read_object(request)
         if loaded.adapters.pop(str(body.get("name")), None) is None:
             raise bad_request(f"adapter {body.get('name')!r} is not loaded here", param="name")
         return json_response({"status": "ok", "adapters": sorted(loaded.adapters)})
 
-    async def _release_memory(self, request: web.Request) -> web.Response:
+    async def _release_memory(self, request: Request) -> Response:
         loaded = self._model()
         async with self._swapping:
             try:
@@ -186,21 +185,21 @@ class EngineRoutes:
                 raise ApiError(507, f"the memory was not released: {error}", code="no_room") from error
         return json_response({"status": "ok", "memory_released": True})
 
-    async def _restore_memory(self, request: web.Request) -> web.Response:
+    async def _restore_memory(self, request: Request) -> Response:
         loaded = self._model()
         async with self._swapping:
             await _done(loaded.engine.restore_memory())
         return json_response({"status": "ok", "memory_released": False})
 
-    async def _set_version(self, request: web.Request) -> web.Response:
+    async def _set_version(self, request: Request) -> Response:
         loaded, body = self._model(), await read_object(request)
         await _done(loaded.engine.set_version(_version(body.get("version"))))
         return json_response({"status": "ok", "version": loaded.engine.version})
 
-    async def _get_version(self, request: web.Request) -> web.Response:
+    async def _get_version(self, request: Request) -> Response:
         return json_response({"version": self._model().engine.version})
 
-    async def _stats(self, request: web.Request) -> web.Response:
+    async def _stats(self, request: Request) -> Response:
         loaded = self._model()
         stats = await _done(loaded.engine.stats())
         body = dataclasses.asdict(stats)

@@ -13,7 +13,6 @@ import secrets
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from areal.errors import UsageFault
 from areal.services.inference.engines.embedded.grammar import Matcher
@@ -23,7 +22,8 @@ from areal.services.inference.engines.embedded.sampling import Sampling, parse, 
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.streams import Delta, Stream
 from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.service import REQUEST_ID, json_response
+from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
+from areal.services.web.service import json_response
 
 
 def read_prompt(raw: Any, loaded: Loaded) -> list[int]:
@@ -103,7 +103,7 @@ def make_sequences(
     ]
 
 
-async def answer_whole(stream: Stream, prompt_tokens: int) -> web.Response:
+async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
     choices: list[Delta] = []
     while not stream.ended:
         choices += await stream.next()
@@ -113,18 +113,17 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> web.Response:
     return json_response({"choices": [_fields(choice) for choice in choices], "prompt_tokens": prompt_tokens})
 
 
-async def answer_stream(request: web.Request, stream: Stream) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
+    response = StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     with contextlib.suppress(ConnectionResetError):  # the caller left, and there is nobody to tell
         await response.prepare(request)
         while not stream.ended:
             deltas = await stream.next()
             if any(delta.finish_reason is Finish.LOST for delta in deltas):
-                await response.write(_line(_lost().body(request[REQUEST_ID])))
+                await response.write(_line(_lost().body(request.id)))
                 break
             if deltas:
                 await response.write(b"".join(_line(_fields(delta)) for delta in deltas))
-        await response.write_eof()
     return response
 
 

@@ -1,0 +1,10 @@
+"""How services call other services: pooled HTTP/1.1 connections of our own, on the loop's transports.
+
+No proxies, no cookies, no redirects, no compression. Every call has a deadline, from the caller or from ``fetch``.
+"""
+
+from areal.services.web.client.connection import Connection
+from areal.services.web.client.failures import CallFailed, Lost, NotConnected
+from areal.services.web.client.pool import Answering, Fetched, HttpClient
+
+__all__ = ["Answering", "CallFailed", "Connection", "Fetched", "HttpClient", "Lost", "NotConnected"]

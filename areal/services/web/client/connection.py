@@ -1,0 +1,207 @@
+"""One connection to another service, one call at a time.
+
+An answer is parsed just far enough to pass it on. A reader that lags behind stops the connection from reading, so that
+a slow caller holds back who answers. ``pour`` passes a body on from inside the loop's callback, without a task switch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import httptools
+
+from areal.services.web.client.failures import Lost
+from areal.services.web.fields import Headers, add_field
+
+_HIGH_WATER = 256 * 1024
+_MOST_HEADER_BYTES = 64 * 1024
+
+
+class Connection(asyncio.Protocol):
+    """``status`` and ``headers`` stand once ``ask`` returns; then ``part`` until it is empty, or ``pour``."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._paused = False
+        self.closed = False
+        self.idle_since = 0.0
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: deque[bytes] = deque()
+        self._held = 0
+        self._header_bytes = 0
+        self._begun = False
+        self._ended = True  # nothing is asked yet
+        self._keep = False
+        self._sink: Callable[[bytes], None] | None = None
+        self._raw: dict[bytes, bytes] = {}
+        self.status = 0
+
+    @property
+    def headers(self) -> Headers:
+        return Headers(self._raw)
+
+    # What the caller does.
+
+    async def ask(self, request: bytes) -> None:
+        """Send ``request`` and wait for the answer's head. Raises Lost."""
+        self._fresh()
+        self._ended = False
+        self._transport.write(request)
+        while not self._begun:
+            await self._wait()
+
+    async def part(self) -> bytes:
+        """The next bytes of the answer's body; empty at its end. Raises Lost."""
+        while not self._parts:
+            if self._ended:
+                return b""
+            await self._wait()
+        data = self._take()
+        self.resume()
+        return data
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body in parts as they come. Raises Lost."""
+        while part := await self.part():
+            yield part
+
+    async def whole(self) -> bytes:
+        """The body from here to its end. Raises Lost."""
+        parts = []
+        while part := await self.part():
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def pour(self, sink: Callable[[bytes], None]) -> None:
+        """Give the rest of the body to ``sink`` as it comes, and return at its end. Raises Lost, and what ``sink``
+        raises. The sink's owner holds the connection back by ``pause`` and ``resume``."""
+        if self._parts:
+            sink(self._take())
+        self._sink = sink
+        try:
+            while not self._ended:
+                await self._wait()
+        finally:
+            self._sink = None
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> bytes:
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._held = 0
+        return data
+
+    def pause(self) -> None:
+        if not self._paused and not self.closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.closed:
+            self._paused = False
+            self._transport.resume_reading()
+
+    @property
+    def reusable(self) -> bool:
+        return self._ended and self._keep and not self.closed and not self._paused
+
+    def abort(self) -> None:
+        self.closed = True
+        self._transport.abort()
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the loop tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:  # nobody asked
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(Lost(f"the other side speaks no HTTP: {error}"))
+            return
+        if self._sink is not None:
+            self._feed(self._sink)
+        else:
+            if self._held > _HIGH_WATER and not self._ended:
+                self.pause()
+            self._wake()
+
+    def _feed(self, sink: Callable[[bytes], None]) -> None:
+        if self._parts:
+            try:
+                sink(self._take())
+            except Exception as error:  # noqa: BLE001 - the boundary of a callback: whoever pours raises it
+                self._fail(error)
+                return
+        if self._ended:
+            self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if not self._ended:
+            if error is None and self._begun and self._until_close():
+                self._ended = True
+            else:
+                self._error = self._error or Lost(f"the connection ended: {error!r}")
+        self._wake()
+
+    def _until_close(self) -> bool:
+        """Whether the answer's end is the connection's."""
+        return b"content-length" not in self._raw and b"transfer-encoding" not in self._raw
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self.abort()
+        self._wake()
+
+    # What the parser finds.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > _MOST_HEADER_BYTES:
+            raise httptools.HttpParserError("the answer's header is too large")
+        add_field(self._raw, name, value)
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+            self._begun = True
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._held += len(data)
+
+    def on_message_complete(self) -> None:
+        if not self._begun:  # an interim answer, such as 100
+            self._raw.clear()
+            return
+        self._ended = True
+        self._keep = self._parser.should_keep_alive()
