@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class MicroBatches:
     """At least ``count`` micro-batches, a multiple of ``divisor``, none with more than ``max_tokens`` unless a single
-    row is longer. ``padded``: a micro-batch costs its rows times its widest row, not the sum of their lengths."""
+    row is longer. ``padded``: a micro-batch costs its rows times its widest row, not the sum of their lengths. Rows
+    come in groups of ``granularity`` neighbours that stay together (the two answers of a preference)."""
 
     count: int = 1
+    granularity: int = 1
     divisor: int = 1
     max_tokens: int | None = None
     algorithm: Literal["ffd", "kk"] = "ffd"
@@ -25,12 +27,24 @@ def micro_batches(lengths: Sequence[int], how: MicroBatches, at_least: int = 1) 
 
     ``at_least`` is what the other ranks need: all ranks have to make the same number of steps.
     """
+    if how.granularity > 1:
+        return _of_groups(lengths, how, at_least)
     wanted = max(how.count, at_least)
     bins = _within(lengths, how) if how.max_tokens else [list(range(len(lengths)))]
     wanted = _multiple(max(wanted, len(bins)), how.divisor)
     if len(bins) >= wanted:
         return bins
     return [part for part in partition(lengths, min(wanted, len(lengths))) if part]
+
+
+def _of_groups(lengths: Sequence[int], how: MicroBatches, at_least: int) -> list[list[int]]:
+    size = how.granularity
+    if len(lengths) % size:
+        raise ValueError(f"{len(lengths)} rows are no groups of {size}")
+    groups = [lengths[first : first + size] for first in range(0, len(lengths), size)]
+    costs = [max(group) * size if how.padded else sum(group) for group in groups]
+    bins = micro_batches(costs, replace(how, granularity=1), at_least)
+    return [[number * size + n for number in members for n in range(size)] for members in bins]
 
 
 def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:

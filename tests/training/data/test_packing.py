@@ -61,3 +61,13 @@ def test_spread_gives_every_rank_as_many_rows_and_keeps_groups_together(ranks, g
 def test_spread_what_does_not_divide_is_an_error() -> None:
     with pytest.raises(ValueError, match="3 rows in groups of 1 cannot be shared equally by 2 ranks"):
         spread([1, 2, 3], 2)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(2, 3), st.integers(1, 100))
+def test_micro_batches_of_groups_keep_neighbours_together(sizes, granularity, limit) -> None:
+    lengths = [size for size in sizes for _ in range(granularity)]
+    bins = micro_batches(lengths, MicroBatches(granularity=granularity, max_tokens=limit))
+    assert _all(bins, len(lengths))
+    for members in bins:
+        assert all(members[n] % granularity == n % granularity for n in range(len(members)))
+        assert max(lengths[n] for n in members) * len(members) <= limit or len(members) == granularity

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.suspension import Suspension
@@ -55,6 +55,10 @@ class EngineControl:
             service.route("POST", path, handler, Access.ADMIN)
         service.route("GET", "/get_version", self.get_version, Access.ADMIN)
 
+    @property
+    def paused(self) -> bool:
+        return self._suspension.active
+
     def admitting(self, handler: Handler) -> Handler:
         """A model route that refuses calls while the engine's memory is released."""
 
@@ -68,7 +72,7 @@ class EngineControl:
 
     async def pause(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
-        async with self._control():
+        async with self.exclusively():
             was_paused = self._suspension.active
             self._suspension.set(True)  # before: the deadline must not fall into the pausing
             try:
@@ -94,7 +98,7 @@ class EngineControl:
 
     async def resume(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
-        async with self._control():
+        async with self.exclusively():
             await self._engine.resume()
             self._suspension.set(False)
         return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
@@ -103,7 +107,7 @@ class EngineControl:
         version = (await read_object(request, _BODY_BYTES)).get("version")
         if type(version) is not int or not 0 <= version < 2**63:
             raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
-        async with self._control():
+        async with self.exclusively():
             await self._engine.set_version(version)
         return json_response({"status": "ok", "version": version})
 
@@ -113,7 +117,7 @@ class EngineControl:
 
     async def release_memory(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
-        async with self._control():
+        async with self.exclusively():
             if not self.memory_released:
                 await self._release()
         return json_response({"status": "ok", "memory_released": True})
@@ -131,13 +135,13 @@ class EngineControl:
 
     async def restore_memory(self, request: Request) -> Response:
         await read_body(request, _BODY_BYTES)
-        async with self._control():
+        async with self.exclusively():
             await self._engine.restore_memory()
             self.memory_released = False
         return json_response({"status": "ok", "memory_released": False})
 
     @contextlib.asynccontextmanager
-    async def _control(self) -> AsyncIterator[None]:
+    async def exclusively(self) -> AsyncIterator[None]:
         """One at a time; afterwards the probes tell of it at once."""
         with _control_errors():
             async with self._lock:

@@ -27,6 +27,7 @@ from areal.services.inference.data_proxy.session_routes import SessionRoutes
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.data_proxy.visits import Visits
+from areal.services.inference.data_proxy.weights import WeightRoutes
 from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.engines.clients.external import ExternalApi
 from areal.services.inference.recording.vault import Vault
@@ -98,6 +99,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         visits = Visits(vault, options.key)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
+        WeightRoutes(engine, control).add_to(service)
         _add_session_routes(service, args.model, vault, options.key)
         handlers = {
             "/v1/chat/completions": calls.chat,

@@ -1,0 +1,130 @@
+"""The inference side of weight-update pairs: folders that a trainer publishes, taken by this data proxy's engine.
+
+A pair names a root that both sides reach, and proves it by a file that the trainer wrote there: a path alone could be
+another disk's. Only folders below that root are loaded, only while generation is paused, and what the engine then
+computes can be compared with a plain forward pass (``/weights/check``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal.services.inference.data_proxy.control import EngineControl
+from areal.services.inference.engines.base import TokenEngine
+from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
+from areal.services.web.access import Access
+from areal.services.web.body import read_object
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import Request, Response
+from areal.services.web.service import Service, json_response
+
+_BODY_BYTES = 1024 * 1024
+FOLDER_MODES = ("disk", "shm")
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A pair as this side knows it."""
+
+    name: str
+    mode: str
+    root: Path
+
+
+class WeightRoutes:
+    def __init__(self, engine: TokenEngine, control: EngineControl) -> None:
+        self._engine = engine
+        self._control = control
+        self._pairs: dict[str, Linked] = {}
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
+        service.route("POST", "/weights/update", self.update, Access.ADMIN)
+        service.route("POST", "/weights/check", self.check, Access.ADMIN)
+        service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
+
+    async def connect(self, request: Request) -> Response:
+        data = await read_object(request, _BODY_BYTES)
+        name, mode = _text(data, "pair_name"), _text(data, "mode")
+        if mode not in FOLDER_MODES:
+            message = f"mode {mode!r} is not one that this engine takes weights by: {', '.join(FOLDER_MODES)}"
+            raise ApiError(400, message, code="unsupported_by_engine", param="mode")
+        offer = _map(data, "offer")
+        root, mark, word = Path(_text(offer, "root")), _text(offer, "mark"), _text(offer, "word")
+        found = await asyncio.to_thread(_read, root / mark)
+        if found != word:
+            message = (
+                f"{root} is not here what it is on the training side: {found if found is None else 'another file'}"
+            )
+            raise ApiError(409, message, code="not_shared", param="offer")
+        self._pairs[name] = Linked(name, mode, root)
+        return json_response({"status": "ok", "pair_name": name})
+
+    async def update(self, request: Request) -> Response:
+        data = await read_object(request, _BODY_BYTES)
+        pair, version = self._pair(data), data.get("version")
+        if type(version) is not int or not 0 <= version < 2**63:
+            raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
+        folder = Path(_text(_map(data, "source"), "path"))
+        if not folder.is_relative_to(pair.root) or ".." in folder.parts:
+            raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
+        if not self._control.paused:
+            message = "generation is not paused: tokens of one call would be of two versions unknowingly"
+            raise ApiError(409, message, code="not_paused")
+        async with self._control.exclusively():
+            await self._engine.load_weights(str(folder), version)
+        return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+
+    async def check(self, request: Request) -> Response:
+        """Compare with a plain forward pass; 502 where the engine computes with other weights."""
+        data = await read_object(request, _BODY_BYTES)
+        probe = _probe(_map(data, "probe"))
+        async with self._control.exclusively():
+            gap = await check_weights(self._engine, probe)
+        return json_response({"status": "ok", "largest_gap": gap})
+
+    async def disconnect(self, request: Request) -> Response:
+        """Idempotent: whoever takes a pair apart need not know how far its connecting came."""
+        name = _text(await read_object(request, _BODY_BYTES), "pair_name")
+        known = self._pairs.pop(name, None) is not None
+        return json_response({"status": "ok", "pair_name": name, "known": known})
+
+    def _pair(self, data: Mapping[str, Any]) -> Linked:
+        name = _text(data, "pair_name")
+        if name not in self._pairs:
+            raise ApiError(404, f"pair {name!r} is not connected here", code="pair_not_found", param="pair_name")
+        return self._pairs[name]
+
+
+def _probe(data: Mapping[str, Any]) -> WeightProbe:
+    try:
+        expected = {int(token): float(logprob) for token, logprob in _map(data, "expected").items()}
+        input_ids = tuple(int(token) for token in data["input_ids"])
+        return WeightProbe(input_ids, expected, float(data.get("tolerance", FLOAT32_TOLERANCE)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise bad_request(f"probe is not one: {error}", param="probe") from error
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _text(data: Mapping[str, Any], field: str) -> str:
+    value = data.get(field)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise bad_request(f"{field} must be a text, not an empty one", param=field)
+    return value
+
+
+def _map(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    value = data.get(field)
+    if not isinstance(value, dict):
+        raise bad_request(f"{field} must be an object", param=field)
+    return value

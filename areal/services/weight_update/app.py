@@ -1,0 +1,134 @@
+"""The HTTP routes of the weight-update gateway (see ``areal.services.weight_update``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from areal.services.web.access import Access
+from areal.services.web.body import read_object
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import Request, Response
+from areal.services.web.service import Service, json_response
+from areal.services.weight_update.metadata import Metadata
+from areal.services.weight_update.pairs import Mode, Pair, Pairs, check_version
+from areal.services.weight_update.updating import Updater
+
+_BODY_BYTES = 4 * 1024 * 1024
+_SPELLINGS = {"awex": Mode.XCCL}
+_SETTINGS = ("master_addr", "master_port", "save_path", "use_lora", "lora_name", "colocate")
+
+
+class WeightUpdateRoutes:
+    def __init__(self, pairs: Pairs, updater: Updater, metadata: Metadata) -> None:
+        self._pairs = pairs
+        self._updater = updater
+        self._metadata = metadata
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/connect", self.connect, Access.ADMIN)
+        service.route("POST", "/update_weights", self.update_weights, Access.ADMIN)
+        service.route("POST", "/disconnect", self.disconnect, Access.ADMIN)
+        service.route("GET", "/pairs", self.pairs, Access.ADMIN)
+        values, sets = "/weight_meta/{pair}/{key}", "/weight_meta/{pair}/set/{key}"
+        service.route("PUT", sets, self.add_member, Access.ADMIN)
+        service.route("GET", f"{sets}/size", self.set_size, Access.ADMIN)
+        service.route("GET", values, self.value, Access.ADMIN)
+        service.route("PUT", values, self.put_value, Access.ADMIN)
+        service.route("DELETE", values, self.delete_value, Access.ADMIN)
+
+    async def connect(self, request: Request) -> Response:
+        pair = read_pair(await read_object(request, _BODY_BYTES))
+        self._pairs.reserve(pair)
+        try:
+            async with pair.lock:
+                await self._updater.connect(pair)
+        except BaseException:
+            self._pairs.forget(pair)
+            raise
+        return json_response({"status": "ok", **pair.to_json()})
+
+    async def update_weights(self, request: Request) -> Response:
+        data = await read_object(request, _BODY_BYTES)
+        pair = self._pairs.get(data.get("pair_name"))
+        check_version(pair, data.get("version"))
+        async with pair.lock:
+            # Again: another update may have run while this one waited.
+            done = await self._updater.update(pair, check_version(pair, data.get("version")))
+        return json_response(done.to_json())
+
+    async def disconnect(self, request: Request) -> Response:
+        pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
+        async with pair.lock:
+            unreachable = await self._updater.disconnect(pair)
+        self._pairs.forget(pair)
+        self._metadata.forget(pair.name)
+        return json_response({"status": "ok", "pair_name": pair.name, "unreachable": unreachable})
+
+    async def pairs(self, request: Request) -> Response:
+        return json_response({"pairs": [pair.to_json() for pair in self._pairs.all()]})
+
+    # -- metadata
+
+    async def value(self, request: Request) -> Response:
+        return json_response({"value": self._metadata.get(*_place(request))})
+
+    async def put_value(self, request: Request) -> Response:
+        data = await read_object(request, _BODY_BYTES)
+        if "value" not in data:
+            raise bad_request("value is required", param="value", code="missing_field")
+        self._metadata.put(*_place(request), data["value"])
+        return json_response({"status": "ok"})
+
+    async def delete_value(self, request: Request) -> Response:
+        return json_response({"status": "ok", "deleted": self._metadata.delete(*_place(request))})
+
+    async def add_member(self, request: Request) -> Response:
+        member = (await read_object(request, _BODY_BYTES)).get("value")
+        if not isinstance(member, str):
+            raise bad_request("value must be a text", param="value")
+        return json_response({"status": "ok", "size": self._metadata.add(*_place(request), member)})
+
+    async def set_size(self, request: Request) -> Response:
+        return json_response({"size": self._metadata.size(*_place(request))})
+
+
+def _place(request: Request) -> tuple[str, str]:
+    return request.match_info["pair"], request.match_info["key"]
+
+
+def read_pair(data: Mapping[str, Any]) -> Pair:
+    """Raises 400 naming the field."""
+    name = data.get("pair_name")
+    if not isinstance(name, str) or not name or "/" in name:
+        raise bad_request("pair_name must be a text, not an empty one, without a slash", param="pair_name")
+    said = data.get("mode", "disk")
+    mode = _SPELLINGS.get(said) if isinstance(said, str) else None
+    if mode is None and said not in list(Mode):
+        raise bad_request(f"mode must be one of disk, shm, xccl, not {said!r}", param="mode")
+    gateway, model = data.get("inference_gateway_url"), data.get("model")
+    inference = () if gateway is not None else _urls(data, "inference_worker_urls")
+    if gateway is not None:
+        gateway = _url(gateway, "inference_gateway_url")
+        if not isinstance(model, str):
+            raise bad_request("model is required beside inference_gateway_url", param="model", code="missing_field")
+    settings = {field: data[field] for field in _SETTINGS if data.get(field) is not None}
+    train = _urls(data, "train_worker_urls")
+    if both := set(train) & set(inference):
+        raise ApiError(400, f"{sorted(both)[0]} is on both sides", code="invalid_value", param="inference_worker_urls")
+    return Pair(name, mode or Mode(said), train, inference, gateway, model, settings)
+
+
+def _urls(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    given = data.get(field)
+    if not isinstance(given, list) or not given:
+        raise bad_request(f"{field} must be a list of addresses, not an empty one", param=field)
+    return tuple(dict.fromkeys(_url(item, field) for item in given))
+
+
+def _url(text: object, field: str) -> str:
+    parts = urlsplit(text) if isinstance(text, str) else None
+    if parts is None or parts.scheme != "http" or not parts.hostname or parts.username or parts.path.strip("/"):
+        raise bad_request(f"{field}: {text!r} is no address like http://host:port", param=field)
+    return f"http://{parts.netloc}"

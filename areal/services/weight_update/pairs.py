@@ -1,0 +1,115 @@
+"""Pairs of a training and an inference side: what is known of each, and what may happen to it next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from areal.services.web.errors import ApiError
+
+
+class Mode(StrEnum):
+    """How weights travel: a folder that both sides reach, shared memory of one machine, a process group."""
+
+    DISK = "disk"
+    SHM = "shm"
+    XCCL = "xccl"
+
+
+class PairState(StrEnum):
+    CONNECTED = "connected"
+    UPDATING = "updating"
+    FAILED = "failed"  # the last update; the next may succeed
+
+
+@dataclass
+class Pair:
+    """``version`` is the one that the inference side serves, -1 before the first update. ``inference_gateway`` instead
+    of fixed workers: whoever serves ``model`` there when an update begins."""
+
+    name: str
+    mode: Mode
+    train: tuple[str, ...]
+    inference: tuple[str, ...]
+    inference_gateway: str | None = None
+    model: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    state: PairState = PairState.CONNECTED
+    version: int = -1
+    connected: set[str] = field(default_factory=set)  # inference workers that know of the pair
+    updated_at: float | None = None
+    duration_ms: float | None = None
+    paused_ms: float | None = None
+    bytes: int | None = None
+    error: str | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pair_name": self.name,
+            "mode": self.mode.value,
+            "train_worker_urls": list(self.train),
+            "inference_worker_urls": sorted(self.connected) or list(self.inference),
+            "inference_gateway_url": self.inference_gateway,
+            "model": self.model,
+            "state": self.state.value,
+            "version": None if self.version < 0 else self.version,
+            "last_update": self.updated_at,
+            "duration_ms": self.duration_ms,
+            "paused_ms": self.paused_ms,
+            "bytes": self.bytes,
+            "error": self.error,
+        }
+
+    def succeeded(self, version: int, duration_ms: float, paused_ms: float, size: int) -> None:
+        self.state, self.error = PairState.CONNECTED, None
+        self.version, self.updated_at = version, time.time()
+        self.duration_ms, self.paused_ms, self.bytes = duration_ms, paused_ms, size
+
+    def failed(self, message: str) -> None:
+        self.state, self.error = PairState.FAILED, message
+
+
+class Pairs:
+    """By name. A name is taken from the moment that somebody begins to connect it."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, Pair] = {}
+
+    def reserve(self, pair: Pair) -> None:
+        """Raises 409."""
+        if pair.name in self._pairs:
+            message = f"the pair {pair.name!r} is connected already; disconnect it first"
+            raise ApiError(409, message, code="pair_exists", param="pair_name")
+        self._pairs[pair.name] = pair
+
+    def forget(self, pair: Pair) -> None:
+        if self._pairs.get(pair.name) is pair:
+            del self._pairs[pair.name]
+
+    def get(self, name: object) -> Pair:
+        """Raises 404."""
+        pair = self._pairs.get(name) if isinstance(name, str) else None
+        if pair is None:
+            known = ", ".join(sorted(self._pairs)) or "none"
+            message = f"no pair {name!r} is connected; there is: {known}"
+            raise ApiError(404, message, code="pair_not_found", param="pair_name")
+        return pair
+
+    def all(self) -> list[Pair]:
+        return [self._pairs[name] for name in sorted(self._pairs)]
+
+
+def check_version(pair: Pair, version: object) -> int:
+    """A version that may follow the pair's. Raises 400, and 409 for one that does not grow."""
+    if type(version) is not int or not 0 <= version < 2**63:
+        raise ApiError(
+            400, f"version must be a whole number from 0, not {version!r}", code="invalid_value", param="version"
+        )
+    if version <= pair.version:
+        message = f"pair {pair.name!r} is at version {pair.version}: the next must be above it, got {version}"
+        raise ApiError(409, message, code="version_not_growing", param="version")
+    return version

@@ -1,0 +1,72 @@
+"""Calls to the workers of a pair: each with its deadline, each failure with the worker's own words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import orjson
+
+CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
+TRANSFER_S = 1800.0
+
+
+class PeerFailed(Exception):
+    """A worker refused, failed, or did not answer; the message names it."""
+
+
+class Peers:
+    def __init__(self, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._headers = {**headers, "Content-Type": "application/json"}
+
+    async def post(
+        self, url: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = CONTROL_S
+    ) -> dict[str, Any]:
+        """The worker's answer. Raises PeerFailed."""
+        return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
+
+    async def get(self, url: str, path: str, timeout_s: float = CONTROL_S) -> dict[str, Any]:
+        return await self._ask("GET", url, path, None, timeout_s)
+
+    async def post_all(
+        self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_S
+    ) -> dict[str, dict[str, Any]]:
+        """Every worker's answer, by its address. All are asked and waited for; then raises PeerFailed naming each that
+        failed."""
+        answers = await asyncio.gather(*(self.post(url, path, body, timeout_s) for url in urls), return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, PeerFailed):
+                raise failure
+        if failures:
+            raise PeerFailed("; ".join(str(failure) for failure in failures))
+        return {url: answer for url, answer in zip(urls, answers, strict=True) if isinstance(answer, dict)}
+
+    async def _ask(self, method: str, url: str, path: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
+        try:
+            async with self._http.request(
+                method, url + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                status, data = response.status, _object(await response.read())
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise PeerFailed(f"{url}{path} does not answer: {error or type(error).__name__}") from error
+        if status // 100 != 2:
+            raise PeerFailed(f"{url}{path} answered {status}: {_reason(data)}")
+        return data
+
+
+def _reason(data: Mapping[str, Any]) -> str:
+    error = data.get("error")
+    return str(error.get("message")) if isinstance(error, dict) else "no reason given"
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,47 @@
+"""What of an engine is written down: weights, optimizer, random state, as shards that any number of ranks reads.
+
+torch.distributed.checkpoint writes each rank's shards and reads them back for another number of ranks. Whole weights,
+as a Hugging Face folder, are a matter of ``weights``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from areal.training.engines.fsdp.engine import FSDPEngine
+
+_COUNTERS = "engine"
+
+
+def save_shards(engine: FSDPEngine, folder: Path) -> None:
+    """Into ``folder``, which is new. Every rank calls it. Durable when it returns."""
+    save(_state(engine), checkpoint_id=folder, no_dist=engine.ranks.group is None)
+
+
+def load_shards(engine: FSDPEngine, folder: Path) -> None:
+    """Put the engine where it was when ``folder`` was saved, by whatever number of ranks."""
+    state = _state(engine)
+    load(state, checkpoint_id=folder, no_dist=engine.ranks.group is None)
+    optimizers = [] if engine.optimizer is None else [engine.optimizer]
+    set_state_dict(engine.model, optimizers, model_state_dict=state["model"], optim_state_dict=state.get("optim", {}))
+    counters = state[_COUNTERS]
+    engine.steps, engine.version = int(counters["steps"]), int(counters["version"])
+    if engine.ranks.size == 1:
+        torch.set_rng_state(counters["random"].cpu())
+
+
+def _state(engine: FSDPEngine) -> dict[str, Any]:
+    optimizers = [] if engine.optimizer is None else [engine.optimizer]
+    model, optimizer = get_state_dict(engine.model, optimizers)
+    counters = {
+        "steps": torch.tensor(engine.steps),
+        "version": torch.tensor(engine.version),
+        "random": torch.get_rng_state(),
+    }
+    return {"model": model, _COUNTERS: counters} | ({"optim": optimizer} if optimizers else {})

@@ -1,0 +1,189 @@
+"""``FSDPEngine``: forward passes, and updates normalised over all micro-batches and ranks.
+
+The engine alone owns normalisation: a loss function returns the mean over its micro-batch, a weight function how much
+that mean counts (tokens, sequences, pairs), and every micro-batch contributes ``mean * weight / total weight``. FSDP
+averages gradients over ranks, hence the factor of their number. So 1 rank and N ranks, one micro-batch and many, give
+the same gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from areal.training.data.batches import Batch, lengths, moved, position_ids, rows, select
+from areal.training.data.packing import MicroBatches, micro_batches
+from areal.training.engines.fsdp.model import compute_dtype, load_model, sharded
+from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
+from areal.training.failures import NonFinite
+from areal.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import TrainEngineConfig
+
+LossFn = Callable[[Tensor, Batch], Tensor]
+WeightFn = Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step: ``loss`` is the mean over all micro-batches of all ranks."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    micro_batches: int
+
+
+@dataclass
+class FSDPEngine:
+    """One model on the ranks of a run. ``total_steps`` is the number of updates that the schedule spans."""
+
+    config: TrainEngineConfig
+    ranks: Ranks
+    total_steps: int = 1
+    steps: int = 0  # updates done, restored from a checkpoint
+    version: int = 0
+    model: torch.nn.Module = field(init=False)
+    optimizer: torch.optim.Optimizer | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.model = sharded(load_model(self.config, self.ranks), self.config, self.ranks)
+        if self.config.optimizer is not None:
+            self.optimizer = make_optimizer(self.model, self.config.optimizer)
+        self.model.train(self.optimizer is not None and not self.config.disable_dropout)
+
+    # -- forward
+
+    def outputs(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Logits [B, T, V], or [B, T, 1] of a critic, in the compute dtype."""
+        mask = batch["attention_mask"]
+        with self._precision():
+            result = self.model(
+                input_ids=batch["input_ids"], attention_mask=mask, position_ids=position_ids(mask), use_cache=False
+            )
+        logits: Tensor = result.logits
+        return logits
+
+    @torch.no_grad()
+    def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+        """``of(outputs, micro-batch)`` [b, T] or [b] for every row of ``batch``, in its order, padded with zeros."""
+        parts, results = self._cut(batch), []
+        with self._evaluating():
+            for part, real in parts:
+                micro = moved(select(batch, part), self.ranks.device)
+                result = of(self.outputs(micro), micro)
+                if real:
+                    results.append((part, result))
+        return _in_order(results, batch)
+
+    # -- updates
+
+    def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
+        """One optimizer step over this rank's ``batch``. Raises NonFinite before the step, changing nothing."""
+        if self.optimizer is None or self.config.optimizer is None:
+            raise RuntimeError("this engine has no optimizer: its config says optimizer=None")
+        rate = set_learning_rate(self.optimizer, self.config.optimizer, self.steps, self.total_steps)
+        self.optimizer.zero_grad(set_to_none=True)
+        micros = [(moved(select(batch, part), self.ranks.device), real) for part, real in self._cut(batch)]
+        weights = [loss_weight_fn(micro).double() * real for micro, real in micros]
+        total = self.ranks.summed(torch.stack(weights).sum()).clamp(min=1e-12)
+        losses = [
+            self._backward(micro, loss_fn, weight / total, last=number == len(micros) - 1)
+            for number, ((micro, _), weight) in enumerate(zip(micros, weights, strict=True))
+        ]
+        norm = clipped_norm(self.model, self.config.optimizer.gradient_clipping)
+        loss = self.ranks.summed(torch.stack(losses).sum())
+        self._refuse_non_finite(loss, norm)
+        self.optimizer.step()
+        self.steps += 1
+        return Update(float(loss), float(norm), rate, len(micros))
+
+    def _backward(self, micro: Batch, loss_fn: LossFn, share: Tensor, *, last: bool) -> Tensor:
+        """Add this micro-batch's gradient; its part of the whole loss. A share of 0 still runs both passes: the other
+        ranks' collectives wait for them."""
+        with self._synchronised(last):
+            loss = loss_fn(self.outputs(micro), micro)
+            part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
+            (part * self.ranks.size).float().backward()  # type: ignore[no-untyped-call]
+        return part.detach()
+
+    @torch.no_grad()
+    def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
+        """The loss as ``train_batch`` would have it, over all ranks."""
+        parts: list[Tensor] = []
+        with self._evaluating():
+            for part, real in self._cut(batch):
+                micro = moved(select(batch, part), self.ranks.device)
+                weight = loss_weight_fn(micro).double() * real
+                parts.append(torch.stack([loss_fn(self.outputs(micro), micro).double() * weight, weight]))
+        weighted, total = self.ranks.summed(torch.stack(parts).sum(0))
+        return float(weighted / total.clamp(min=1e-12))
+
+    def _refuse_non_finite(self, loss: Tensor, norm: Tensor) -> None:
+        if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
+            raise NonFinite(
+                f"update {self.steps + 1} of {self.config.path}: loss {float(loss):g}, gradient norm {float(norm):g}; "
+                "stopped before the optimizer's step, the weights are those of the update before",
+                hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
+            )
+
+    # -- how
+
+    def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
+        """Rows of each micro-batch, and whether it counts: a rank with fewer than the others repeats its first
+        rows for nothing."""
+        spec = self.config.mb_spec
+        how = MicroBatches(
+            count=spec.n_mbs or 1,
+            granularity=spec.granularity,
+            divisor=spec.n_mbs_divisor or 1,
+            max_tokens=spec.max_tokens_per_mb,
+            algorithm=spec.packing_algorithm,
+        )
+        sizes = lengths(batch)
+        mine = micro_batches(sizes, how)
+        most = self.ranks.largest(len(mine))
+        if most > len(mine):
+            mine = micro_batches(sizes, how, at_least=most)
+        return [(part, True) for part in mine] + [(list(range(spec.granularity)), False)] * (most - len(mine))
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = compute_dtype(self.config)
+        if self.ranks.group is not None or dtype == torch.float32:
+            return contextlib.nullcontext()  # FSDP's own policy casts
+        return torch.autocast(self.ranks.device.type, dtype=dtype)
+
+    @contextlib.contextmanager
+    def _synchronised(self, last: bool) -> Iterator[None]:
+        """Gradients travel with the last micro-batch only."""
+        if self.ranks.group is not None:
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        yield
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        was = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was)
+
+
+def _in_order(results: Sequence[tuple[list[int], Tensor]], batch: Mapping[str, Tensor]) -> Tensor:
+    width = batch["attention_mask"].shape[1]
+    first = results[0][1]
+    shape = (rows(batch), width) if first.dim() > 1 else (rows(batch),)
+    whole = torch.zeros(shape, dtype=first.dtype, device=first.device)
+    for part, result in results:
+        if result.dim() > 1:
+            whole[part, : result.shape[1]] = result
+        else:
+            whole[part] = result
+    return whole

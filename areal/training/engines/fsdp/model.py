@@ -1,0 +1,105 @@
+"""Load a Hugging Face model as it is trained: dtype, adapters, checkpointed activations, shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from areal.errors import NotFound, UsageFault
+from areal.training.ranks import Ranks
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import TrainEngineConfig
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
+    """The model in the dtype of its master weights (``optimizer_dtype``), on the ranks' device, not sharded yet."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+
+    _check_folder(config.path)
+    loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
+    about = AutoConfig.from_pretrained(config.path)
+    if config.is_critic:
+        about.num_labels = 1
+    settings: dict[str, Any] = {"attn_implementation": config.attn_impl} if config.attn_impl else {}
+    dtype = _dtype(config.optimizer_dtype)
+    if config.init_from_scratch:
+        model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
+    else:
+        model = loader.from_pretrained(config.path, config=about, dtype=dtype, **settings)
+    if config.disable_dropout:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    model.config.use_cache = False
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.use_lora:
+        model = _with_adapters(model, config)
+    prepared: nn.Module = model.to(ranks.device)
+    return prepared
+
+
+def sharded(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
+    """``model`` with its parameters spread over the ranks, one unit for each decoder layer. One rank has it whole."""
+    if ranks.group is None:
+        return model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("dp_shard",))
+    policy = MixedPrecisionPolicy(
+        param_dtype=_dtype(config.dtype), reduce_dtype=_dtype(config.grad_reduce_dtype), cast_forward_inputs=False
+    )
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks that repeat: the members of the longest list of modules."""
+    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(stacks, key=len, default=[])
+
+
+def compute_dtype(config: TrainEngineConfig) -> torch.dtype:
+    return _dtype(config.dtype)
+
+
+def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UsageFault("LoRA needs the package peft", hint="pip install 'areal[train]'") from error
+    adapters = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        target_modules=list(config.target_modules) or LORA_TARGETS,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="TOKEN_CLS" if config.is_critic else "CAUSAL_LM",
+    )
+    if config.gradient_checkpointing:
+        model.enable_input_require_grads()  # type: ignore[operator]
+    adapted: nn.Module = get_peft_model(model, adapters)
+    return adapted
+
+
+def _check_folder(path: str) -> None:
+    looks_local = path.startswith((".", "/", "~"))
+    if looks_local and not Path(path).expanduser().is_dir():
+        raise NotFound(f"there is no model folder {path}")
+
+
+def _dtype(name: str) -> torch.dtype:
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise UsageFault(f"unknown dtype {name!r}: it is one of {', '.join(DTYPES)}") from None

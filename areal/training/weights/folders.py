@@ -1,0 +1,133 @@
+"""Weights as folders that inference workers read: on a disk that both sides have, or in the memory of one machine.
+
+``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm`` has two
+folders that take turns, so that a worker that is still reading the version before is not written under.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal.errors import ArealError
+from areal.training.weights.image import Image
+
+SHM = Path("/dev/shm")
+_FILE = "model.safetensors"
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a worker takes: the folder, and how many bytes of weights are in it."""
+
+    version: int
+    folder: Path
+    bytes: int
+
+
+@dataclass
+class Folders:
+    """``config_files`` are copied beside the weights, so that each folder is a model that anything can load."""
+
+    root: Path
+    in_memory: bool
+    config_files: tuple[Path, ...] = ()
+    newest: Published | None = None
+    _images: dict[str, Image] = field(default_factory=dict)
+
+    @classmethod
+    def on_disk(cls, root: Path, config_files: tuple[Path, ...] = ()) -> Folders:
+        return cls(root, in_memory=False, config_files=config_files)
+
+    @classmethod
+    def in_shared_memory(cls, name: str, config_files: tuple[Path, ...] = (), shm: Path = SHM) -> Folders:
+        return cls(shm / f"areal-weights-{os.getuid()}-{name}", in_memory=True, config_files=config_files)
+
+    def offer(self) -> dict[str, Any]:
+        """Where the folders will be, and a file there that proves to a worker that it is the same place."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark, word = f".mark-{os.getpid()}", secrets.token_hex(16)
+        (self.root / mark).write_text(word)
+        return {"root": str(self.root), "mark": mark, "word": word}
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> Published:
+        """Raises ArealError naming the folder when it cannot be written; what was published before stays."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder, size = self._to_memory(version, weights) if self.in_memory else self._to_disk(version, weights)
+        except OSError as error:
+            raise ArealError(f"weights of version {version} cannot be written below {self.root}: {error}") from error
+        self.newest = Published(version, folder, size)
+        return self.newest
+
+    def _to_disk(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
+        from safetensors.torch import save_file
+
+        held = {name: tensor.cpu().contiguous() for name, tensor in weights}
+        aside, folder = self.root / f"v{version}.tmp", self.root / f"v{version}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        save_file(held, aside / _FILE, {"format": "pt"})
+        self._copy_config(aside)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.rename(folder)
+        self._remove_old(version)
+        return folder, sum(tensor.nbytes for tensor in held.values())
+
+    def _to_memory(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
+        folder = self.root / ("even" if version % 2 == 0 else "odd")
+        image = self._images.get(folder.name)
+        if image is None:
+            held = list(weights)
+            folder.mkdir(exist_ok=True)
+            image = Image(folder / _FILE, [(name, tensor.shape, tensor.dtype) for name, tensor in held])
+            self._copy_config(folder)
+            self._images[folder.name] = image
+            weights = held
+        written = set()
+        for name, tensor in weights:
+            image.write(name, tensor)
+            written.add(name)
+        if missing := image.names - written:
+            raise ArealError(f"the weights have lost {sorted(missing)[0]}, which they had before")
+        return folder, image.bytes
+
+    def _copy_config(self, folder: Path) -> None:
+        for path in self.config_files:
+            shutil.copyfile(path, folder / path.name)
+
+    def _remove_old(self, version: int) -> None:
+        versions = sorted(
+            int(path.name[1:]) for path in self.root.glob("v*") if path.name[1:].isdecimal() and path.is_dir()
+        )
+        for old in [number for number in versions if number != version][: -(_KEPT - 1)]:
+            shutil.rmtree(self.root / f"v{old}", ignore_errors=True)
+
+    def remove(self) -> None:
+        for image in self._images.values():
+            image.remove()
+        self._images.clear()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def config_files(model_folder: Path) -> tuple[Path, ...]:
+    """What of a model folder is not weights: configuration and tokenizer."""
+    weights = (".safetensors", ".bin", ".pt", ".safetensors.index.json", ".bin.index.json", ".gguf")
+    return tuple(path for path in sorted(model_folder.iterdir()) if path.is_file() and not path.name.endswith(weights))
+
+
+def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
+    """What an engine with these weights must say of the token after ``input_ids`` [T]: ``logprobs`` [V] of a plain
+    forward pass, of the likeliest ones."""
+    values, tokens = torch.topk(logprobs.float(), min(most, logprobs.numel()))
+    expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
+    return {"input_ids": input_ids.tolist(), "expected": expected, "tolerance": tolerance}

@@ -1,0 +1,125 @@
+"""One pair as its trainer uses it: stage a version's weights, have the gateway carry them over, hear the outcome."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from areal.errors import ArealError, TimedOut
+from areal.services.web.errors import ApiError
+from areal.training.weights.folders import Folders, Published
+
+CONNECT_S = 300.0
+UPDATE_S = 3600.0
+
+
+class WeightUpdateFailed(ArealError):
+    """The inference side does not have the version that was published; it serves the one before."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Times are the gateway's: of the whole update, and of how long generation stood still."""
+
+    version: int
+    bytes: int
+    duration_ms: float
+    paused_ms: float
+
+
+@dataclass
+class FolderOutlet:
+    """The side of ``Outlet`` that the endpoint's thread asks; assigning a Published is atomic."""
+
+    folders: Folders
+    staged: Published | None = None
+    probe: dict[str, Any] | None = None
+
+    def offer(self) -> dict[str, Any]:
+        return self.folders.offer()
+
+    def published(self, version: int) -> dict[str, Any]:
+        staged = self.staged
+        if staged is None or staged.version != version:
+            has = "nothing" if staged is None else f"version {staged.version}"
+            raise ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
+        answer: dict[str, Any] = {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
+        return answer | ({"probe": self.probe} if self.probe else {})
+
+
+@dataclass
+class Pair:
+    """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}."""
+
+    name: str
+    mode: str
+    gateway: str
+    endpoint: str
+    inference: dict[str, Any]
+    outlet: FolderOutlet
+    admin_key: str | None = None
+    connected: bool = field(default=False, init=False)
+
+    def connect(self) -> None:
+        """Raises WeightUpdateFailed with the gateway's reason."""
+        body = {"pair_name": self.name, "mode": self.mode, "train_worker_urls": [self.endpoint], **self.inference}
+        self._post("/connect", body, CONNECT_S)
+        self.connected = True
+
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None
+    ) -> Delivered:
+        """Stage ``weights`` and carry them over. Raises WeightUpdateFailed: then the old version serves on."""
+        self.stage(version, weights, probe)
+        return self.deliver(version)
+
+    def stage(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
+        self.outlet.probe = probe
+        self.outlet.staged = self.outlet.folders.write(version, weights)
+
+    def deliver(self, version: int) -> Delivered:
+        done = self._post("/update_weights", {"pair_name": self.name, "version": version}, UPDATE_S)
+        return Delivered(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
+
+    def disconnect(self) -> None:
+        """Tell both sides; nothing to do where the gateway is gone."""
+        if self.connected:
+            self.connected = False
+            try:
+                self._post("/disconnect", {"pair_name": self.name}, 60.0)
+            except (WeightUpdateFailed, TimedOut):
+                return
+
+    def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if self.admin_key is not None:
+            headers["Authorization"] = f"Bearer {self.admin_key}"
+        request = urllib.request.Request(self.gateway + path, json.dumps(body).encode(), headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=timeout_s) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            raise WeightUpdateFailed(f"pair {self.name!r}: {_reason(error)}") from error
+        except TimeoutError as error:
+            raise TimedOut(
+                f"pair {self.name!r}: the weight-update gateway did not answer within {timeout_s:g} s"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise WeightUpdateFailed(
+                f"pair {self.name!r}: the gateway at {self.gateway} does not answer: {error}"
+            ) from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the gateway answered {error.code}"

@@ -1,0 +1,61 @@
+"""Tiny models and batches, the same in every process that asks with the same seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, TrainEngineConfig
+from areal.training.algorithms.logprobs import token_logprobs
+from areal.training.algorithms.losses import sft_loss
+from areal.training.algorithms.sequences import masked_mean
+from areal.training.data.batches import Batch
+
+VOCABULARY = 32
+
+
+def save_model(folder: Path, *, tied: bool = False, seed: int = 0) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def config(path: Path, **changes: Any) -> TrainEngineConfig:
+    given: dict[str, Any] = {
+        "path": str(path),
+        "dtype": "float32",
+        "optimizer": OptimizerConfig(lr=1e-2, warmup_steps_proportion=0.0),
+        "mb_spec": MicroBatchSpec(),
+    }
+    return TrainEngineConfig(**(given | changes))
+
+
+def batch(count: int = 8, seed: int = 0) -> Batch:
+    """Rows of 4 to 16 tokens; the first token of each is no target."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCABULARY, (count, 16), generator=generator)
+    sizes = torch.randint(4, 17, (count, 1), generator=generator)
+    mask = torch.arange(16) < sizes
+    return {"input_ids": ids * mask, "attention_mask": mask, "loss_mask": mask & (torch.arange(16) > 0)}
+
+
+def sft(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
+    return masked_mean(sft_loss(token_logprobs(logits, micro["input_ids"]), micro["loss_mask"]), micro["loss_mask"])
+
+
+def tokens(micro: Batch) -> torch.Tensor:
+    return micro["loss_mask"].sum()

@@ -1,0 +1,152 @@
+"""The engine's promises: one gradient whatever the layout, nothing changed by a loss that is no number, checkpoints for
+any number of ranks, adapters merged into what is published."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from areal.api.cli_args import MicroBatchSpec
+from areal.errors import NotFound
+from areal.training.algorithms.logprobs import token_logprobs
+from areal.training.checkpoints import Checkpoints
+from areal.training.engines.fsdp import FSDPEngine
+from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
+from areal.training.engines.fsdp.weights import save_model as save_weights
+from areal.training.engines.fsdp.weights import whole_weights
+from areal.training.failures import NonFinite
+from areal.training.ranks import one_process
+from tests.training.engines.models import batch, config, save_model, sft, tokens
+
+ALONE = one_process("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "untied")
+
+
+def _engine(model: Path, **changes) -> FSDPEngine:
+    return FSDPEngine(config(model, **changes), ALONE, total_steps=4)
+
+
+def _weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in whole_weights(engine)}
+
+
+@pytest.mark.parametrize("spec", [MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=40)])
+def test_train_batch_in_micro_batches_takes_the_step_of_the_whole(model: Path, spec: MicroBatchSpec) -> None:
+    whole, parts = _engine(model), _engine(model, mb_spec=spec)
+    first, second = (engine.train_batch(batch(), sft, tokens) for engine in (whole, parts))
+    assert second.micro_batches > first.micro_batches == 1
+    assert second.grad_norm == pytest.approx(first.grad_norm, rel=1e-5)
+    assert second.loss == pytest.approx(first.loss, rel=1e-6)
+    for name, tensor in _weights(whole).items():
+        torch.testing.assert_close(_weights(parts)[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_train_batch_is_what_torch_does_by_hand(model: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    engine = _engine(model)
+    reference = LlamaForCausalLM.from_pretrained(model)
+    data = batch()
+    logits = reference(input_ids=data["input_ids"], attention_mask=data["attention_mask"]).logits
+    labels = torch.where(data["loss_mask"], data["input_ids"], -100)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
+    update = engine.train_batch(data, sft, tokens)
+    assert update.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert update.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = str(Path(__file__).with_name("two_ranks.py"))
+    done = subprocess.run(
+        [*launcher, script, str(model), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    alone = _engine(model)
+    updates = [alone.train_batch(batch(), sft, tokens) for _ in range(2)]
+    assert [update.grad_norm for update in updates] == pytest.approx(seen["norms"], rel=1e-4)
+    assert [update.loss for update in updates] == pytest.approx(seen["losses"], rel=1e-5)
+    assert alone.eval_batch(batch(), sft, tokens) == pytest.approx(seen["eval"], rel=1e-4)
+
+    resumed = _engine(model)
+    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None
+    load_shards(resumed, newest.folder / "actor")
+    assert resumed.steps == 2
+    saved = _weights(_engine(tmp_path / "model"))
+    for name, tensor in _weights(resumed).items():
+        torch.testing.assert_close(tensor, saved[name], rtol=0, atol=0)
+    after = [engine.train_batch(batch(seed=1), sft, tokens).loss for engine in (alone, resumed)]
+    assert after[0] == pytest.approx(after[1], rel=1e-4)
+    final = [_weights(engine) for engine in (alone, resumed)]
+    for name, tensor in final[0].items():  # the moments came back too
+        torch.testing.assert_close(final[1][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_loss_that_is_no_number_changes_nothing(model: Path) -> None:
+    engine = _engine(model)
+    engine.train_batch(batch(), sft, tokens)
+    before = _weights(engine)
+    with pytest.raises(NonFinite, match=r"update 2 of .*: loss nan, .*stopped before the optimizer's step"):
+        engine.train_batch(batch(), lambda logits, micro: sft(logits, micro) * torch.nan, tokens)
+    assert engine.steps == 1
+    for name, tensor in _weights(engine).items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_forward_gives_every_row_in_order_whatever_the_micro_batches(model: Path) -> None:
+    def of(logits: torch.Tensor, micro: dict[str, torch.Tensor]) -> torch.Tensor:
+        return token_logprobs(logits, micro["input_ids"]) * micro["attention_mask"]
+
+    whole = _engine(model).forward(batch(), of)
+    parts = _engine(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=20)).forward(batch(), of)
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoint_of_one_rank_comes_back_with_its_random_state(model: Path, tmp_path: Path) -> None:
+    engine = _engine(model)
+    engine.train_batch(batch(), sft, tokens)
+    engine.version = 7
+    save_shards(engine, tmp_path / "shards")
+    drawn = torch.rand(3)
+    other = _engine(model)
+    load_shards(other, tmp_path / "shards")
+    assert (other.steps, other.version) == (1, 7)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_lora_trains_adapters_only_and_publishes_the_merged_weights(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    engine = _engine(model, use_lora=True, lora_rank=4, lora_alpha=8)
+    before = _weights(engine)
+    engine.train_batch(batch(), sft, tokens)
+    loss = engine.eval_batch(batch(), sft, tokens)
+    changed = {name for name, tensor in _weights(engine).items() if not torch.equal(tensor, before[name])}
+    assert changed
+    assert all("_proj" in name for name in changed)
+    save_weights(engine, tmp_path)
+    assert _engine(tmp_path).eval_batch(batch(), sft, tokens) == pytest.approx(loss, rel=1e-4)
+
+
+def test_tied_weights_are_published_once(tmp_path: Path) -> None:
+    engine = _engine(save_model(tmp_path, tied=True))
+    names = list(_weights(engine))
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(NotFound, match="no model folder /nowhere"):
+        _engine(Path("/nowhere"))

@@ -1,0 +1,30 @@
+"""What two ranks do, started by torchrun: an update, a checkpoint; the first rank writes down what came of it."""
+
+import json
+import sys
+from pathlib import Path
+
+from areal.api.cli_args import MicroBatchSpec
+from areal.training.checkpoints import Checkpoints
+from areal.training.data.batches import lengths, select
+from areal.training.data.packing import spread
+from areal.training.engines.fsdp import FSDPEngine
+from areal.training.engines.fsdp.checkpoints import save_shards
+from areal.training.engines.fsdp.weights import save_model
+from areal.training.ranks import joined_ranks
+from tests.training.engines.models import batch, config, sft, tokens
+
+model, out = (Path(argument) for argument in sys.argv[1:3])
+with joined_ranks(timeout_s=60) as ranks:
+    engine = FSDPEngine(config(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=40)), ranks, total_steps=4)
+    whole = batch()
+    mine = select(whole, spread(lengths(whole), ranks.size)[ranks.rank])
+    updates = [engine.train_batch(mine, sft, tokens) for _ in range(2)]
+    loss = engine.eval_batch(mine, sft, tokens)
+    with Checkpoints(out / "checkpoints").writing(2, ranks) as (folder, state):
+        save_shards(engine, folder / "actor")
+        state["step"] = 2
+    save_model(engine, out / "model")
+    if ranks.is_first:
+        seen = {"norms": [u.grad_norm for u in updates], "losses": [u.loss for u in updates], "eval": loss}
+        (out / "seen.json").write_text(json.dumps(seen))
