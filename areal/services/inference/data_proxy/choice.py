@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.detokenize import TextStream
-from areal.services.inference.data_proxy.parsers import Piece, Reader, Reply, joined
+from areal.services.inference.data_proxy.parsers import Content, Piece, Reader, Reply, joined
 from areal.services.inference.data_proxy.stops import StopScanner
 from areal.services.inference.engines.base import EngineDelta, FinishReason, TopLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class Update:
     """What one delta brought to choice ``index``: text, and the tokens from ``start`` to ``end`` of it. ``pieces`` are
     what became certain of the content, the reasoning and the calls in it."""
@@ -62,6 +62,8 @@ class Choice:
     def push(self, delta: EngineDelta) -> Update:
         """Raises AssertionError for a choice that has ended: the caller drops what comes after."""
         assert self.finish_reason is None
+        if not self._token_by_token:
+            return self._push_plain(delta)
         start = len(self.token_ids)
         hidden = self._ends_with_stop_token(delta)
         visible = delta.token_ids[:-1] if hidden else delta.token_ids
@@ -80,6 +82,21 @@ class Choice:
             self._pieces.extend(self._reader.flush())
         return Update(self.index, text, start, len(self.token_ids), finish, self._new_pieces())
 
+    def _push_plain(self, delta: EngineDelta) -> Update:
+        """As ``push``, where all text is content and none of it ends the choice."""
+        start, finish = len(self.token_ids), delta.finish_reason
+        hidden = self._ends_with_stop_token(delta)
+        text = self._stream.push(delta.token_ids[:-1] if hidden else delta.token_ids)
+        self._keep(delta, len(delta.token_ids))
+        if finish is not None:
+            text += self._stream.flush()
+            self.finish_reason = finish
+            self.stop_token_id = delta.stop_token_id if hidden else None
+        self._text.append(text)
+        if finish is not None:
+            self.reply.content = self.text
+        return Update(self.index, text, start, len(self.token_ids), finish, (Content(text),) if text else ())
+
     def _new_pieces(self) -> tuple[Piece, ...]:
         pieces = joined(self._pieces)
         self._pieces.clear()
@@ -92,8 +109,6 @@ class Choice:
 
     def _read(self, token_ids: tuple[int, ...]) -> tuple[str, int | None]:
         """The text to emit, and how many tokens count when a stop string was met, or the one call that is wanted."""
-        if not self._token_by_token:
-            return self._said(self._stream.push(token_ids)), None
         text = ""
         for position, token_id in enumerate(token_ids):
             text += self._scanned(self._stream.push((token_id,)))

@@ -35,9 +35,9 @@ def check_delta(delta: EngineDelta, choices: int) -> None:
         raise EngineFailed(f"the engine sent {len(tokens)} tokens with {counts}")
     if not 0 <= delta.index < choices:
         raise EngineFailed(f"the engine answered choice {delta.index} of {choices}")
-    for token in tokens:
-        if type(token) is not int or not 0 <= token < _BEYOND:
-            raise EngineFailed(f"the engine sent the token {token!r}")
-    for logprob in delta.logprobs:
-        if not math.isfinite(logprob):
-            raise EngineFailed(f"the engine sent the log-probability {logprob}")
+    if tokens and not (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < _BEYOND):
+        wrong = next(token for token in tokens if type(token) is not int or not 0 <= token < _BEYOND)
+        raise EngineFailed(f"the engine sent the token {wrong!r}")
+    if not all(map(math.isfinite, delta.logprobs)):
+        bad = next(logprob for logprob in delta.logprobs if not math.isfinite(logprob))
+        raise EngineFailed(f"the engine sent the log-probability {bad}")

@@ -30,9 +30,18 @@ class ByteStream:
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # the decoder, the beginning of a character
 
     def push(self, token_ids: Iterable[int]) -> str:
-        return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
+        data = b"".join(map(self._bytes_of, token_ids))
+        if not self._holds:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -25,6 +25,7 @@ from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import FinishReason
 
 DONE = b"data: [DONE]\n\n"
+_NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
 
 
 def event(data: object) -> bytes:
@@ -131,18 +132,32 @@ def _chat_delta(piece: Piece) -> dict[str, Any] | None:
 class ChatShape:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
+        self._with_tokens = frame.answering.top_logprobs is not None or frame.answering.return_token_ids
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self) -> bytes:
         return b"".join(
             self._chunk(choice.index, {"role": "assistant", "content": ""}) for choice in self._frame.choices
         )
 
+    def _content(self, index: int, text: str) -> bytes:
+        """The chunk of a piece of content: all but the text is the same each time."""
+        around = self._around.get(index)
+        if around is None:
+            before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
+            around = self._around[index] = (before + mark[:-2], after)
+        return around[0] + orjson.dumps(text) + around[1]
+
     def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more}
         return self._frame.chunk("chat.completion.chunk", choice)
 
     def update(self, update: Update) -> bytes:
-        frame = self._frame
+        frame, pieces = self._frame, update.pieces
+        if len(pieces) == 1 and update.finish_reason is None and not self._with_tokens:
+            piece = pieces[0]
+            if type(piece) is Content:
+                return self._content(update.index, piece.text)
         choice = frame.choices[update.index]
         more = frame.token_fields(choice, update.start, update.end)
         if frame.answering.top_logprobs is not None and update.end > update.start:

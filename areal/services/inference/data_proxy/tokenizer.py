@@ -46,6 +46,9 @@ class TextCodec:
         self._special = {token_id for token_id, token in added.items() if token.special}
         self._byte_level = _is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))
         self.bytes_of: Callable[[int], bytes] = lru_cache(maxsize=65536)(self._bytes_of)
+        self._visible: Callable[[int], bytes] = lru_cache(maxsize=65536)(
+            lambda token_id: b"" if token_id in self._special else self._bytes_of(token_id)
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch form is the one that can leave out the offsets, which nobody asks for.
@@ -62,7 +65,9 @@ class TextCodec:
         if self._byte_level:
             if not skip_special:
                 return ByteStream(self.bytes_of)
-            hidden = self._special - {self.special_id(text) for text in shown} if shown else self._special
+            if not shown:
+                return ByteStream(self._visible)
+            hidden = self._special - {self.special_id(text) for text in shown}
             return ByteStream(lambda token_id: b"" if token_id in hidden else self.bytes_of(token_id))
         ids = frozenset(token_id for text in shown if (token_id := self.special_id(text)) is not None)
         if not skip_special or not ids:

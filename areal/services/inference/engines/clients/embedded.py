@@ -17,8 +17,8 @@ from areal.services.inference.engines.base import (
     EngineState,
     FinishReason,
 )
+from areal.services.inference.engines.clients.batches import line_batches, read_all
 from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
-from areal.services.web.ndjson import split_lines
 
 _NO_ADAPTERS = "this engine serves no LoRA adapters"
 _NO_RELEASE = "this engine cannot release its memory"
@@ -44,9 +44,10 @@ class EmbeddedClient:
         if call.response_format is not None:
             body["response_format"] = call.response_format
         async with self._engine.post("/generate", body) as response:
-            async with contextlib.aclosing(split_lines(response.content)) as lines:
-                async for line in lines:
-                    yield read_delta(orjson.loads(line))
+            async with contextlib.aclosing(line_batches(response.content)) as batches:
+                async for lines in batches:
+                    for delta in read_all(lines, _read_line):
+                        yield delta
 
     async def abort(self, request_id: str) -> None:
         await self._engine.control("/abort", {"request_id": request_id})
@@ -104,6 +105,10 @@ def _wire(call: EngineCall) -> dict[str, Any]:
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
     return sampling
+
+
+def _read_line(line: bytes) -> tuple[EngineDelta]:
+    return (read_delta(orjson.loads(line)),)
 
 
 def read_delta(data: dict[str, Any]) -> EngineDelta:
