@@ -8,6 +8,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -235,3 +236,47 @@ def test_openai_agents_run_with_a_tool(house: House, rollout: Rollout, api: str,
 
     assert asyncio.run(run()) == ANSWER
     assert_exported_is_what_the_engine_saw(house, rollout)
+
+
+# -- the Claude Agent SDK, which runs Claude Code
+
+
+@pytest.mark.claude
+def test_claude_agent_sdk_runs_its_own_tool(house: House, rollout: Rollout, tmp_path: Path) -> None:
+    sdk = pytest.importorskip("claude_agent_sdk")
+    shell = '<tool_call>\n{"name": "Bash", "arguments": {"command": "echo 31 && echo degrees"}}\n</tool_call>'
+    script(house.engine, replies=[["<tool_response>", ANSWER], [QUESTION, f"{THOUGHT}I look.\n{shell}"]])
+    environment = {
+        "ANTHROPIC_BASE_URL": house.gateway.url,
+        "ANTHROPIC_API_KEY": rollout.key,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "HOME": str(tmp_path),
+        "CLAUDE_CONFIG_DIR": str(tmp_path / "claude"),
+    }
+    options = sdk.ClaudeAgentOptions(
+        env=environment,
+        cwd=str(tmp_path),
+        model="tiny",
+        system_prompt="Be brief.",
+        setting_sources=[],
+        tools=["Bash"],
+        allowed_tools=["Bash"],
+        max_turns=5,
+    )
+
+    async def run() -> list[Any]:
+        async with asyncio.timeout(60):
+            return [message async for message in sdk.query(prompt=QUESTION, options=options)]
+
+    messages = asyncio.run(run())
+    results = [block.content for message in messages for block in _blocks(message) if hasattr(block, "tool_use_id")]
+    assert results == ["31\ndegrees"], "the shell ran what the model asked for"
+    assert isinstance(messages[-1], sdk.ResultMessage) and messages[-1].result == ANSWER and not messages[-1].is_error
+    assert_exported_is_what_the_engine_saw(house, rollout)
+
+
+def _blocks(message: Any) -> list[Any]:
+    content = getattr(message, "content", None)
+    return content if isinstance(content, list) else []
