@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,15 +45,39 @@ class Failed:
     begun: bool = False
 
 
+class Line:
+    """One connection to a service. ``begun`` is set when the first of a stream was read."""
+
+    def __init__(self, front: Process) -> None:
+        self.begun = threading.Event()
+        self._connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=60)
+
+    def pid(self) -> int:
+        """Of the process at its other end."""
+        self._connection.request("GET", "/health")
+        return int(json.loads(self._connection.getresponse().read())["pid"])
+
+    def ask(self, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Said | Failed:
+        """One try, of a call with ``return_token_ids``. The connection is closed after it."""
+        sent = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", **headers}
+        with contextlib.closing(self._connection):
+            try:
+                self._connection.request("POST", path, json.dumps(body).encode(), sent)
+                response = self._connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                return Failed(0, "lost")
+            try:
+                said = response.readline()
+                self.begun.set()
+                said += response.read()
+            except (OSError, http.client.HTTPException):
+                return Failed(0, "cut", begun=True)
+        return understood(Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, said))
+
+
 def ask(front: Process, key: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Said | Failed:
-    """One try, of a call with ``return_token_ids``."""
-    try:
-        answer = front.call("POST", path, json.dumps(body).encode(), key=key, headers=dict(headers))
-    except http.client.IncompleteRead as error:
-        return Failed(0, "cut", begun=bool(error.partial))
-    except (OSError, http.client.HTTPException):
-        return Failed(0, "lost")
-    return understood(answer)
+    """One try, on a connection of its own."""
+    return Line(front).ask(key, path, body, headers)
 
 
 def understood(answer: Answer) -> Said | Failed:

@@ -46,6 +46,7 @@ class Fleet:
     tokenizer: Path
     replicas: int = 1
     behind_gateway: bool = False
+    relays: int = 1
     proxy_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,7 +85,15 @@ class Fleet:
         router, gateway = self.router.process, self.gateway.process
         wait_until(lambda: self._states(router) == ["ready"] * self.replicas, what="the router sees the workers")
         serial = router.call("GET", "/table", key=self.key).json()["serial"]
-        wait_until(lambda: gateway.call("GET", "/health").json()["table"]["serial"] >= serial, what="the table")
+        known: set[int] = set()  # relays that have the table
+
+        def all_know() -> bool:
+            health = gateway.call("GET", "/health").json()
+            if health["table"]["serial"] >= serial:
+                known.add(health["pid"])
+            return len(known) >= self.relays
+
+        wait_until(all_know, what="each relay has the table")
 
     def _states(self, router: Process) -> list[str]:
         workers = router.call("GET", "/workers", key=self.key).json()["workers"]
@@ -133,5 +142,5 @@ class Fleet:
 
     def _start_gateway(self, port: int) -> Process:
         assert self.router is not None
-        flags = ("--router-url", self.router.process.url, "--port", str(port))
+        flags = ("--router-url", self.router.process.url, "--port", str(port), "--relays", str(self.relays))
         return self.processes.service("gateway", *flags)
