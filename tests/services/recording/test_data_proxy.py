@@ -435,6 +435,20 @@ def test_sessions_are_listed_in_pages(bench: Bench) -> None:
     assert len({each["session_id"] for each in whole}) == len(whole)
 
 
+def test_session_is_looked_at_with_its_rows_and_nothing_is_taken(bench: Bench) -> None:
+    rollout = bench.begin()
+    rollout.chat("a")
+    rollout.chat("b")
+    path = f"/rl/sessions/{rollout.session_id}"
+    assert bench.admin("GET", path).json()["reward"] is None
+    rollout.reward(0.5)
+    shown = bench.admin("GET", f"{path}?rows=true").json()
+    assert (shown["interaction_count"], shown["reward"], shown["ready"]) == (2, 0.5, 1)
+    (trajectory,) = shown["trajectories"]
+    exported = rollout.export()
+    assert (trajectory["traj"], trajectory["rows"]) == (exported["traj"], exported["rows"])
+
+
 def test_kill_9_and_restart_finds_every_acknowledged_thing(processes: Processes, tokenizer: Path) -> None:
     state = ("--state-dir", str(processes.key_file.parent / "state"), "--adopt-after", "0.1")
     engine = processes.engine(tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +11,9 @@ from areal.services.inference.data_proxy.callers import Caller, Callers
 from areal.services.inference.recording.changes import STANDING
 from areal.services.inference.recording.journal import Journal
 from areal.services.inference.recording.names import GroupName, SessionName, tag_of_key
+from areal.services.inference.recording.rows import Style, export
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, check_reward
+from areal.services.inference.recording.values import TrajectoryTurns
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
 from areal.services.web.body import decode_object, read_body, read_object
@@ -33,6 +36,7 @@ class SessionRoutes:
         self._model = model
 
     def add_to(self, service: Service) -> None:
+        self._vault.leaving = lambda: service.lifetime.draining
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
         service.route("POST", "/rl/end_session", self.end, Access.SESSION)
@@ -138,11 +142,14 @@ class SessionRoutes:
         return json_response({"sessions": found, "next": found[-1]["session_id"] if more else None})
 
     async def session(self, request: Request) -> Response:
+        """One session; with ``rows=true`` its trajectories' rows too, as an export has them. Nothing is taken."""
+        whole = request.query.get("rows") == "true"
         caller = self._callers.named(request.match_info["session_id"])
         session = caller.journal.session(caller.session)
         assert session is not None
         trajectories = [
-            await _trajectory(caller.journal, session, each) for each in caller.journal.trajectories(session.number)
+            await _trajectory(caller.journal, session, each, whole)
+            for each in caller.journal.trajectories(session.number)
         ]
         return json_response({**_summary(caller.journal, session), "trajectories": trajectories})
 
@@ -171,6 +178,7 @@ def _limit(text: str | None) -> int:
 
 def _summary(journal: Journal, session: Session) -> dict[str, Any]:
     trajectories = journal.trajectories(session.number)
+    interactions, reward = journal.totals(session.number)
     return {
         "session_id": journal.name(session),
         "group_id": session.group or None,
@@ -180,10 +188,12 @@ def _summary(journal: Journal, session: Session) -> dict[str, Any]:
         "created": session.created,
         "ready": sum(each.phase is Phase.READY for each in trajectories),
         "trajectory_count": len(trajectories),
+        "interaction_count": interactions,
+        "reward": reward,
     }
 
 
-async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory) -> dict[str, Any]:
+async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory, whole: bool) -> dict[str, Any]:
     turns = await journal.turns(session, trajectory)
     names = {turn.seq: turn.interaction_id for turn in turns.turns}
     interactions = [
@@ -202,4 +212,10 @@ async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory
         "state": trajectory.phase.name.lower(),
         "interactions": interactions,
         "failures": dict(turns.failures),
+        **(await asyncio.to_thread(_rows, turns) if whole else {}),
     }
+
+
+def _rows(turns: TrajectoryTurns) -> dict[str, Any]:
+    found = export([turns], Style.INDIVIDUAL, 1.0)
+    return {"traj": found.traj(), "rows": found.rows}

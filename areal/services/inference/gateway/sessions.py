@@ -105,7 +105,7 @@ class SessionRoutes:
         session_id = request.match_info["session_id"]
         headers = self._journals.for_admin(request)
         tag = await self._human(None, headers) if session_id == HITL else tag_of_session(session_id)
-        return passed_on(await self._journals.ask(tag, "GET", request.path, headers))
+        return passed_on(await self._journals.ask(tag, "GET", request.target, headers))
 
 
 def _place(session: Mapping[str, Any]) -> tuple[str, int]:

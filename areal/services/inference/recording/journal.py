@@ -198,6 +198,10 @@ class Journal:
         count: int = self._look(lambda ledger: ledger.db.execute(query).fetchone()[0])
         return count - 1  # the standing one
 
+    def totals(self, session: int) -> tuple[int, float | None]:
+        """Interactions that it holds, and the sum of the rewards given; None when none was."""
+        return self._look(lambda ledger: ledger.totals(session))
+
     def spoke_at(self, session: int) -> float | None:
         """When the newest interaction of a session was recorded; None where it has none any more."""
 

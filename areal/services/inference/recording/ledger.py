@@ -154,6 +154,12 @@ class Ledger:
         count: int = row[0]
         return count
 
+    def totals(self, session: int) -> tuple[int, float | None]:
+        """How many interactions a session holds, and the sum of the rewards that were given; None when none was."""
+        between = (row_id(session, 0), row_id(session + 1, 0))
+        query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
+        return self.count(*between), self.db.execute(query, between).fetchone()[0]
+
     def find(self, session: int, interaction_id: str) -> int | None:
         low, high = row_id(session, 0), row_id(session + 1, 0)
         query = "SELECT id FROM interactions WHERE id>=? AND id<? AND name=? ORDER BY id DESC LIMIT 1"
