@@ -1,0 +1,157 @@
+"""Values that pass between workflows, engines and trainers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Literal, Self
+from uuid import uuid4
+
+from areal.api.config.generation import GenerationHyperparameters
+
+StopReason = Literal["length", "stop", "tool_calls", "abort"]
+
+
+@dataclass
+class ModelRequest:
+    """One sample of a prompt of token ids. ``tokenizer`` is not needed to sample; workflows pass it along."""
+
+    input_ids: list[int]
+    gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    rid: str = field(default_factory=lambda: uuid4().hex)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
+    image_data: list[Any] | None = None
+    processor: Any = None
+
+    def copy(self) -> Self:
+        return replace(self, input_ids=list(self.input_ids))
+
+
+@dataclass(frozen=True)
+class ModelResponse:
+    """Lists of ``output_`` have equal lengths; the token that ended the answer is in them. ``latency`` in seconds."""
+
+    input_tokens: list[int]
+    output_tokens: list[int]
+    output_logprobs: list[float]
+    output_versions: list[int]
+    stop_reason: StopReason
+    latency: float = 0.0
+    ttft: float = 0.0
+    itl: list[float] = field(default_factory=list)
+    text: str = ""
+    tokenizer: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.output_tokens) == len(self.output_logprobs) == len(self.output_versions):
+            lengths = len(self.output_tokens), len(self.output_logprobs), len(self.output_versions)
+            raise ValueError(f"tokens, log-probabilities and versions must be as many: {lengths}")
+
+    @property
+    def input_len(self) -> int:
+        return len(self.input_tokens)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.output_tokens)
+
+
+@dataclass(frozen=True)
+class FinetuneSpec:
+    """How long a run is. ``train_batch_size`` in rows of the data set."""
+
+    total_train_epochs: int
+    dataset_size: int
+    train_batch_size: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last, short batch is left out, unless it is the only one."""
+        return max(1, self.dataset_size // self.train_batch_size)
+
+    @property
+    def total_train_steps(self) -> int:
+        return self.total_train_epochs * self.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """All from 0."""
+
+    epoch: int
+    epoch_step: int
+    global_step: int
+    steps_per_epoch: int
+
+    def next(self) -> StepInfo:
+        last = self.epoch_step == self.steps_per_epoch - 1
+        return StepInfo(
+            self.epoch + last, 0 if last else self.epoch_step + 1, self.global_step + 1, self.steps_per_epoch
+        )
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """A parameter as it travels. ``dtype`` is torch's name without ``torch.``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * _BYTES[self.dtype]
+
+
+_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True)
+class WeightUpdateMeta:
+    """How weights reach the engines. ``path``: the folder of ``disk``; each version has one of its own in it."""
+
+    type: Literal["disk", "shm", "xccl", "awex"] = "xccl"
+    path: str | None = None
+    version: int | None = None
+    weight_chunked_mem_mb: int = 1024
+    use_lora: bool = False
+    lora_name: str = ""
+    clear_checkpoint_after_load: bool = True
+
+    def with_version(self, version: int) -> WeightUpdateMeta:
+        path = None if self.path is None else str(PurePath(self.path) / f"weight_update_v{version}")
+        return replace(self, version=version, path=path)
+
+    @classmethod
+    def from_disk(cls, path: str, **more: Any) -> WeightUpdateMeta:
+        return cls(type="disk", path=path, **more)
+
+
+@dataclass(frozen=True)
+class SaveLoadMeta:
+    """``hf``: a folder that ``transformers`` reads. ``dcp``: sharded, for any number of ranks."""
+
+    path: str
+    weight_format: Literal["hf", "dcp"] = "hf"
+    with_optim: bool = False
+    tokenizer: Any = None
+    processor: Any = None
+    base_model_path: str | None = None

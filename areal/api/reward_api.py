@@ -1,0 +1,25 @@
+"""Rewards: any function of this signature, run in a process of its own with a deadline."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
+from areal.reward.pool import AsyncRewardWrapper
+
+__all__ = [
+    "AsyncRewardWrapper",
+    "RewardError",
+    "RewardFunction",
+    "RewardProcessLost",
+    "RewardRaised",
+    "RewardTimeout",
+]
+
+
+class RewardFunction(Protocol):
+    """``data`` is the rest of the data set's row: ``answer``, ``messages``, ... A module-level function."""
+
+    def __call__(
+        self, prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any
+    ) -> float: ...

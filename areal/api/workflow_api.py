@@ -1,0 +1,42 @@
+"""What user code writes to sample episodes: a workflow, or an agent.
+
+A *workflow* samples through the engine and returns training rows itself. An *agent* is any object with ``async run``:
+it talks to an OpenAI or Anthropic base URL with whatever client it likes, and returns its reward.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from areal.api.engine_api import InferenceEngine
+
+Trajectory: TypeAlias = "dict[str, torch.Tensor]"
+"""Rows of one episode (or group), right-padded:
+
+    input_ids i64 [B, S], attention_mask bool [B, S]                                                          needed
+    loss_mask i64, logprobs f32, versions i64 (-1 on prompt), turn_ids i32 (-1 on prompt) [B, S]; rewards f32 [B]
+"""
+
+Reward: TypeAlias = float | Mapping[str, float] | None
+"""Of the whole episode, by interaction (``completion.id``), or None: the episode is rejected."""
+
+
+class RolloutWorkflow(ABC):
+    """Runs as one asyncio task beside many others: await everywhere, block nowhere. One instance serves them all."""
+
+    @abstractmethod
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+        """``data`` is one row of the data set. None: the episode is rejected, and replaced by another prompt's."""
+
+
+@runtime_checkable
+class AgentWorkflow(Protocol):
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Reward:
+        """``extra_kwargs``: ``base_url`` and ``api_key`` of this episode's session, ``model``, and ``http_client`` (a
+        shared ``httpx.AsyncClient``) where httpx is installed."""
+        ...

@@ -1,0 +1,43 @@
+"""Values between a pool and its own worker processes: a length of 8 bytes, then a pickle. The pipes are private to
+parent and child; nothing of this ever crosses a network."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+HEAD = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """A module-level function: ``file`` instead of a module name where it was defined in the main script."""
+
+    module: str
+    qualname: str
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """``error``: what was raised, with its last traceback lines."""
+
+    value: Any = None
+    error: str | None = None
+
+
+def pack(value: Any) -> bytes:
+    data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(HEAD, "big") + data
+
+
+def unpack(data: bytes) -> Any:
+    return pickle.loads(data)  # noqa: S301 - from our own child, over a private pipe

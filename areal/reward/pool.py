@@ -1,0 +1,187 @@
+"""A pool of processes that compute rewards, each job within a deadline.
+
+A reward function is foreign code: it may hang, crash, leak, or hold the interpreter lock for seconds. In a process of
+its own it can be killed, and the event loop that runs the episodes never waits for it. A process that missed a
+deadline is killed, not reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
+from areal.reward.frames import HEAD, Done, Job, Target, pack, unpack
+
+_PATIENCE_S = 5.0
+
+
+def target_of(function: Callable[..., Any] | str) -> Target:
+    """Where a worker finds the function. Raises ValueError for one that only this process has."""
+    if isinstance(function, str):
+        module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
+        return Target(module, name)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if "<" in name or not hasattr(function, "__module__") or not hasattr(function, "__qualname__"):
+        raise ValueError(
+            f"rewards are computed in processes of their own: {name} must be a function of a module, "
+            "not a lambda, a closure or an instance"
+        )
+    if function.__module__ == "__main__":
+        return Target("__main__", name, getattr(sys.modules["__main__"], "__file__", None))
+    return Target(function.__module__, name)
+
+
+class _Worker:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._in, self._out = process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls) -> _Worker:
+        pipe = asyncio.subprocess.PIPE
+        argv = (sys.executable, "-m", "areal.reward.worker")
+        worker = cls(await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe))
+        worker._in.write(pack([path for path in sys.path if path]))
+        return worker
+
+    async def run(self, job: bytes) -> Done:
+        try:
+            self._in.write(job)
+            await self._in.drain()
+            head = await self._out.readexactly(HEAD)
+            done: Done = unpack(await self._out.readexactly(int.from_bytes(head, "big")))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise RewardProcessLost("the process that computed the reward ended") from error
+        return done
+
+    async def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._process.wait()
+        self._in.close()
+
+
+class RewardPool:
+    """Up to ``workers`` processes, started when they are first needed. Belongs to one event loop."""
+
+    def __init__(self, workers: int) -> None:
+        self._slots = asyncio.Semaphore(workers)
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+
+    async def run(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
+        """Raises RewardError. The deadline counts from when a process is free."""
+        try:
+            job = pack(Job(target, args, kwargs))
+        except (TypeError, AttributeError, ValueError) as error:
+            raise RewardRaised(f"{target.qualname}: its arguments cannot go to another process: {error}") from error
+        async with self._slots:
+            worker = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    done = await worker.run(job)
+            except BaseException as error:
+                await self._discard(worker)
+                if isinstance(error, TimeoutError):
+                    raise RewardTimeout(f"{target.qualname}: no reward within {timeout_s:g} s") from error
+                raise
+            self._idle.append(worker)
+        if done.error is not None:
+            raise RewardRaised(f"{target.qualname} raised: {done.error}")
+        return done.value
+
+    async def _start(self) -> _Worker:
+        worker = await _Worker.start()
+        self._all.add(worker)
+        return worker
+
+    async def _discard(self, worker: _Worker) -> None:
+        self._all.discard(worker)
+        await asyncio.shield(asyncio.create_task(worker.stop(), name="stop-reward-worker"))
+
+    async def close(self) -> None:
+        workers, self._all, self._idle = list(self._all), set(), []
+        await asyncio.gather(*(worker.stop() for worker in workers))
+
+
+_POOLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RewardPool] = weakref.WeakKeyDictionary()
+_WORKERS = 2
+
+
+def pool_of_this_loop(workers: int = _WORKERS) -> RewardPool:
+    """Shared by all rewards of an event loop; ``workers`` counts when it is made."""
+    loop = asyncio.get_running_loop()
+    if loop not in _POOLS:
+        _POOLS[loop] = RewardPool(workers)
+    return _POOLS[loop]
+
+
+async def close_pool_of_this_loop() -> None:
+    pool = _POOLS.pop(asyncio.get_running_loop(), None)
+    if pool is not None:
+        await pool.close()
+
+
+class AsyncRewardWrapper:
+    """A reward function as a coroutine: ``await wrapper(prompt, completions, prompt_ids, completion_ids, **data)``.
+
+    A function runs in the pool; a coroutine function runs here. A deadline missed, or a process lost, is tried again
+    up to ``max_retries`` times. Raises RewardError; the value is a finite float.
+    """
+
+    def __init__(
+        self,
+        reward_fn: Callable[..., Any] | str,
+        timeout_seconds: float = 15.0,
+        max_workers: int | None = None,
+        max_retries: int = 3,
+    ) -> None:
+        self._direct = reward_fn if inspect.iscoroutinefunction(reward_fn) else None
+        self._target = target_of(reward_fn) if self._direct is None else None
+        self._timeout_s = timeout_seconds
+        self._workers = max_workers or _WORKERS
+        self._attempts = max(1, 1 + max_retries)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> float:
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return _number(await self._once(args, kwargs))
+            except (RewardTimeout, RewardProcessLost):
+                if attempt == self._attempts:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._direct is None:
+            assert self._target is not None
+            return await pool_of_this_loop(self._workers).run(self._target, args, kwargs, self._timeout_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._direct(*args, **kwargs)
+        except TimeoutError as error:
+            name = getattr(self._direct, "__qualname__", "the reward")
+            raise RewardTimeout(f"{name}: no reward within {self._timeout_s:g} s") from error
+
+
+def _number(value: Any) -> float:
+    import math
+
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise RewardRaised(f"a reward must be a number, not {value!r}") from error
+    if not math.isfinite(number):
+        raise RewardRaised(f"a reward must be finite, not {number}")
+    return number
+
+
+__all__ = ["AsyncRewardWrapper", "RewardError", "RewardPool", "close_pool_of_this_loop", "pool_of_this_loop"]

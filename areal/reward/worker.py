@@ -1,0 +1,72 @@
+"""A process that computes rewards: jobs on stdin, results on what was stdout; what functions print goes to stderr.
+
+Started as ``python -m areal.reward.worker``, by a pool only. It dies with its parent, and at the end of its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from typing import Any, BinaryIO
+
+from areal.reward.frames import HEAD, Done, Job, Target, pack, unpack
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: the end of the input has to do
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    jobs = sys.stdin.buffer
+    sys.path[:0] = [path for path in unpack(_frame(jobs) or pack([])[HEAD:]) if path not in sys.path]
+    while (data := _frame(jobs)) is not None:
+        out.write(_answer(data))
+        out.flush()
+
+
+def _frame(stream: BinaryIO) -> bytes | None:
+    head = stream.read(HEAD)
+    return stream.read(int.from_bytes(head, "big")) if len(head) == HEAD else None
+
+
+def _answer(data: bytes) -> bytes:
+    """Whatever a reward function raises is its caller's to know; the process goes on."""
+    try:
+        job: Job = unpack(data)
+        return pack(Done(_function(job.target)(*job.args, **job.kwargs)))
+    except Exception as error:  # noqa: BLE001 - the process boundary of user code
+        trace = traceback.format_exception(error)[-3:]
+        return pack(Done(error="".join(trace).strip()))
+
+
+@cache
+def _function(target: Target) -> Callable[..., Any]:
+    found: Any = (
+        _Names(runpy.run_path(target.file, run_name="__areal_main__"))
+        if target.file is not None
+        else importlib.import_module(target.module)
+    )
+    for part in target.qualname.split("."):
+        found = getattr(found, part)
+    function: Callable[..., Any] = found
+    return function
+
+
+class _Names:
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.__dict__.update(names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Values and names that drivers rely on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.api.alloc_mode import AllocationMode, BackendError, train_backend
+from areal.api.io_struct import FinetuneSpec, ModelResponse, ParamSpec, StepInfo, WeightUpdateMeta
+from areal.api.registry import Registry, load_attr
+from areal.errors import UsageFault
+
+
+def test_steps_count_through_epochs() -> None:
+    spec = FinetuneSpec(total_train_epochs=2, dataset_size=10, train_batch_size=4)
+    step, seen = StepInfo(0, 0, 0, spec.steps_per_epoch), []
+    for _ in range(spec.total_train_steps):
+        seen.append((step.epoch, step.epoch_step, step.global_step))
+        step = step.next()
+    assert seen == [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3)]
+
+
+def test_response_whose_lists_differ_is_refused() -> None:
+    with pytest.raises(ValueError, match="as many"):
+        ModelResponse([1], [2, 3], [0.0], [0], "stop")
+
+
+def test_each_version_has_a_folder_of_its_own() -> None:
+    meta = WeightUpdateMeta.from_disk("/w").with_version(3)
+    assert (meta.path, meta.version) == ("/w/weight_update_v3", 3)
+    assert ParamSpec("w", (2, 3), "bfloat16").size == 12
+
+
+def test_allocation_modes_old_and_new() -> None:
+    mode = AllocationMode.from_str("sglang.d16p1m1+d32p2m1")
+    assert mode.gen is not None and mode.gen.world_size == 16
+    assert mode.train_backend == "megatron"
+    assert train_backend("", "vllm:d2+fsdp:d4").data == 4
+    assert train_backend("").world_size == 1
+    with pytest.raises(BackendError, match="no pipeline parallelism"):
+        train_backend("fsdp:p2")
+
+
+def test_registry_takes_names_and_import_paths() -> None:
+    registry: Registry[object] = Registry("reward")
+    registry.register("gsm8k")(as_one := object())
+    assert registry.resolve("gsm8k") is as_one
+    assert registry.resolve("areal.reward.gsm8k:gsm8k_reward_fn") is registry.resolve(
+        "areal.reward.gsm8k.gsm8k_reward_fn"
+    )
+    with pytest.raises(ValueError, match="already"):
+        registry.register("gsm8k")(object())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("gsm9k", "there is no reward 'gsm9k' (did you mean \"gsm8k\"?)"),
+        ("nowhere.to:be", "there is no module nowhere"),
+        ("areal.reward.gsm8k:gsm8k_rewardfn", "did you mean"),
+        ("broken_driver:main", "its import of not_installed_at_all failed"),
+    ],
+)
+def test_name_that_leads_nowhere_says_where_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, said: str
+) -> None:
+    (tmp_path / "broken_driver.py").write_text("import not_installed_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[object] = Registry("reward")
+    registry.register("gsm8k")(object())
+    with pytest.raises(UsageFault) as caught:
+        registry.resolve(path)
+    assert said in str(caught.value)
+    assert "broken_driver" not in sys.modules
+
+
+def test_nested_attribute() -> None:
+    assert load_attr("areal.api.io_struct:StepInfo.next") is StepInfo.next

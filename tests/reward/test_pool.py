@@ -1,0 +1,70 @@
+"""Rewards in processes of their own: what they return, and what becomes of those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
+from areal.reward.pool import close_pool_of_this_loop, target_of
+from tests.reward import rewards
+
+
+@pytest.fixture(autouse=True)
+async def pool() -> AsyncIterator[None]:
+    yield
+    await close_pool_of_this_loop()
+
+
+async def test_reward_is_computed_elsewhere_from_function_or_name() -> None:
+    by_function = AsyncRewardWrapper(rewards.length)
+    by_name = AsyncRewardWrapper("tests.reward.rewards:length")
+    assert await by_function("p", "abcd", [1], [2], scale=2.0) == 2.0
+    assert await by_name("p", "abc", [1], [2]) == 3.0
+    assert await AsyncRewardWrapper(rewards.process_id)() != os.getpid()
+
+
+async def test_reward_that_raises_is_told_with_its_own_words_and_the_process_goes_on() -> None:
+    before = await AsyncRewardWrapper(rewards.process_id, max_workers=1)()
+    with pytest.raises(RewardRaised, match="KeyError: 'answer'"):
+        await AsyncRewardWrapper(rewards.raises)("p", "c", [], [])
+    assert await AsyncRewardWrapper(rewards.process_id)() == before
+
+
+async def test_reward_that_hangs_is_killed_and_is_no_zero() -> None:
+    with pytest.raises(RewardTimeout, match="hangs: no reward within"):
+        await AsyncRewardWrapper(rewards.hangs, timeout_seconds=0.2, max_retries=1)()
+    assert await AsyncRewardWrapper(rewards.length)("p", "abc", [1], [2]) == 3.0
+
+
+async def test_process_that_dies_is_replaced_and_the_reward_is_had(tmp_path: Path) -> None:
+    reward = AsyncRewardWrapper(rewards.dies_once)
+    assert await reward("p", "c", [], [], mark=str(tmp_path / "mark")) == 1.0
+
+
+async def test_reward_that_is_no_number_is_refused() -> None:
+    with pytest.raises(RewardRaised, match="finite"):
+        await AsyncRewardWrapper(rewards.not_finite)()
+
+
+async def test_coroutine_function_runs_here() -> None:
+    assert await AsyncRewardWrapper(rewards.later)("p", "c", [], []) == 0.5
+
+
+async def test_argument_that_cannot_travel_is_named() -> None:
+    with pytest.raises(RewardRaised, match="cannot go to another process"):
+        await AsyncRewardWrapper(rewards.length)("p", lambda: None, [], [])
+
+
+def test_lambda_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="must be a function of a module"):
+        target_of(lambda *args: 1.0)
+
+
+async def test_many_rewards_share_two_processes() -> None:
+    reward = AsyncRewardWrapper(rewards.process_id)
+    assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) <= 2
