@@ -1,16 +1,14 @@
-"""Lines of a byte stream, of any length: aiohttp's own readline refuses a line longer than its buffer."""
+"""Lines of a byte stream, of any length."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
-import aiohttp
+from collections.abc import AsyncGenerator, AsyncIterable
 
 
-async def split_lines(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+async def split_lines(parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Each complete line without its newline; empty ones are skipped, and so is an unfinished last one."""
     rest = b""
-    async for part in stream.iter_any():
+    async for part in parts:
         lines = (rest + part).split(b"\n")
         rest = lines.pop()
         for line in lines:

@@ -19,6 +19,8 @@ class EventCutter:
 
     def push(self, part: bytes) -> bytes:
         """What may be passed on: whole events."""
+        if not self._held and part.endswith(b"\n\n"):
+            return part
         if self._held:
             part = self._held + part
         end = max(part.rfind(b"\n\n") + 2, part.rfind(b"\n\r\n") + 3)

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-import orjson
-
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.web.access import Access
 from areal.services.web.body import read_body
+from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError
 from areal.services.web.server import AnyResponse, Request
 from areal.services.web.service import Handler, Service, json_response
@@ -54,7 +52,7 @@ class Result:
 
 
 class WorkerControl:
-    def __init__(self, http: aiohttp.ClientSession, router: RouterClient, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
         self._http = http
         self._router = router
         self._headers = dict(headers)
@@ -88,16 +86,13 @@ class WorkerControl:
 
     async def _ask(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> Result:
         worker_id, addr = worker
-        timeout = aiohttp.ClientTimeout(total=_DEADLINE_S, sock_connect=5.0)
         headers = {**self._headers, "Content-Type": "application/json"}
         try:
-            async with self._http.request(
-                method, addr + path, data=body or None, headers=headers, timeout=timeout
-            ) as response:
-                status, data = response.status, _object(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = await self._http.fetch(method, addr, path, headers=headers, body=body, timeout_s=_DEADLINE_S)
+        except (CallFailed, TimeoutError) as error:
             return Result(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
-        return Result(worker_id, addr, status, data, None if status == 200 else _reason(status, data))
+        data = said.object()
+        return Result(worker_id, addr, said.status, data, None if said.status == 200 else _reason(said.status, data))
 
 
 def _common_version(results: list[Result]) -> int | None:
@@ -111,11 +106,3 @@ def _reason(status: int, data: Mapping[str, Any]) -> str:
     error = data.get("error")
     message = error.get("message") if isinstance(error, dict) else None
     return str(message or f"the worker answered {status}")
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return data if isinstance(data, dict) else {}

@@ -23,14 +23,16 @@ class Envelope:
     key: CallKey
 
 
-def read_envelope(body: bytes, *, with_prefix: bool) -> Envelope:
-    """Raises 400 for a body that is no JSON object, or whose model is no string."""
+def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> Envelope:
+    """``journal``: that of the caller's session. Raises 400 for a body that is no JSON object, or whose model is no
+    string."""
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
         raise bad_request("model must be a string", param="model")
     prefix = prompt_prefix(data) if with_prefix else None
-    return Envelope(model, CallKey(tokens=len(body) / _BYTES_PER_TOKEN + _answer_tokens(data), prefix=prefix))
+    tokens = len(body) / _BYTES_PER_TOKEN + _answer_tokens(data)
+    return Envelope(model, CallKey(tokens, prefix, journal))
 
 
 def _answer_tokens(data: dict[str, Any]) -> float:

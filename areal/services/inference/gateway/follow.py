@@ -7,12 +7,13 @@ import logging
 import random
 from collections.abc import Mapping
 
-import aiohttp
 import orjson
 
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.router.table import Snapshot
+from areal.services.web.client import CallFailed, HttpClient, Lost
 from areal.services.web.ndjson import split_lines
+from areal.services.web.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 
@@ -23,9 +24,7 @@ _RETRY_MAX_S = 1.0
 
 
 class Follower:
-    def __init__(
-        self, table: LiveTable, http: aiohttp.ClientSession, router_url: str, headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self, table: LiveTable, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._table = table
         self._http = http
         self._url = router_url.rstrip("/")
@@ -39,7 +38,7 @@ class Follower:
             before = self._table.snapshot
             try:
                 await self._follow()
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            except (CallFailed, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
                 if self.connected or not self._table.received.is_set():
                     _log.warning("lost the router at %s (%r); routing by the last table", self._url, error)
             self.connected = False
@@ -47,10 +46,11 @@ class Follower:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _follow(self) -> None:
-        timeout = aiohttp.ClientTimeout(sock_connect=2.0, sock_read=_SILENCE_S)
-        async with self._http.get(f"{self._url}/watch", headers=self._headers, timeout=timeout) as response:
-            response.raise_for_status()
-            async for line in split_lines(response.content):
+        calling = self._http.call("GET", self._url, "/watch", self._headers)
+        async with Watchdog(lambda: _SILENCE_S) as watchdog, calling as answer:
+            _check(answer.status)
+            async for line in split_lines(answer.parts()):
+                watchdog.kick()
                 data = orjson.loads(line)
                 if data["type"] == "snapshot":
                     self._table.apply(Snapshot.from_json(data))
@@ -66,10 +66,14 @@ class Follower:
         await asyncio.shield(self._refreshing)
 
     async def _fetch(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=_REFRESH_S)
         try:
-            async with self._http.get(f"{self._url}/table", headers=self._headers, timeout=timeout) as response:
-                response.raise_for_status()
-                self._table.apply(Snapshot.from_json(orjson.loads(await response.read())))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            said = await self._http.fetch("GET", self._url, "/table", headers=self._headers, timeout_s=_REFRESH_S)
+            _check(said.status)
+            self._table.apply(Snapshot.from_json(orjson.loads(said.body)))
+        except (CallFailed, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
             _log.debug("could not refresh the table: %r", error)
+
+
+def _check(status: int) -> None:
+    if status != 200:
+        raise Lost(f"the router answered {status}")

@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-import aiohttp
-
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.router.picking import CallKey
 from areal.services.inference.router.table import READY, WorkerEntry
 from areal.services.web import headers as names
+from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError
 from areal.services.web.server import Request
 
@@ -39,7 +38,7 @@ class Said:
 class JournalClient:
     def __init__(
         self,
-        http: aiohttp.ClientSession,
+        http: HttpClient,
         table: LiveTable,
         admission: Admission,
         keys: SessionKeys,
@@ -127,12 +126,11 @@ class JournalClient:
         body: bytes | None,
         timeout_s: float,
     ) -> Said | None:
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         sent = {**headers, "Content-Type": "application/json"}
         try:
-            async with self._http.request(
-                method, worker.addr + path, data=body, headers=sent, timeout=timeout
-            ) as response:
-                return Said(response.status, await response.read(), response.headers.copy())
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            said = await self._http.fetch(
+                method, worker.addr, path, headers=sent, body=body or b"", timeout_s=timeout_s
+            )
+        except (CallFailed, TimeoutError):
             return None
+        return Said(said.status, said.body, said.headers)

@@ -6,8 +6,6 @@ import argparse
 import contextlib
 from collections.abc import AsyncIterator
 
-import aiohttp
-
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.app import GatewayRoutes, not_ready
 from areal.services.inference.gateway.control import WorkerControl
@@ -21,10 +19,9 @@ from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.gateway.sessions import SessionRoutes
-from areal.services.inference.gateway.upstream import WorkerPool
 from areal.services.inference.router.table import Limits
+from areal.services.web.client import HttpClient
 from areal.services.web.options import ServeOptions, serve_options
-from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
 from areal.services.web.service import Service
 from areal.services.web.tasks import background
@@ -36,13 +33,13 @@ def run_relay(args: argparse.Namespace) -> None:
     limits = Limits(args.max_body_bytes, args.request_timeout, args.max_queued_requests)
 
     async def run() -> None:
-        async with open_session() as http:
+        async with HttpClient() as http:
             await serve(build_relay(args.router_url, options, limits, http), options)
 
     run_service(run, options.log_level)
 
 
-def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: aiohttp.ClientSession) -> Service:
+def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: HttpClient) -> Service:
     """The relay's service; its follower starts and stops with the application."""
     table = LiveTable(limits)
     headers = options.key.bearer() if options.key else {}
@@ -55,9 +52,8 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
         details=lambda: {"router_connected": follower.connected, "table": table.summary()},
     )
     metrics = RelayMetrics(service.metrics)
-    pool = WorkerPool()
     admission = Admission(table, metrics.queued)
-    relay = Relay(table, follower, admission, pool, metrics)
+    relay = Relay(table, follower, admission, http, metrics)
     router = RouterClient(http, router_url, headers)
     keys = SessionKeys(table, follower, router, options.key)
     journals = JournalClient(http, table, admission, keys, headers)
@@ -71,7 +67,6 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: ai
     async def following() -> AsyncIterator[None]:
         async with background("router-watch", follower.run):
             yield
-        pool.close()
 
     service.beside(following)
     return service

@@ -11,23 +11,21 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-import orjson
-
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.inference.router.registry import worker_base_url
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
+from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError, bad_request
 from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 1024 * 1024
-_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_PROBE_TIMEOUT_S = 10.0
 
 
 class Registration:
-    def __init__(self, http: aiohttp.ClientSession, router: RouterClient, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
         self._http = http
         self._router = router
         self._headers = dict(headers)
@@ -59,16 +57,16 @@ class Registration:
     async def _check(self, addr: str, model: str) -> None:
         """Raises ApiError when there is no data proxy ready for ``model`` at ``addr``."""
         try:
-            async with self._http.get(f"{addr}/ready", headers=self._headers, timeout=_PROBE_TIMEOUT) as response:
-                status, said = response.status, orjson.loads(await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError, orjson.JSONDecodeError) as error:
+            answer = await self._http.fetch("GET", addr, "/ready", headers=self._headers, timeout_s=_PROBE_TIMEOUT_S)
+        except (CallFailed, TimeoutError) as error:
             raise ApiError(502, f"no data proxy answers at {addr}: {error!r}", code="data_proxy_unavailable") from error
-        if not isinstance(said, dict) or said.get("component") != "data-proxy":
+        said = answer.object()
+        if said.get("component") != "data-proxy":
             raise ApiError(409, f"what answers at {addr} is no data proxy", code="not_a_data_proxy")
         if said.get("model") != model:
             message = f"the data proxy at {addr} serves {said.get('model')!r}, not {model!r}"
             raise ApiError(409, message, code="model_mismatch", param="model")
-        if status != 200:
+        if answer.status != 200:
             message = f"the data proxy at {addr} is not ready: {said.get('reason')}"
             raise ApiError(503, message, code="data_proxy_not_ready")
 

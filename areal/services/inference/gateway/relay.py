@@ -15,27 +15,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.envelope import Envelope, read_envelope
 from areal.services.inference.gateway.follow import Follower
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.metrics import RelayMetrics
-from areal.services.inference.gateway.upstream import Answering, Connection, Lost, NotConnected, WorkerPool
 from areal.services.inference.router.table import ModelEntry, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.body import read_body
+from areal.services.web.client import Answering, Connection, HttpClient, Lost, NotConnected
 from areal.services.web.errors import ApiError
+from areal.services.web.fields import Headers
 from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
 from areal.services.web.streaming import EventCutter
 from areal.services.web.watchdog import Watchdog
 
-_RETRY_COUNT = "x-stainless-retry-count"
-_REQUEST_HEADERS = ("Authorization", "x-api-key", "Idempotency-Key", _RETRY_COUNT, "anthropic-version")
-_RESPONSE_HEADERS = tuple(
-    (name, name.lower()) for name in ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
-)
+_RETRY_COUNT = b"x-stainless-retry-count"
+_REQUEST_FIELDS = (b"authorization", b"x-api-key", b"idempotency-key", b"anthropic-version")
+_RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
 MOVED = "moved"
 _RETRIED = {421: MOVED, 502: "engine", 503: "unavailable"}
 _BEGUN_RETRIES = 1
@@ -77,25 +76,21 @@ class Relay:
         table: LiveTable,
         follower: Follower,
         admission: Admission,
-        pool: WorkerPool,
+        http: HttpClient,
         metrics: RelayMetrics,
     ) -> None:
         self._table = table
         self._follower = follower
         self._admission = admission
-        self._pool = pool
+        self._http = http
         self._metrics = metrics
 
     async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
         """Answer ``request`` from a worker's ``path``: from the one that holds ``journal`` where it is a session's."""
         body = await read_body(request, self._table.limits.max_body_bytes)
         started = time.perf_counter()
-        envelope = read_envelope(body, with_prefix=self._table.snapshot.strategy == "prefix")
-        name = envelope.model
-        if journal is not None:
-            envelope = replace(envelope, key=replace(envelope.key, journal=journal))
-            name = self._table.model_of_journal(journal)
-        model = await self._resolve(name)
+        envelope = read_envelope(body, journal, with_prefix=self._table.snapshot.strategy == "prefix")
+        model = await self._resolve(envelope.model if journal is None else self._table.model_of_journal(journal))
         return await self._until_answered(Call(request, path, body, envelope, model, started))
 
     async def _resolve(self, name: str | None) -> ModelEntry:
@@ -167,65 +162,74 @@ class Relay:
         )
 
     def _post(self, call: Call, worker: WorkerEntry) -> Answering:
-        headers = {name: value for name in _REQUEST_HEADERS if (value := call.request.headers.get(name)) is not None}
-        headers["Content-Type"] = "application/json"
-        if call.again and headers.get(_RETRY_COUNT, "0") == "0":
-            headers[_RETRY_COUNT] = "1"
-        headers[names.REQUEST_ID] = call.request.id
-        headers[names.PROGRESS_TIMEOUT] = f"{self._idle_s():g}"
-        return self._pool.post(worker.addr, call.path, headers, call.body)
+        """The caller's fields go on as they came: the server's parser lets no line break pass."""
+        given = call.request.headers.raw
+        lines = [b"%b: %b\r\n" % (name, given[name]) for name in _REQUEST_FIELDS if name in given]
+        retries = given.get(_RETRY_COUNT, b"0")
+        if call.again and retries == b"0":
+            retries = b"1"
+        if retries != b"0":
+            lines.append(b"%b: %b\r\n" % (_RETRY_COUNT, retries))
+        ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n"
+        lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._idle_s():g}\r\n".encode())
+        return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 
     async def _pass_on(
         self, call: Call, worker: WorkerEntry, upstream: Connection, watchdog: Watchdog
     ) -> AnyResponse | Failed:
         said = upstream.headers
-        headers = {name: value for name, lower in _RESPONSE_HEADERS if (value := said.get(lower)) is not None}
+        headers = {name: value for name in _RESPONSE_HEADERS if (value := said.get(name)) is not None}
         headers[names.ATTEMPTS] = str(call.attempts)
-        if upstream.status == 200 and said.get("content-type", "").startswith("text/event-stream"):
+        if upstream.status == 200 and headers.get("Content-Type", "").startswith("text/event-stream"):
             return await self._stream(call, upstream, headers, watchdog)
         waiting_since = time.perf_counter()
         body = await upstream.whole()
         call.elsewhere += time.perf_counter() - waiting_since
-        headers[names.OVERHEAD] = self._overhead(call, upstream)
+        headers[names.OVERHEAD] = self._overhead(call, said)
         answer = Response(upstream.status, body, headers=headers)
         if (reason := _RETRIED.get(upstream.status)) is not None:
             return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
 
-    def _overhead(self, call: Call, upstream: Connection) -> str:
+    def _overhead(self, call: Call, said: Headers) -> str:
         """Our own microseconds and the data proxy's, which left the engine's out."""
         ours = call.overhead_us()
-        self._metrics.overhead.labels(call.path).observe(ours / 1e6)
-        theirs = upstream.headers.get(names.OVERHEAD, "")
+        self._metrics.overhead_of(call.path).observe(ours / 1e6)
+        theirs = said.get(names.OVERHEAD, "")
         return str(ours + (int(theirs) if theirs.isdecimal() else 0))
 
     async def _stream(
         self, call: Call, upstream: Connection, headers: dict[str, str], watchdog: Watchdog
     ) -> AnyResponse:
+        """Events go to the caller from inside the callback that brings them. Each holds the other back."""
         headers["Cache-Control"] = "no-cache"
-        headers[names.OVERHEAD] = self._overhead(call, upstream)
+        headers[names.OVERHEAD] = self._overhead(call, upstream.headers)
         out = StreamResponse(headers=headers)
         cutter = EventCutter()
-        while part := await upstream.part():
+
+        def passing(part: bytes) -> None:
             watchdog.kick()
-            events = cutter.push(part)
-            if events and not await _write(call, out, events):
-                return out
-        if rest := cutter.rest():
-            await _write(call, out, rest)
+            if events := cutter.push(part):
+                _feed(call, out, upstream, events)
+
+        try:
+            await upstream.pour(passing)
+            if rest := cutter.rest():
+                _feed(call, out, upstream, rest)
+        except ConnectionResetError:  # the caller is gone; leaving closes the worker's connection, which ends its work
+            return out
+        finally:
+            if out.prepared:
+                out.hold_back(None)
         return out
 
 
-async def _write(call: Call, out: StreamResponse, data: bytes) -> bool:
-    """False when the caller is gone: leaving then closes the worker's connection, which ends its work."""
-    try:
-        if not call.answering:
-            call.answering = True
-            await out.prepare(call.request)
-        await out.write(data)
-    except ConnectionResetError:
-        return False
-    return True
+def _feed(call: Call, out: StreamResponse, upstream: Connection, data: bytes) -> None:
+    if not call.answering:
+        call.answering = True
+        out.begin(call.request)
+        out.hold_back(upstream)
+    out.feed(data)
 
 
 def _give_up(failed: Failed) -> AnyResponse:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import orjson
 
 from areal.services.web import headers as names
 from areal.services.web.body import read_body
+from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError
 from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler
 
 _ADMIN_BODY_BYTES = 1024 * 1024
-_TIMEOUT = aiohttp.ClientTimeout(total=35.0, sock_connect=5.0)  # the router itself asks workers within 30
+_TIMEOUT_S = 35.0  # the router itself asks workers within 30
 
 
 class RouterClient:
     """Admin routes that the router answers. The caller's admin key is ours already; the router gets it from us."""
 
-    def __init__(self, http: aiohttp.ClientSession, router_url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._http = http
         self._url = router_url.rstrip("/")
         self._headers = dict(headers)
@@ -59,12 +59,10 @@ class RouterClient:
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}
         headers = {**self._headers, "Content-Type": "application/json", **named}
         try:
-            async with self._http.request(
-                method, self._url + path, data=body or None, headers=headers, timeout=_TIMEOUT
-            ) as response:
-                return response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
+        except (CallFailed, TimeoutError) as error:
             raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
+        return said.status, said.body
 
 
 def _read(status: int, body: bytes) -> dict[str, Any]:

@@ -7,18 +7,17 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import aiohttp
-import orjson
-
 from areal.services.inference.recording.names import is_tag
 from areal.services.inference.router.health import Answer
 from areal.services.inference.router.registry import Registry, Report, Worker
+from areal.services.web.client import CallFailed, HttpClient
+
+_DEADLINE_S = 2.0
+_MOST_BYTES = 1024 * 1024
 
 
 class Prober:
-    def __init__(
-        self, registry: Registry, http: aiohttp.ClientSession, headers: Mapping[str, str], *, period_s: float
-    ) -> None:
+    def __init__(self, registry: Registry, http: HttpClient, headers: Mapping[str, str], *, period_s: float) -> None:
         self._registry = registry
         self._http = http
         self._headers = headers
@@ -41,22 +40,15 @@ class Prober:
     async def _ask(self, addr: str) -> tuple[Answer, Report | None]:
         asked_at = time.monotonic()
         try:
-            async with self._http.get(f"{addr}/ready", headers=self._headers) as response:
-                status, body = response.status, await response.content.read(65536)
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            said = await self._http.fetch(
+                "GET", addr, "/ready", headers=self._headers, timeout_s=_DEADLINE_S, most=_MOST_BYTES
+            )
+        except (CallFailed, TimeoutError):
             return Answer.LOST, None
-        data = _object(body)
-        if status == 200:
+        data = said.object()
+        if said.status == 200:
             return Answer.READY, _report(data, asked_at)
         return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data, asked_at)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _report(data: Mapping[str, Any], asked_at: float) -> Report:

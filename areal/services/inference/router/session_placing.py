@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 
 from areal.services.inference.recording.names import GroupName, SessionName, key_digest, tag_of_key
@@ -22,10 +21,11 @@ from areal.services.inference.router.placements import Placements
 from areal.services.inference.router.registry import Registry, Worker
 from areal.services.inference.router.table import DEAD, READY
 from areal.services.web import headers as names
+from areal.services.web.client import CallFailed, HttpClient, NotConnected
 from areal.services.web.errors import ApiError, bad_request
 
-_START_TIMEOUT = aiohttp.ClientTimeout(total=30.0, sock_connect=2.0)
-_FIND_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_START_TIMEOUT_S = 30.0
+_FIND_TIMEOUT_S = 2.0
 _LARGEST_GROUP = 1024
 
 
@@ -44,7 +44,7 @@ class Held:
 
 
 class SessionPlacing:
-    def __init__(self, registry: Registry, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+    def __init__(self, registry: Registry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
         self._http = http
         self._headers = dict(headers)
@@ -58,9 +58,9 @@ class SessionPlacing:
         for worker in await self._preferred(data.get("api_key"), keepers):
             try:
                 return await self._start(worker, data, request_id)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+            except NotConnected:
                 continue  # it never began
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (CallFailed, TimeoutError) as error:
                 raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
         raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
 
@@ -161,9 +161,9 @@ class SessionPlacing:
     async def _journal_of_key(self, worker: Worker, digest: bytes) -> str | None:
         """Empty where the worker has no such session, None where it does not answer."""
         try:
-            said = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout=_FIND_TIMEOUT)
+            said = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
             journal = orjson.loads(said.body)["journal"] if said.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+        except (CallFailed, TimeoutError, ValueError, KeyError, TypeError):
             return None
         return (journal or "") if said.status == 200 else None
 
@@ -178,7 +178,7 @@ class SessionPlacing:
         worker = self._with_journal(group.tag)
         try:
             return await self._post(worker, "/rl/end_session", {"group_id": group_id}, request_id)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (CallFailed, TimeoutError) as error:
             raise ApiError(502, f"the data proxy does not answer: {error!r}", code="worker_lost") from error
 
     async def _post(
@@ -187,8 +187,11 @@ class SessionPlacing:
         path: str,
         body: Mapping[str, Any],
         request_id: str | None = None,
-        timeout: aiohttp.ClientTimeout = _START_TIMEOUT,
+        timeout_s: float = _START_TIMEOUT_S,
     ) -> Said:
-        headers = {**self._headers, names.REQUEST_ID: request_id} if request_id is not None else self._headers
-        async with self._http.post(worker.addr + path, json=body, headers=headers, timeout=timeout) as response:
-            return Said(response.status, await response.read())
+        headers = {**self._headers, "Content-Type": "application/json"}
+        if request_id is not None:
+            headers[names.REQUEST_ID] = request_id
+        data = orjson.dumps(body)
+        said = await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)
+        return Said(said.status, said.body)

@@ -73,11 +73,15 @@ class Connection(asyncio.Protocol):
         while part := await self.part():
             yield part
 
-    async def whole(self) -> bytes:
-        """The body from here to its end. Raises Lost."""
+    async def whole(self, most: int | None = None) -> bytes:
+        """The body from here to its end. Raises Lost, also for one of more than ``most`` bytes."""
         parts = []
+        size = 0
         while part := await self.part():
             parts.append(part)
+            size += len(part)
+            if most is not None and size > most:
+                raise Lost(f"the answer has more than {most} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pour(self, sink: Callable[[bytes], None]) -> None:

@@ -82,8 +82,8 @@ class Answering:
 
 
 class HttpClient:
-    """Calls to other services. ``base`` is a URL without the path that is asked for; entering a call raises
-    NotConnected or Lost."""
+    """Calls to other services; ``async with`` closes what is idle at its end. ``base`` is a URL without the path that
+    is asked for; entering a call raises NotConnected or Lost."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, Address] = {}
@@ -115,10 +115,12 @@ class HttpClient:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        most: int | None = None,
     ) -> Fetched:
-        """The whole answer within ``timeout_s``. Raises NotConnected, Lost, TimeoutError."""
+        """The whole answer within ``timeout_s``. Raises NotConnected, TimeoutError, and Lost, also for a body of more
+        than ``most`` bytes."""
         async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
-            return Fetched(answer.status, answer.headers, await answer.whole())
+            return Fetched(answer.status, answer.headers, await answer.whole(most))
 
     def _learn(self, base: str) -> Address:
         if len(self._addresses) > 1024:  # workers come and go
@@ -166,6 +168,14 @@ class HttpClient:
             else:
                 del self._idle[address]
         self._sweep = loop.call_later(POOL_IDLE_S / 2, self._close_old) if self._idle else None
+
+    async def __aenter__(self) -> HttpClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._sweep is not None:

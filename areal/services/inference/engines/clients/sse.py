@@ -15,7 +15,7 @@ from areal.services.web.ndjson import split_lines
 
 async def read_events(stream: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any], None]:
     """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``."""
-    async with contextlib.aclosing(split_lines(stream)) as lines:
+    async with contextlib.aclosing(split_lines(stream.iter_any())) as lines:
         async for line in lines:
             payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if payload == b"[DONE]":

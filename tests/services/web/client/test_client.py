@@ -1,4 +1,4 @@
-"""The relay's connections to its workers, against a server that says byte by byte what the test tells it."""
+"""Connections to other services, against a server that says byte by byte what the test tells it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from areal.services.inference.gateway.upstream import Lost, NotConnected, WorkerPool, parse_address
+from areal.services.web.client import HttpClient, Lost, NotConnected
+from areal.services.web.client.pool import parse_address
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -47,14 +48,14 @@ def says(*answers: bytes) -> Talk:
     return talk
 
 
-async def ask(pool: WorkerPool, url: str) -> bytes:
-    async with asyncio.timeout(10), pool.post(url, "/x", {"a": "b"}, b"{}") as answer:
+async def ask(pool: HttpClient, url: str) -> bytes:
+    async with asyncio.timeout(10), pool.call("POST", url, "/x", {"a": "b"}, b"{}") as answer:
         return await answer.whole()
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[WorkerPool]:
-    pool = WorkerPool()
+async def pool() -> AsyncIterator[HttpClient]:
+    pool = HttpClient()
     yield pool
     pool.close()
 
@@ -75,12 +76,12 @@ def test_address_of_a_url_with_a_prefix_keeps_host_port_and_prefix() -> None:
     ],
     ids=["length", "chunked", "until-close", "after-an-interim-answer"],
 )
-async def test_answer_of_any_framing_is_read_to_its_end(pool: WorkerPool, answer: bytes) -> None:
+async def test_answer_of_any_framing_is_read_to_its_end(pool: HttpClient, answer: bytes) -> None:
     async with worker(says(answer)) as url:
         assert await ask(pool, url) == b"hello"
 
 
-async def test_answer_that_comes_byte_by_byte_is_the_same(pool: WorkerPool) -> None:
+async def test_answer_that_comes_byte_by_byte_is_the_same(pool: HttpClient) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         for index in range(len(OK)):
@@ -92,7 +93,7 @@ async def test_answer_that_comes_byte_by_byte_is_the_same(pool: WorkerPool) -> N
         assert await ask(pool, url) == b"hello"
 
 
-async def test_request_names_host_length_and_the_given_headers(pool: WorkerPool) -> None:
+async def test_request_names_host_length_and_the_given_headers(pool: HttpClient) -> None:
     seen: list[tuple[bytes, bytes]] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,7 +106,7 @@ async def test_request_names_host_length_and_the_given_headers(pool: WorkerPool)
     assert head.startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:") and b"\r\na: b\r\n" in head and body == b"{}"
 
 
-async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: WorkerPool) -> None:
+async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: HttpClient) -> None:
     connections = 0
     ended = asyncio.Event()
 
@@ -118,7 +119,7 @@ async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: Wor
 
     async with worker(talk) as url:
         assert [await ask(pool, url) for _ in range(2)] == [b"hello", b"hello"]
-        async with pool.post(url, "/x", {}, b"{}") as answer:
+        async with pool.call("POST", url, "/x", {}, b"{}") as answer:
             assert await answer.part() == b"begun"
         await asyncio.wait_for(ended.wait(), 10)  # leaving early told the worker
         assert connections == 1
@@ -126,7 +127,7 @@ async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: Wor
         assert connections == 2
 
 
-async def test_connection_that_the_worker_closes_is_not_used_again(pool: WorkerPool) -> None:
+async def test_connection_that_the_worker_closes_is_not_used_again(pool: HttpClient) -> None:
     closing = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
     async with worker(says(closing)) as url:
         assert [await ask(pool, url) for _ in range(3)] == [b"hello"] * 3
@@ -137,32 +138,32 @@ async def test_connection_that_the_worker_closes_is_not_used_again(pool: WorkerP
     [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun", b"garbage\r\n\r\n"],
     ids=["nothing", "half-a-head", "half-a-body", "no-http"],
 )
-async def test_answer_that_breaks_off_is_lost(pool: WorkerPool, answer: bytes) -> None:
+async def test_answer_that_breaks_off_is_lost(pool: HttpClient, answer: bytes) -> None:
     async with worker(says(answer)) as url:
         with pytest.raises(Lost):
             await ask(pool, url)
 
 
-async def test_answer_with_an_endless_head_is_lost(pool: WorkerPool) -> None:
+async def test_answer_with_an_endless_head_is_lost(pool: HttpClient) -> None:
     async with worker(says(b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 1000 + b"\r\n" + b"c: d\r\n" * 20000)) as url:
         with pytest.raises(Lost):
             await ask(pool, url)
 
 
-async def test_worker_that_nobody_is_raises_not_connected(pool: WorkerPool) -> None:
+async def test_worker_that_nobody_is_raises_not_connected(pool: HttpClient) -> None:
     async with worker(says(OK)) as url:
         pass
     with pytest.raises(NotConnected):
         await ask(pool, url)
 
 
-async def test_header_with_a_line_break_is_never_sent(pool: WorkerPool) -> None:
+async def test_header_with_a_line_break_is_never_sent(pool: HttpClient) -> None:
     async with worker(says(OK)) as url:
         with pytest.raises(ValueError):
-            pool.post(url, "/x", {"a": "b\r\nc: d"}, b"{}")
+            pool.call("POST", url, "/x", {"a": "b\r\nc: d"}, b"{}")
 
 
-async def test_slow_reader_holds_the_worker_back(pool: WorkerPool) -> None:
+async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
     size = 64 * 1024 * 1024
     written = 0
 
@@ -176,7 +177,7 @@ async def test_slow_reader_holds_the_worker_back(pool: WorkerPool) -> None:
             written += 65536
 
     async with worker(talk) as url:
-        async with asyncio.timeout(60), pool.post(url, "/x", {}, b"{}") as answer:
+        async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
             before = -1
             while before != written:  # until the worker is stuck
                 before = written
