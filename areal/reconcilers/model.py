@@ -106,7 +106,11 @@ def _lost_routes(work: ModelWork) -> str:
         return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
     wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
     draining = [uid for uid in work.routed if work.known[uid] == "draining" and uid in wanted]
-    return "a drain was interrupted" if draining else ""
+    if draining:
+        return "a drain was interrupted"
+    table = work.service.table
+    told = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
+    return "" if told == work.readiness else "probes.readiness changed"
 
 
 def _drifted(work: ModelWork, kind: str, message: str) -> str:

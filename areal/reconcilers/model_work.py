@@ -88,6 +88,11 @@ class ModelWork:
         return {worker: state for worker, _, state in table.models.get(self.name, ())}
 
     @property
+    def readiness(self) -> dict[str, Any]:
+        """How the router is to probe the model's data proxies."""
+        return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
+
+    @property
     def table_lost(self) -> bool:
         """Whether the router has started anew and does not know the model."""
         table = self.service.table
@@ -165,7 +170,7 @@ class ModelWork:
             cause,
             needs=(*needs, *self.service.router_ready),
             runs=tuple(self.routed),
-            args={**self._router, "expected": min(self.count, len(self.routed))},
+            args={**self._router, "expected": min(self.count, len(self.routed)), "readiness": self.readiness},
         )
 
     def unroute(self, cause: str, needs: Sequence[int]) -> int:

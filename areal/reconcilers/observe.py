@@ -97,4 +97,5 @@ def read_table(home: Home, router: ObservedRun, service: StoredObject) -> RouteT
         model: tuple((w["id"], w["addr"], w["state"]) for w in entry.get("workers", ()))
         for model, entry in data.get("models", {}).items()
     }
-    return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")))
+    readiness = {model: entry["readiness"] for model, entry in data.get("models", {}).items() if "readiness" in entry}
+    return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)

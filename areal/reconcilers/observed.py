@@ -59,12 +59,14 @@ class ObservedRun:
 
 @dataclass(frozen=True)
 class RouteTable:
-    """The router's own view. ``models`` maps a model to its workers' (id, address, state)."""
+    """The router's own view. ``models`` maps a model to its workers' (id, address, state), ``readiness`` to how they
+    are probed."""
 
     models: Mapping[str, tuple[tuple[str, str, str], ...]] = field(default_factory=dict)
     strategy: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict)
     synced: bool = False
+    readiness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

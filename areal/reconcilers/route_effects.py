@@ -21,6 +21,7 @@ def route(hands: Hands, op: Op, number: int) -> None:
     """The model's whole set, none of it draining."""
     workers = [{"worker_id": hands.uid(run), "worker_addr": hands.url(run)} for run in op.runs]
     body = {"model": hands.object(op.ref).name, "workers": workers, "expected": op.args["expected"]}
+    body["readiness"] = op.args["readiness"]
     answer = _ask(hands, op, "/register_model", body)
     for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
         if worker.get("state") == "draining":

@@ -170,15 +170,15 @@ class StartupProbe(SpecModel):
 
 
 class ReadinessProbe(SpecModel):
-    """Whether a replica gets new requests."""
+    """Whether a replica gets new requests: the router asks its data proxy."""
 
-    period_seconds: Annotated[PositiveSeconds, Update.HOT] = 5.0
+    period_seconds: Annotated[PositiveSeconds, Update.HOT] = 1.0
     """Pause between two questions."""
     timeout_seconds: Annotated[PositiveSeconds, Update.HOT] = 2.0
     """Longest wait for one answer."""
-    failure_threshold: Annotated[PositiveCount, Update.HOT] = 2
+    failure_threshold: Annotated[PositiveCount, Update.HOT] = 3
     """Failures in a row that take the replica out of rotation."""
-    success_threshold: Annotated[PositiveCount, Update.HOT] = 1
+    success_threshold: Annotated[PositiveCount, Update.HOT] = 2
     """Successes in a row that bring it back."""
 
 

@@ -413,7 +413,8 @@ class _Hands:
             workers.append((uid, run.url, "ready"))
         lost = [uid for uid in known if uid not in {w[0] for w in workers} and self._is_unknown(uid)]
         require(not lost, f"{lost} cannot be seen and must be left in the table")
-        self._set(service, replace(table, models={**table.models, model: tuple(workers)}))
+        readiness = {**table.readiness, model: op.args["readiness"]}
+        self._set(service, replace(table, models={**table.models, model: tuple(workers)}, readiness=readiness))
 
     def _is_unknown(self, uid: str) -> bool:
         return uid in self.world.runs and self.world.runs[uid].state.phase is Phase.UNKNOWN

@@ -268,6 +268,20 @@ def test_plan_of_a_hot_setting_configures_the_router_and_restarts_nothing() -> N
     assert plan.ops[1].args["strategy"] == "round_robin"
 
 
+def test_plan_of_a_changed_readiness_probe_tells_the_router_and_restarts_nothing() -> None:
+    home, item, observed = steady()
+    told = {"period_seconds": 1.0, "timeout_seconds": 2.0, "failure_threshold": 3, "success_threshold": 2}
+    tables = observed.routes[SERVICE]
+    assert isinstance(tables, RouteTable)
+    observed = replace(observed, routes={SERVICE: replace(tables, readiness={"qwen": told})})
+    assert plan_of(unchanged(home), unchanged(item), observed=observed).is_empty
+    target = changed(item, {**item.spec, "probes": {"readiness": {"failureThreshold": 5}}})
+    plan = plan_of(unchanged(home), target, observed=observed)
+    assert verbs(plan) == ["record", "route routes", "visible routes"]
+    assert plan.ops[1].args["readiness"] == {**told, "failure_threshold": 5}
+    assert plan.ops[1].cause == "probes.readiness changed"
+
+
 def test_plan_of_another_gateway_port_starts_the_new_gateway_before_the_old_one_stops() -> None:
     home, item, observed = steady()
     target = changed(home, {"gateway": {"port": 8081}})

@@ -8,13 +8,14 @@ import sys
 from collections.abc import AsyncIterator
 
 from areal.services.inference.router.app import RouterRoutes
+from areal.services.inference.router.health import Readiness
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry
 from areal.services.inference.router.session_placing import SessionPlacing
 from areal.services.inference.router.table import STRATEGIES
 from areal.services.inference.router.watch import Watch
-from areal.services.web.client import HttpClient
 from areal.services.web.options import add_serve_arguments, exit_on_failure, serve_options
+from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
 from areal.services.web.service import Service
 from areal.services.web.tasks import background
@@ -25,16 +26,21 @@ def main() -> None:
     add_serve_arguments(parser, port=8081)
     parser.set_defaults(drain_timeout=30.0)
     parser.add_argument("--strategy", default="auto", choices=STRATEGIES)
-    parser.add_argument("--health-period", type=float, default=1.0, help="seconds between two probes of a worker")
+    parser.add_argument(
+        "--health-period",
+        type=float,
+        default=1.0,
+        help="seconds between two probes of a worker, where its model does not say",
+    )
     args = parser.parse_args()
     options = serve_options(args)
 
     async def run() -> None:
         service = Service("router", key=options.key, loopback=options.loopback)
-        registry = Registry(strategy=args.strategy)
-        async with HttpClient() as http:
+        registry = Registry(strategy=args.strategy, readiness=Readiness(period_seconds=args.health_period))
+        async with open_session(total_s=2.0) as http:
             headers = options.key.bearer() if options.key else {}
-            prober = Prober(registry, http, headers, period_s=args.health_period)
+            prober = Prober(registry, http, headers)
             placing = SessionPlacing(registry, http, headers)
             RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing).add_to(service)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from areal.services.inference.router.health import Readiness
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry, Worker, worker_base_url
@@ -81,7 +82,10 @@ class RouterRoutes:
         external = data.get("external", False)
         if not isinstance(external, bool):
             raise bad_request("external must be true or false", param="external")
-        self._registry.register_model(name, self._pairs(data), expected=expected, external=external)
+        readiness = _readiness(data.get("readiness"))
+        self._registry.register_model(
+            name, self._pairs(data), expected=expected, external=external, readiness=readiness
+        )
         workers = self._registry.workers(name)
         await self._prober.probe(worker for worker in workers if not worker.health.seen)
         return self._accepted(model=name, workers=[worker.to_json() for worker in workers])
@@ -196,6 +200,17 @@ class RouterRoutes:
 
 def _passed_on(said: Said) -> Response:
     return Response(said.status, said.body, content_type="application/json")
+
+
+def _readiness(value: object) -> Readiness | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise bad_request("readiness must be an object", param="readiness")
+    try:
+        return Readiness.of(value)
+    except ValueError as error:
+        raise bad_request(str(error), param="readiness") from error
 
 
 def _address(value: object, param: str) -> str:

@@ -1,4 +1,4 @@
-"""Health with hysteresis: one lost probe is noise, three in a row are a death, two answers in a row a recovery.
+"""Health with hysteresis: one lost probe is noise, some in a row are a death, some answers in a row a recovery.
 
 A worker that itself answers "not ready" is believed at once; one that was never seen becomes ready at its first
 good answer.
@@ -6,11 +6,39 @@ good answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
+from typing import Any
 
-DOWN_AFTER = 3
-UP_AFTER = 2
+
+@dataclass(frozen=True)
+class Readiness:
+    """How a model's workers are probed: how often, how long an answer may take, how many lost ones in a row are a
+    death, how many answers in a row a recovery."""
+
+    period_seconds: float = 1.0
+    timeout_seconds: float = 2.0
+    failure_threshold: int = 3
+    success_threshold: int = 2
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Readiness:
+        """Raises ValueError naming what is wrong."""
+        known = {item.name: type(item.default) for item in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
+            kind = int if known[name] is int else int | float
+            if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < 1e9:
+                raise ValueError(f"{name} must be a {'whole ' if kind is int else ''}number above 0")
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+DEFAULT = Readiness()
 
 
 class Answer(Enum):
@@ -30,14 +58,16 @@ class Health:
     successes: int = 0
     seen: bool = False
 
-    def after(self, answer: Answer) -> Health:
+    def after(self, answer: Answer, rules: Readiness = DEFAULT) -> Health:
         if answer is Answer.READY:
             successes = self.successes + 1
-            up = self.healthy or not self.seen or successes >= UP_AFTER
+            up = self.healthy or not self.seen or successes >= rules.success_threshold
             return Health(healthy=up, successes=successes, seen=True)
         if answer is Answer.DRAINING:
             return Health(healthy=True, leaving=True, seen=True)
         if answer is Answer.NOT_READY:
-            return Health(healthy=False, failures=DOWN_AFTER, seen=True)
+            return Health(healthy=False, failures=rules.failure_threshold, seen=True)
         failures = self.failures + 1
-        return replace(self, healthy=self.healthy and failures < DOWN_AFTER, failures=failures, successes=0)
+        return replace(
+            self, healthy=self.healthy and failures < rules.failure_threshold, failures=failures, successes=0
+        )

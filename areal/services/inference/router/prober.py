@@ -1,4 +1,4 @@
-"""Asks every worker's /ready once a period, all at once, each with its own deadline."""
+"""Asks every worker's /ready, as often and for as long as its model says."""
 
 from __future__ import annotations
 
@@ -7,48 +7,73 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import aiohttp
+import orjson
+
 from areal.services.inference.recording.names import is_tag
 from areal.services.inference.router.health import Answer
 from areal.services.inference.router.registry import Registry, Report, Worker
-from areal.services.web.client import CallFailed, HttpClient
 
-_DEADLINE_S = 2.0
-_MOST_BYTES = 1024 * 1024
+_LOOK_AGAIN_S = 0.25  # a worker that was just registered, or a model that is now probed more often, is seen by then
 
 
 class Prober:
-    def __init__(self, registry: Registry, http: HttpClient, headers: Mapping[str, str], *, period_s: float) -> None:
+    """Every worker has a rhythm of its own: one that answers late delays nobody else's probe."""
+
+    def __init__(self, registry: Registry, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
         self._registry = registry
         self._http = http
         self._headers = headers
-        self._period_s = period_s
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            started = loop.time()
-            await self.probe(self._registry.workers())
-            await asyncio.sleep(max(0.0, self._period_s - (loop.time() - started)))
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                wait_s = self._ask_due(probes)
+                await asyncio.sleep(wait_s)
+
+    def _ask_due(self, probes: asyncio.TaskGroup) -> float:
+        """Ask every worker whose time has come; in how many seconds to look again."""
+        now, wait_s = time.monotonic(), _LOOK_AGAIN_S
+        for worker in self._registry.workers():
+            left_s = worker.probed_at + self._registry.readiness(worker).period_seconds - now
+            if left_s <= 0:
+                worker.probed_at = now
+                probes.create_task(self._probe(worker), name=f"probe-{worker.id}")
+            else:
+                wait_s = min(wait_s, left_s)
+        return wait_s
 
     async def probe(self, workers: Iterable[Worker]) -> None:
-        await asyncio.gather(*(self._probe(worker) for worker in workers))
+        """Ask these now, and wait for their answers."""
+        asked, now = list(workers), time.monotonic()
+        for worker in asked:
+            worker.probed_at = now
+        await asyncio.gather(*(self._probe(worker) for worker in asked))
 
     async def _probe(self, worker: Worker) -> None:
-        answer, report = await self._ask(worker.addr)
+        timeout = aiohttp.ClientTimeout(total=self._registry.readiness(worker).timeout_seconds)
+        answer, report = await self._ask(worker.addr, timeout)
         self._registry.observe(worker, answer, report)
 
-    async def _ask(self, addr: str) -> tuple[Answer, Report | None]:
+    async def _ask(self, addr: str, timeout: aiohttp.ClientTimeout) -> tuple[Answer, Report | None]:
         asked_at = time.monotonic()
         try:
-            said = await self._http.fetch(
-                "GET", addr, "/ready", headers=self._headers, timeout_s=_DEADLINE_S, most=_MOST_BYTES
-            )
-        except (CallFailed, TimeoutError):
+            async with self._http.get(f"{addr}/ready", headers=self._headers, timeout=timeout) as response:
+                status, body = response.status, await response.content.read(65536)
+        except (aiohttp.ClientError, TimeoutError, OSError):
             return Answer.LOST, None
-        data = said.object()
-        if said.status == 200:
+        data = _object(body)
+        if status == 200:
             return Answer.READY, _report(data, asked_at)
         return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data, asked_at)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def _report(data: Mapping[str, Any], asked_at: float) -> Report:

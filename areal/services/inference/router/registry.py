@@ -9,11 +9,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from areal.services.inference.router.health import Answer, Health
+from areal.services.inference.router.health import DEFAULT, Answer, Health, Readiness
 from areal.services.inference.router.table import DEAD, DRAINING, READY, Limits, ModelEntry, Snapshot, WorkerEntry
 
 
@@ -45,6 +45,7 @@ class Worker:
     drained: bool = False
     health: Health = field(default_factory=Health)
     report: Report = field(default_factory=Report)
+    probed_at: float = -1e9  # monotonic: when it was last asked
 
     @property
     def state(self) -> str:
@@ -82,24 +83,31 @@ class _Model:
     expected: int
     external: bool
     created: int
+    readiness: Readiness
     journals: frozenset[str] = frozenset()  # all of which its workers told, when last some did
 
 
 class Registry:
     """Mutable, and only changed from the event loop. ``on_change`` is called after every change."""
 
-    def __init__(self, *, strategy: str = "auto") -> None:
+    def __init__(self, *, strategy: str = "auto", readiness: Readiness = DEFAULT) -> None:
         self.epoch = secrets.token_hex(8)
         self.serial = 0
         self.synced = False
         self.strategy = strategy
         self.limits: dict[str, float] = {}
+        self._readiness = readiness  # of models that do not say
         self.on_change: Callable[[], None] = lambda: None
         self._models: dict[str, _Model] = {}
         self._workers: dict[str, Worker] = {}
 
     def workers(self, model: str | None = None) -> list[Worker]:
         return [worker for worker in self._workers.values() if model is None or worker.model == model]
+
+    def readiness(self, worker: Worker) -> Readiness:
+        """How this worker is probed."""
+        model = self._models.get(worker.model) if worker.model is not None else None
+        return model.readiness if model is not None else self._readiness
 
     def has_model(self, name: str) -> bool:
         return name in self._models
@@ -114,7 +122,7 @@ class Registry:
         known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
         worker = self._place(known.id if known else worker_id or f"worker-{secrets.token_hex(4)}", addr, model)
         if model is not None and model not in self._models:
-            self._models[model] = _Model(expected=1, external=False, created=int(time.time()))
+            self._models[model] = _Model(1, False, int(time.time()), self._readiness)
         self._changed()
         return worker
 
@@ -123,7 +131,13 @@ class Registry:
         self._changed()
 
     def register_model(
-        self, name: str, workers: Iterable[tuple[str, str]], *, expected: int | None, external: bool
+        self,
+        name: str,
+        workers: Iterable[tuple[str, str]],
+        *,
+        expected: int | None,
+        external: bool,
+        readiness: Readiness | None = None,
     ) -> None:
         """``workers`` are (id, address) pairs, the whole set. Saying the same again changes nothing."""
         before = self._content()
@@ -133,10 +147,9 @@ class Registry:
                 del self._workers[worker.id]
         for worker_id, addr in wanted.items():
             self._place(worker_id, addr, name)
-        created = self._models[name].created if name in self._models else int(time.time())
+        known = self._models.get(name) or _Model(1, external, int(time.time()), self._readiness)
         count = expected if expected is not None else max(1, len(wanted))
-        journals = self._models[name].journals if name in self._models else frozenset[str]()
-        self._models[name] = _Model(expected=count, external=external, created=created, journals=journals)
+        self._models[name] = replace(known, expected=count, external=external, readiness=readiness or self._readiness)
         if self._content() != before:
             self._changed()
 
@@ -156,7 +169,7 @@ class Registry:
     def observe(self, worker: Worker, answer: Answer, report: Report | None) -> None:
         """One probe's finding. Load alone is no change of the table: relays count their own."""
         before = worker.public
-        worker.health = worker.health.after(answer)
+        worker.health = worker.health.after(answer, self.readiness(worker))
         worker.report = report or worker.report
         self._note_journals(worker.model)
         if worker.public != before and self._workers.get(worker.id) is worker:
@@ -205,6 +218,7 @@ class Registry:
             max_model_len=min(filter(None, (worker.report.max_model_len for worker in workers)), default=None),
             root=next(filter(None, (worker.report.root for worker in workers)), None),
             orphans=tuple(sorted(model.journals - held)),
+            readiness=model.readiness,
         )
 
     def _place(self, worker_id: str, addr: str, model: str | None) -> Worker:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from areal.services.inference.router.health import DEFAULT, Readiness
+
 READY = "ready"
 DRAINING = "draining"
 DEAD = "dead"
@@ -66,6 +68,7 @@ class ModelEntry:
     max_model_len: int | None = None
     root: str | None = None
     orphans: tuple[str, ...] = ()
+    readiness: Readiness = DEFAULT
 
     @property
     def published(self) -> bool:
@@ -167,6 +170,7 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "root": model.root,
         "orphans": list(model.orphans),
+        "readiness": model.readiness.to_json(),
     }
 
 
@@ -180,4 +184,5 @@ def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
         max_model_len=data.get("max_model_len"),
         root=data.get("root"),
         orphans=tuple(data.get("orphans", ())),
+        readiness=Readiness.of(data.get("readiness", {})),
     )
