@@ -14,8 +14,8 @@ from areal.services.inference.router.registry import Registry
 from areal.services.inference.router.session_placing import SessionPlacing
 from areal.services.inference.router.table import STRATEGIES
 from areal.services.inference.router.watch import Watch
+from areal.services.web.client import HttpClient
 from areal.services.web.options import add_serve_arguments, exit_on_failure, serve_options
-from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
 from areal.services.web.service import Service
 from areal.services.web.tasks import background
@@ -38,7 +38,7 @@ def main() -> None:
     async def run() -> None:
         service = Service("router", key=options.key, loopback=options.loopback)
         registry = Registry(strategy=args.strategy, readiness=Readiness(period_seconds=args.health_period))
-        async with open_session(total_s=2.0) as http:
+        async with HttpClient() as http:
             headers = options.key.bearer() if options.key else {}
             prober = Prober(registry, http, headers)
             placing = SessionPlacing(registry, http, headers)

@@ -7,20 +7,19 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import aiohttp
-import orjson
-
 from areal.services.inference.recording.names import is_tag
 from areal.services.inference.router.health import Answer
 from areal.services.inference.router.registry import Registry, Report, Worker
+from areal.services.web.client import CallFailed, HttpClient
 
+_MOST_BYTES = 1024 * 1024
 _LOOK_AGAIN_S = 0.25  # a worker that was just registered, or a model that is now probed more often, is seen by then
 
 
 class Prober:
     """Every worker has a rhythm of its own: one that answers late delays nobody else's probe."""
 
-    def __init__(self, registry: Registry, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+    def __init__(self, registry: Registry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
         self._http = http
         self._headers = headers
@@ -51,29 +50,21 @@ class Prober:
         await asyncio.gather(*(self._probe(worker) for worker in asked))
 
     async def _probe(self, worker: Worker) -> None:
-        timeout = aiohttp.ClientTimeout(total=self._registry.readiness(worker).timeout_seconds)
-        answer, report = await self._ask(worker.addr, timeout)
+        answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
         self._registry.observe(worker, answer, report)
 
-    async def _ask(self, addr: str, timeout: aiohttp.ClientTimeout) -> tuple[Answer, Report | None]:
+    async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, Report | None]:
         asked_at = time.monotonic()
         try:
-            async with self._http.get(f"{addr}/ready", headers=self._headers, timeout=timeout) as response:
-                status, body = response.status, await response.content.read(65536)
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            said = await self._http.fetch(
+                "GET", addr, "/ready", headers=self._headers, timeout_s=timeout_s, most=_MOST_BYTES
+            )
+        except (CallFailed, TimeoutError):
             return Answer.LOST, None
-        data = _object(body)
-        if status == 200:
+        data = said.object()
+        if said.status == 200:
             return Answer.READY, _report(data, asked_at)
         return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data, asked_at)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _report(data: Mapping[str, Any], asked_at: float) -> Report:
