@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import aiohttp
 import pytest
 
 from areal.services.inference.engines.base import EngineFailed, EngineUnsupported, TokenEngine
 from areal.services.inference.engines.clients import open_engine
-from areal.services.web.outgoing import open_session
+from areal.services.web.client import HttpClient
 from tests.services.inference.houses import later
 from tests.services.processes import Answer, Process, Processes, wait_ready
 from tests.services.scripted_api import ScriptedApi, scripted_api
@@ -23,9 +23,10 @@ OK: tuple[int, dict[str, Any]] = (200, {})
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with open_session() as session:
-        yield session
+async def http() -> AsyncIterator[HttpClient]:
+    client = HttpClient()
+    yield client
+    client.close()
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ async def api() -> AsyncIterator[ScriptedApi]:
         yield api
 
 
-def client(kind: str, http: aiohttp.ClientSession, api: ScriptedApi) -> TokenEngine:
+def client(kind: str, http: HttpClient, api: ScriptedApi) -> TokenEngine:
     return open_engine(kind, http, api.url, {})
 
 
@@ -52,9 +53,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("kind", ROUTES)
-async def test_controls_use_the_engines_documented_routes(
-    http: aiohttp.ClientSession, api: ScriptedApi, kind: str
-) -> None:
+async def test_controls_use_the_engines_documented_routes(http: HttpClient, api: ScriptedApi, kind: str) -> None:
     engine = client(kind, http, api)
     for control, route in zip(CONTROLS, ROUTES[kind], strict=True):
         with pytest.raises(EngineUnsupported):  # an engine without the route says so
@@ -68,9 +67,7 @@ async def test_controls_use_the_engines_documented_routes(
     assert posted == [route for route in ROUTES[kind] for _ in range(3)]
 
 
-async def test_sglang_pauses_by_retracting_and_aborts_nothing_for_a_version(
-    http: aiohttp.ClientSession, api: ScriptedApi
-) -> None:
+async def test_sglang_pauses_by_retracting_and_aborts_nothing_for_a_version(http: HttpClient, api: ScriptedApi) -> None:
     engine = client("sglang", http, api)
     api.replies |= {"POST /pause_generation": OK, "POST /update_weight_version": OK}
     api.replies["GET /get_model_info"] = (200, {"weight_version": "7", "model_path": "/models/tiny"})
@@ -81,7 +78,7 @@ async def test_sglang_pauses_by_retracting_and_aborts_nothing_for_a_version(
     assert await engine.version() == 7 and (await engine.state()).root == "/models/tiny"
 
 
-async def test_vllm_keeps_the_version_until_the_engine_is_gone(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+async def test_vllm_keeps_the_version_until_the_engine_is_gone(http: HttpClient, api: ScriptedApi) -> None:
     engine = client("vllm", http, api)
     assert await engine.version() is None
     await engine.set_version(4)
@@ -146,18 +143,15 @@ async def test_pause_whose_caller_left_is_taken_back(processes: Processes, api: 
 
     api.hooks |= {"POST /pause": hang, "POST /resume": _set(resumed)}
     api.replies |= {"POST /pause": OK, "POST /resume": OK}
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {processes.key}"}) as caller:
-        call = asyncio.create_task(_post(caller, f"{proxy.url}/pause_generation"), name="pause")
+    caller, key = HttpClient(), {"Authorization": f"Bearer {processes.key}"}
+    with contextlib.closing(caller):
+        pause = caller.fetch("POST", proxy.url, "/pause_generation", timeout_s=20.0, headers=key, body=b"{}")
+        call = asyncio.create_task(pause, name="pause")
         await asyncio.wait_for(pausing.wait(), 20)
         call.cancel()
         await asyncio.wait_for(resumed.wait(), 20)
     with pytest.raises(asyncio.CancelledError):
         await call
-
-
-async def _post(caller: aiohttp.ClientSession, url: str) -> None:
-    async with caller.post(url, json={}) as response:
-        await response.read()
 
 
 def _set(event: asyncio.Event) -> Callable[[], Awaitable[None]]:

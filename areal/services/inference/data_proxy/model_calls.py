@@ -249,10 +249,10 @@ class ModelCalls:
         shape = prepared.shape
         async with self._running(prepared) as updates:
             async for update in updates:
-                said = shape.update(update)
+                opening = b""
                 if out is None:
-                    out = await _open_stream(prepared)
-                    said = shape.opening() + said
+                    out, opening = await _open_stream(prepared), shape.opening()
+                said = opening + shape.update(update)
                 if said:
                     await out.write(said)
         assert out is not None, "a generation that ends well has an update for each choice"

@@ -6,9 +6,8 @@ import argparse
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
-
-import aiohttp
 
 from areal.errors import UsageFault
 from areal.services.inference.data_proxy.callers import Callers
@@ -32,6 +31,7 @@ from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.engines.clients.external import ExternalApi
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
+from areal.services.web.client import HttpClient
 from areal.services.web.keys import AdminKey
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.outgoing import open_session
@@ -43,7 +43,7 @@ from areal.services.web.tasks import background
 
 _EXTERNAL_PERIOD_S = 15.0
 
-Build = Callable[[ServeOptions, aiohttp.ClientSession, Vault | None], Service]
+Build = Callable[[ServeOptions, Vault | None], AbstractAsyncContextManager[Service]]
 
 
 def run_data_proxy(args: argparse.Namespace) -> None:
@@ -53,8 +53,8 @@ def run_data_proxy(args: argparse.Namespace) -> None:
     build = _external(args) if args.engine == "external" else _token_engine(args)
 
     async def run() -> None:
-        async with open_session() as http, keeping(args) as vault:
-            await serve(build(options, http, vault), options)
+        async with keeping(args) as vault, build(options, vault) as service:
+            await serve(service, options)
 
     run_service(run, options.log_level)
 
@@ -67,8 +67,9 @@ def _token_engine(args: argparse.Namespace) -> Build:
     template = codec.template.source if codec.template is not None else None
     parsers = load_parsers(args.tool_call_parser, args.reasoning_parser, template)
 
-    def build(options: ServeOptions, http: aiohttp.ClientSession, vault: Vault | None) -> Service:
-        headers = options.key.bearer() if options.key else {}
+    @contextlib.asynccontextmanager
+    async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
+        headers, http = options.key.bearer() if options.key else {}, HttpClient()
         engine = open_engine(args.engine, http, args.engine_url, headers)
         suspension = Suspension()
         watch = EngineWatch(engine.state, suspension=suspension)
@@ -110,7 +111,10 @@ def _token_engine(args: argparse.Namespace) -> Build:
         }
         admitted = {path: control.admitting(each) for path, each in handlers.items()}
         _add_model_routes(service, args.model, admitted, _access(vault))
-        return service
+        try:
+            yield service
+        finally:
+            http.close()
 
     return build
 
@@ -118,8 +122,12 @@ def _token_engine(args: argparse.Namespace) -> Build:
 def _external(args: argparse.Namespace) -> Build:
     base_url, key = external_base_url(args.engine_url), provider_key(args.provider_key_file)
 
-    def build(options: ServeOptions, http: aiohttp.ClientSession, vault: Vault | None) -> Service:
-        api = ExternalApi(http, base_url, args.provider_model or args.model, key)
+    @contextlib.asynccontextmanager
+    async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
+        async with open_session() as http:
+            yield build_on(ExternalApi(http, base_url, args.provider_model or args.model, key), options, vault)
+
+    def build_on(api: ExternalApi, options: ServeOptions, vault: Vault | None) -> Service:
         watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
         root = args.provider_model or args.model
         about = lambda: {"root": root, **keeping_details(vault)}  # noqa: E731

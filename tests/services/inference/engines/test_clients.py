@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import pytest
 
 from areal.services.inference.engines.base import (
@@ -19,7 +18,7 @@ from areal.services.inference.engines.base import (
     TokenEngine,
 )
 from areal.services.inference.engines.clients import TOKEN_ENGINES, open_engine
-from areal.services.web.outgoing import open_session
+from areal.services.web.client import HttpClient
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 CALL = EngineCall("call-1", (1, 2, 3), Sampling(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2))
@@ -28,9 +27,10 @@ VLLM_MODELS = (200, {"data": [{"id": "/models/tiny", "max_model_len": 77}]})
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with open_session() as session:
-        yield session
+async def http() -> AsyncIterator[HttpClient]:
+    client = HttpClient()
+    yield client
+    client.close()
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def api() -> AsyncIterator[ScriptedApi]:
         yield api
 
 
-async def engine(kind: str, http: aiohttp.ClientSession, url: str) -> TokenEngine:
+async def engine(kind: str, http: HttpClient, url: str) -> TokenEngine:
     client = open_engine(kind, http, url, {"Authorization": "Bearer k"})
     await client.state()  # as a data proxy does before it sends anything
     return client
@@ -50,7 +50,7 @@ async def collect(client: TokenEngine, call: EngineCall = CALL) -> list[EngineDe
     return [delta async for delta in client.generate(call)]
 
 
-async def test_vllm_asks_for_token_ids_and_reads_them(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+async def test_vllm_asks_for_token_ids_and_reads_them(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /v1/completions"] = [
         {"choices": [_vllm_choice([5], finish=None)]},
         {"choices": [_vllm_choice([9], finish="stop")]},
@@ -74,7 +74,7 @@ def _vllm_choice(ids: list[int], finish: str | None) -> dict[str, Any]:
     return {"index": 0, "text": "", "token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
 
 
-async def test_vllm_says_its_context_and_its_model(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+async def test_vllm_says_its_context_and_its_model(http: HttpClient, api: ScriptedApi) -> None:
     state = await open_engine("vllm", http, api.url, {}).state()
     assert state.not_ready is None and state.max_model_len == 77
     api.replies["GET /v1/models"] = (200, {"data": []})
@@ -83,7 +83,7 @@ async def test_vllm_says_its_context_and_its_model(http: aiohttp.ClientSession, 
 
 @pytest.mark.parametrize("cumulative", [True, False])
 async def test_sglang_events_are_read_whether_they_repeat_or_not(
-    http: aiohttp.ClientSession, api: ScriptedApi, cumulative: bool
+    http: HttpClient, api: ScriptedApi, cumulative: bool
 ) -> None:
     ids = [5, 6, 9]
     events: list[Any] = []
@@ -115,16 +115,14 @@ def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any]
     }
 
 
-async def test_sglang_finish_by_abort_and_by_length_are_told_apart(
-    http: aiohttp.ClientSession, api: ScriptedApi
-) -> None:
+async def test_sglang_finish_by_abort_and_by_length_are_told_apart(http: HttpClient, api: ScriptedApi) -> None:
     for kind, reason in (("length", FinishReason.LENGTH), ("abort", FinishReason.ABORT)):
         api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": kind}), "[DONE]"]
         deltas = await collect(await engine("sglang", http, api.url))
         assert deltas[-1].finish_reason is reason and deltas[-1].stop_token_id is None
 
 
-async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: HttpClient, api: ScriptedApi) -> None:
     client = await engine("sglang", http, api.url)
     assert "seed" not in client.capabilities.sampling_fields
     api.replies["POST /abort_request"] = (200, {})
@@ -132,7 +130,7 @@ async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: aiohttp.Cli
     assert api.bodies("POST /abort_request") == [{"rid": "call-1"}]
 
 
-async def test_response_format_reaches_the_engines_that_have_it(http: aiohttp.ClientSession, api: ScriptedApi) -> None:
+async def test_response_format_reaches_the_engines_that_have_it(http: HttpClient, api: ScriptedApi) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}
     call = EngineCall("c", (1,), Sampling(), response_format=wanted)
     api.replies["POST /generate"] = api.replies["POST /v1/completions"] = ["[DONE]"]
@@ -148,7 +146,7 @@ async def test_response_format_reaches_the_engines_that_have_it(http: aiohttp.Cl
     [(400, EngineRefused), (422, EngineRefused), (503, EngineUnavailable), (500, EngineFailed), (401, EngineFailed)],
 )
 async def test_engine_that_refuses_is_sorted_by_who_can_act(
-    http: aiohttp.ClientSession, api: ScriptedApi, kind: str, status: int, error: type[Exception]
+    http: HttpClient, api: ScriptedApi, kind: str, status: int, error: type[Exception]
 ) -> None:
     api.replies[PATHS[kind]] = (status, {"error": {"message": "because", "code": "odd"}})
     with pytest.raises(error, match="because") as caught:
@@ -158,7 +156,7 @@ async def test_engine_that_refuses_is_sorted_by_who_can_act(
 
 
 @pytest.mark.parametrize("kind", TOKEN_ENGINES)
-async def test_engine_that_does_not_answer_never_began(http: aiohttp.ClientSession, kind: str) -> None:
+async def test_engine_that_does_not_answer_never_began(http: HttpClient, kind: str) -> None:
     client = open_engine(kind, http, "http://127.0.0.1:9", {})
     assert (await client.state()).not_ready
     with pytest.raises(EngineUnavailable):
@@ -167,9 +165,7 @@ async def test_engine_that_does_not_answer_never_began(http: aiohttp.ClientSessi
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-async def test_stream_that_is_cut_or_reports_an_error_failed(
-    http: aiohttp.ClientSession, api: ScriptedApi, kind: str
-) -> None:
+async def test_stream_that_is_cut_or_reports_an_error_failed(http: HttpClient, api: ScriptedApi, kind: str) -> None:
     for events in ([], [{"error": {"message": "boom"}}]):
         api.replies[PATHS[kind]] = events
         with pytest.raises(EngineFailed):
@@ -177,7 +173,7 @@ async def test_stream_that_is_cut_or_reports_an_error_failed(
 
 
 @pytest.mark.parametrize("kind", TOKEN_ENGINES)
-async def test_engine_is_called_with_our_key(http: aiohttp.ClientSession, api: ScriptedApi, kind: str) -> None:
+async def test_engine_is_called_with_our_key(http: HttpClient, api: ScriptedApi, kind: str) -> None:
     api.replies[PATHS[kind]] = (503, {})
     with pytest.raises(EngineUnavailable):
         await collect(await engine(kind, http, api.url))

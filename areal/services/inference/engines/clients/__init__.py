@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import aiohttp
-
 from areal.services.inference.engines.base import TokenEngine
+from areal.services.web.client import HttpClient
 
 TOKEN_ENGINES = ("embedded", "vllm", "sglang")
 
 
-def open_engine(kind: str, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> TokenEngine:
+def open_engine(kind: str, http: HttpClient, url: str, headers: dict[str, str]) -> TokenEngine:
     """The client of one engine process. Raises ValueError for a kind that is none."""
     if kind == "embedded":
         from areal.services.inference.engines.clients.embedded import EmbeddedClient

@@ -4,19 +4,20 @@ or sends several steps at once, each step costs them little more than its tokens
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
-
-import aiohttp
 
 from areal.services.inference.engines.base import EngineDelta, EngineFailed
 
+NextPart = Callable[[], Awaitable[bytes]]
+"""The next bytes of a body; empty at its end."""
 
-async def line_batches(stream: aiohttp.StreamReader) -> AsyncGenerator[list[bytes], None]:
+
+async def line_batches(next_part: NextPart) -> AsyncGenerator[list[bytes], None]:
     """The lines that each read completes, without their newlines; empty ones are skipped, and so is an unfinished last
     one."""
     rest = b""
-    async for part in stream.iter_any():
+    while part := await next_part():
         *lines, rest = (rest + part).split(b"\n")
         if complete := [line for line in lines if line]:
             yield complete

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import aiohttp
 import orjson
 
 from areal.services.inference.engines.base import (
@@ -18,7 +17,8 @@ from areal.services.inference.engines.base import (
     FinishReason,
 )
 from areal.services.inference.engines.clients.batches import line_batches, read_all
-from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.web.client import HttpClient
 
 _NO_ADAPTERS = "this engine serves no LoRA adapters"
 _NO_RELEASE = "this engine cannot release its memory"
@@ -29,7 +29,7 @@ class EmbeddedClient:
 
     capabilities = Capabilities(response_format=True)
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
@@ -43,8 +43,8 @@ class EmbeddedClient:
             body["adapter"] = call.adapter
         if call.response_format is not None:
             body["response_format"] = call.response_format
-        async with self._engine.post("/generate", body) as response:
-            async with contextlib.aclosing(line_batches(response.content)) as batches:
+        async with self._engine.post("/generate", body) as answer:
+            async with contextlib.aclosing(line_batches(answer.part)) as batches:
                 async for lines in batches:
                     for delta in read_all(lines, _read_line):
                         yield delta
@@ -85,7 +85,7 @@ class EmbeddedClient:
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}
-        await self._engine.command("/load_weights", body, unless="this engine loads no weights", timeout=LOAD_TIMEOUT)
+        await self._engine.command("/load_weights", body, unless="this engine loads no weights", timeout_s=LOAD_S)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         await self._engine.command("/load_adapter", {"name": name, "path": folder}, unless=_NO_ADAPTERS)
@@ -94,10 +94,10 @@ class EmbeddedClient:
         await self._engine.command("/unload_adapter", {"name": name}, unless=_NO_ADAPTERS)
 
     async def release_memory(self) -> None:
-        await self._engine.command("/release_memory_occupation", unless=_NO_RELEASE, timeout=LOAD_TIMEOUT)
+        await self._engine.command("/release_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
 
     async def restore_memory(self) -> None:
-        await self._engine.command("/resume_memory_occupation", unless=_NO_RELEASE, timeout=LOAD_TIMEOUT)
+        await self._engine.command("/resume_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
 
 
 def _wire(call: EngineCall) -> dict[str, Any]:

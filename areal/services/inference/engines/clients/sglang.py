@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import orjson
 
 from areal.services.inference.engines.base import (
@@ -29,7 +28,8 @@ from areal.services.inference.engines.base import (
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.sse import read_events
-from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.web.client import HttpClient
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 UNKNOWN_VERSION = -1
@@ -46,13 +46,13 @@ class SglangClient:
         response_format=True,
     )
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         progress = Progress(call)
-        async with self._engine.post("/generate", wire_body(call)) as response:
-            async with contextlib.aclosing(read_events(response.content)) as events:
+        async with self._engine.post("/generate", wire_body(call)) as answer:
+            async with contextlib.aclosing(read_events(answer.part)) as events:
                 async for data in events:
                     yield progress.read(data)
 
@@ -99,7 +99,7 @@ class SglangClient:
             "/update_weights_from_disk",
             body,
             unless=_NO_UPDATE,
-            timeout=LOAD_TIMEOUT,
+            timeout_s=LOAD_S,
         )
         _check_success(answer)  # it may say 200 and that it failed
         if await self.version() != version:

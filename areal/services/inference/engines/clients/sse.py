@@ -6,23 +6,33 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import aiohttp
 import orjson
 
-from areal.services.inference.engines.base import EngineFailed
-from areal.services.web.ndjson import split_lines
+from areal.services.inference.engines.base import EngineError, EngineFailed, EngineRefused
+from areal.services.inference.engines.clients.batches import NextPart, line_batches
 
 
-async def read_events(stream: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any], None]:
-    """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``."""
-    async with contextlib.aclosing(split_lines(stream.iter_any())) as lines:
-        async for line in lines:
-            payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-            if payload == b"[DONE]":
-                return
-            if payload:
-                data = orjson.loads(payload)
-                if "error" in data:
-                    raise EngineFailed(f"the engine failed: {data['error']}")
-                yield data
+async def read_events(next_part: NextPart) -> AsyncGenerator[dict[str, Any], None]:
+    """Raises for an error event (EngineRefused where it calls the request wrong), and EngineFailed for a stream that is
+    cut before ``[DONE]``."""
+    async with contextlib.aclosing(line_batches(next_part)) as batches:
+        async for lines in batches:
+            for line in lines:
+                payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if payload == b"[DONE]":
+                    return
+                if payload:
+                    data = orjson.loads(payload)
+                    if "error" in data:
+                        raise _failure(data["error"])
+                    yield data
     raise EngineFailed("the engine's stream was cut")
+
+
+def _failure(error: Any) -> EngineError:
+    """Some refusals come only as an event, after a good status: the code is in it."""
+    told = error if isinstance(error, dict) else {"message": error}
+    code, message = told.get("code"), str(told.get("message") or error)
+    if isinstance(code, int) and 400 <= code < 500 and code != 429:
+        return EngineRefused(message)
+    return EngineFailed(f"the engine failed: {message}")

@@ -4,49 +4,51 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
 
-import aiohttp
 import orjson
 
 from areal.services.inference.engines.base import EngineFailed, EngineRefused, EngineUnavailable, EngineUnsupported
+from areal.services.web.client import CallFailed, Connection, HttpClient, NotConnected
 
-_CONTROL_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-_COMMAND_TIMEOUT = aiohttp.ClientTimeout(total=120.0)
-LOAD_TIMEOUT = aiohttp.ClientTimeout(total=1800.0)  # weights of any size, from any disk
+_CONTROL_S = 5.0
+_COMMAND_S = 120.0
+LOAD_S = 1800.0  # weights of any size, from any disk
 _NEVER_BEGAN = frozenset({429, 503})
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
+_MOST_ERROR_BYTES = 65536
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class EngineHttp:
     """The engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._http = http
         self._url = url.rstrip("/")
-        self._headers = dict(headers)
+        self._headers = {**headers, "Content-Type": "application/json"}
 
     @contextlib.asynccontextmanager
-    async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
         """An answer with status 200, its body still to be read. Leaving early closes the connection."""
-        headers = {**self._headers, "Content-Type": "application/json"}
         try:
-            async with self._http.post(self._url + path, data=orjson.dumps(body), headers=headers) as response:
-                if response.status != 200:
-                    await _raise_for(response)
-                yield response
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
+                if answer.status != 200:
+                    await _raise_for(answer)
+                yield answer
+        except NotConnected as error:
             raise EngineUnavailable("the engine does not answer") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except CallFailed as error:
             raise EngineFailed("the connection to the engine broke") from error
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short call whose failure is nobody's: abort."""
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-            async with self._http.post(
-                self._url + path, json=body, headers=self._headers, timeout=_CONTROL_TIMEOUT
-            ) as response:
-                await response.read()
+        with contextlib.suppress(CallFailed, TimeoutError):
+            await self._http.fetch(
+                "POST", self._url, path, timeout_s=_CONTROL_S, headers=self._headers, body=orjson.dumps(body)
+            )
 
     async def command(
         self,
@@ -55,50 +57,50 @@ class EngineHttp:
         *,
         unless: str,
         params: Mapping[str, str] | None = None,
-        timeout: aiohttp.ClientTimeout = _COMMAND_TIMEOUT,
+        timeout_s: float = _COMMAND_S,
     ) -> dict[str, Any]:
         """A control that must work: its answer, or an EngineError. ``unless`` says why the route may be missing."""
+        where = f"{path}?{urlencode(params)}" if params else path
+        data = orjson.dumps(body or {})
         try:
-            async with self._http.post(
-                self._url + path, json=body or {}, params=params, headers=self._headers, timeout=timeout
-            ) as response:
-                if response.status in _NO_SUCH_ROUTE:
-                    raise EngineUnsupported(unless)
-                if response.status != 200:
-                    await _raise_for(response)
-                data = await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            answer = await self._http.fetch(
+                "POST", self._url, where, timeout_s=timeout_s, headers=self._headers, body=data
+            )
+        except NotConnected as error:
             raise EngineUnavailable("the engine does not answer") from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (CallFailed, TimeoutError) as error:
             raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
-        return _object(data)
+        if answer.status in _NO_SUCH_ROUTE:
+            raise EngineUnsupported(unless)
+        if answer.status != 200:
+            raise _failure(answer.status, answer.body)
+        return answer.object()
 
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON object (empty when the body is none). Status 0: no answer."""
         try:
-            async with self._http.get(self._url + path, headers=self._headers, timeout=_CONTROL_TIMEOUT) as response:
-                status, body = response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError):
+            answer = await self._http.fetch("GET", self._url, path, timeout_s=_CONTROL_S, headers=self._headers)
+        except (CallFailed, TimeoutError):
             return 0, {}
-        return status, _object(body)
+        return answer.status, answer.object()
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return data if isinstance(data, dict) else {}
+async def _raise_for(answer: Connection) -> None:
+    said = b""
+    while len(said) < _MOST_ERROR_BYTES and (part := await answer.part()):
+        said += part
+    raise _failure(answer.status, said)
 
 
-async def _raise_for(response: aiohttp.ClientResponse) -> None:
-    text, code = read_error(await response.content.read(65536))
-    text = text or response.reason or ""
-    if response.status in _NEVER_BEGAN:
-        raise EngineUnavailable(f"the engine takes no requests now: {text}")
-    if 400 <= response.status < 500 and response.status not in (401, 403, 404, 405):
-        raise EngineRefused(text, code)
-    raise EngineFailed(f"the engine answered {response.status}: {text}")
+def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineUnavailable:
+    text, code = read_error(body)
+    if not text and status in _PHRASES:
+        text = _PHRASES[status]
+    if status in _NEVER_BEGAN:
+        return EngineUnavailable(f"the engine takes no requests now: {text}")
+    if 400 <= status < 500 and status not in (401, 403, 404, 405):
+        return EngineRefused(text, code)
+    return EngineFailed(f"the engine answered {status}: {text}")
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:

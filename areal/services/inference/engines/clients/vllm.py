@@ -20,8 +20,6 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import aiohttp
-
 from areal.services.inference.engines.base import (
     Capabilities,
     EngineCall,
@@ -35,7 +33,8 @@ from areal.services.inference.engines.base import (
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.sse import read_events
-from areal.services.inference.engines.clients.transport import LOAD_TIMEOUT, EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.web.client import HttpClient
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -52,7 +51,7 @@ _SETTLE_S = 5.0
 class VllmClient:
     capabilities = Capabilities(response_format=True)
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
         self._model: str | None = None  # its own name of the model, told by /v1/models
         self._version: int | None = None
@@ -66,8 +65,8 @@ class VllmClient:
         alike = range(call.sampling.n) if _greedy(call) else ()
         self._calls += 1
         try:
-            async with self._engine.post("/v1/completions", body) as response:
-                async with contextlib.aclosing(read_events(response.content)) as events:
+            async with self._engine.post("/v1/completions", body) as answer:
+                async with contextlib.aclosing(read_events(answer.part)) as events:
                     async for data in events:
                         self._heard.set()
                         for choice in data.get("choices", ()):
@@ -149,7 +148,7 @@ class VllmClient:
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"method": "areal_load_weights", "kwargs": {"path": folder}}
-        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout=LOAD_TIMEOUT)
+        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=LOAD_S)
         results = answer.get("results")
         if not isinstance(results, list) or not results:
             raise EngineFailed(f"vLLM's workers did not say whether they took the weights: {answer}")
