@@ -27,22 +27,29 @@ class Gateway(NamedTuple):
 
     def get(self, path: str) -> Any:
         """GET a JSON document. Raises ArealError saying what the gateway answered, or why it could not."""
+        return self.checked("GET", path, *self.ask("GET", path))
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and document, whatever they are. Raises ArealError without an answer."""
         from areal.client.admin import AdminClient
 
         try:
-            status, document = AdminClient(self.url, self.key or "", timeout_s=self.timeout_s).get(path)
+            return AdminClient(self.url, self.key or "", timeout_s=self.timeout_s).call(method, path, body)
         except OSError as error:
             raise ArealError(
                 f"cannot reach the gateway {self.url}: {error or type(error).__name__}",
                 hint="check --gateway (or AREAL_GATEWAY, or `areal config get-contexts`)",
             ) from error
+
+    def checked(self, method: str, path: str, status: int, document: Any) -> Any:
+        """The document of a 200. Raises ArealError for any other answer."""
         if status in (401, 403):
             raise ArealError(
-                f"the gateway {self.url} refuses the key (GET {path} answers {status})",
+                f"the gateway {self.url} refuses the key ({method} {path} answers {status})",
                 hint="give its key with --api-key-file or AREAL_API_KEY",
             )
         if status != 200:
-            raise ArealError(f"the gateway {self.url} answers {status} to GET {path}", detail=_reason(document))
+            raise ArealError(f"the gateway {self.url} answers {status} to {method} {path}", detail=_reason(document))
         return document
 
 

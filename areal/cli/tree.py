@@ -34,6 +34,15 @@ def _inf(verb: str, text: str, module: str) -> Leaf:
     return Leaf(f"areal.cli.inf.{module}:{verb}", text)
 
 
+INF_SESSIONS: dict[str, Leaf | Branch] = {
+    "list": _inf("sessions_list", "List sessions: state, turns, rewards, age.", "sessions"),
+    "show": _inf("sessions_show", "One session's trajectories and interactions.", "sessions"),
+}
+
+TRAJECTORIES: dict[str, Leaf | Branch] = {
+    "show": _inf("show", "Show tokens with logprobs, versions and rewards.", "trajectories"),
+}
+
 INF: dict[str, Leaf | Branch] = {
     "run": _inf("run", "Start an inference service, and a model with --model.", "run"),
     "stop": _inf("stop", "Stop a service and its models.", "lifecycle"),
@@ -46,6 +55,8 @@ INF: dict[str, Leaf | Branch] = {
     "scaledown": _inf("scaledown", "Drain and remove replicas of a model.", "models"),
     "chat": _inf("chat", "Talk to a model: one shot or a REPL.", "chat"),
     "collect": _inf("collect", "Collect a batch of rollout trajectories.", "collect"),
+    "sessions": Branch("List and show RL sessions.", INF_SESSIONS),
+    "trajectories": Branch("Look at recorded trajectories.", TRAJECTORIES),
     "logs": _inf("logs", "Logs of a service's processes.", "lifecycle"),
 }
 

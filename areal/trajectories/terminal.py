@@ -1,0 +1,145 @@
+"""An episode for a terminal. What a model wrote is not trusted: what a terminal would obey is shown, not sent.
+
+With colours, generated tokens are painted by log-probability, by weight version, or by the mask alone, and the prompt
+is dim. Without, the two stand under their own headings, and nothing else is lost but the paint.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from areal.trajectories.record import Episode
+from areal.trajectories.view import Token, Turn, text_of_messages
+
+Paint = Literal["logprob", "version", "mask"]
+
+# 256-colour foregrounds from sure to surprising, and the least log-probability of each (e^-0.1 = 0.9, e^-7 = 0.001).
+LOGPROB_STEPS = ((-0.1, 77), (-0.36, 113), (-0.7, 149), (-1.6, 185), (-3.0, 214), (-5.0, 208), (float("-inf"), 203))
+_VERSIONS = (75, 214, 113, 176, 80, 203, 185, 141)
+_DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+_OBEYED = frozenset("\n\t")
+
+
+def safe(text: str) -> str:
+    """With nothing left that a terminal would obey: escapes, bells, overrides of direction, line ends that hide."""
+    return "".join(each if each in _OBEYED or not _hidden(each) else _spelled(each) for each in text)
+
+
+def _hidden(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
+
+
+def _spelled(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{{{code:x}}}"
+
+
+def render(episode: Episode, conversation: Sequence[Turn], *, paint: Paint | None) -> str:
+    """``paint`` None: no colours."""
+    lines = [_head(episode, paint)]
+    versions = sorted({version for turn in conversation for version in turn.versions})
+    for turn in conversation:
+        lines.append("")
+        indent = "  " * turn.depth
+        lines.append(indent + _title(turn, paint))
+        body = _messages(turn) if turn.row.response is not None else _tokens(turn, paint, versions)
+        lines += [f"{indent}  {line}".rstrip() for line in body]
+    return "\n".join(lines)
+
+
+def legend(paint: Paint | None, versions: Sequence[int] = ()) -> str:
+    if paint == "logprob":
+        steps = [(f"p>{_share(least)}", colour) for least, colour in LOGPROB_STEPS[:-1]]
+        return "  ".join(_coloured(text, colour) for text, colour in [*steps, ("less", LOGPROB_STEPS[-1][1])])
+    if paint == "version":
+        return "  ".join(_coloured(f"version {each}", _version_colour(each, versions)) for each in versions)
+    return ""
+
+
+def _share(logprob: float) -> str:
+    import math
+
+    return f"{math.exp(logprob):.2g}"
+
+
+def _head(episode: Episode, paint: Paint | None) -> str:
+    rows = episode.interactions
+    reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
+    generated = sum(row.generated_tokens for row in rows)
+    models = ", ".join(sorted({row.model for row in rows}))
+    turns_ = f"{len(rows)} turn" + ("s" if len(rows) != 1 else "")
+    parts = [f"episode {safe(episode.episode)}", reward, turns_, f"{generated} tokens generated", safe(models)]
+    if episode.failures:
+        parts.append("failures: " + ", ".join(f"{each.get('code')} x{each.get('count')}" for each in episode.failures))
+    text = "  ·  ".join(part for part in parts if part)
+    return f"{_BOLD}{text}{_OFF}" if paint else text
+
+
+def _title(turn: Turn, paint: Paint | None) -> str:
+    row = turn.row
+    reward = f"reward {row.original_reward:g}" if row.rewarded else "no reward"
+    if row.reward != row.original_reward:
+        reward += f" (return {row.reward:.4g})"
+    parts = [f"[{turn.number}] {safe(row.interaction_id)}", reward, safe(row.finish_reason)]
+    mean = turn.mean_logprob
+    if mean is not None:
+        parts.append(f"mean logprob {mean:.3f}")
+        parts.append("version " + ",".join(map(str, turn.versions)))
+    text = "  ".join(part for part in parts if part)
+    return f"{_BOLD}{text}{_OFF}" if paint else text
+
+
+def _messages(turn: Turn) -> list[str]:
+    return [line for role, text in text_of_messages(turn.row) for line in f"{role}: {safe(text)}".splitlines()]
+
+
+def _tokens(turn: Turn, paint: Paint | None, versions: Sequence[int]) -> list[str]:
+    lines: list[str] = []
+    if turn.shown_before:
+        lines.append(_dim(f"({turn.shown_before} tokens as above)", paint))
+    for generated, tokens in turn.runs():
+        if paint is None:
+            lines.append("answer:" if generated else "prompt:")
+            lines += [f"  {line}" for line in _plain(tokens).rstrip("\n").split("\n")]
+        else:
+            colour = _colour_of(paint, versions) if generated else (lambda token: None)
+            lines += _painted(tokens, colour, dim=not generated).split("\n")
+    return lines
+
+
+def _plain(tokens: Sequence[Token]) -> str:
+    if any(token.text is None for token in tokens):
+        return " ".join(str(token.id) for token in tokens)
+    return safe("".join(token.text or "" for token in tokens))
+
+
+def _painted(tokens: Sequence[Token], colour: Callable[[Token], int | None], *, dim: bool) -> str:
+    parts = []
+    for token in tokens:
+        text = f"{token.id} " if token.text is None else safe(token.text)
+        code = colour(token)
+        # A line's paint ends with the line: what is indented next must not be painted.
+        parts.append("\n".join(_dim(p, "mask") if dim else _coloured(p, code) for p in text.split("\n")))
+    return "".join(parts)
+
+
+def _colour_of(paint: Paint, versions: Sequence[int]) -> Callable[[Token], int | None]:
+    if paint == "logprob":
+        return lambda token: next(colour for least, colour in LOGPROB_STEPS if token.logprob >= least)
+    if paint == "version":
+        return lambda token: _version_colour(token.version, versions)
+    return lambda token: None
+
+
+def _version_colour(version: int, versions: Sequence[int]) -> int:
+    return _VERSIONS[list(versions).index(version) % len(_VERSIONS)]
+
+
+def _coloured(text: str, colour: int | None) -> str:
+    return f"\x1b[38;5;{colour}m{text}{_OFF}" if text and colour is not None else text
+
+
+def _dim(text: str, paint: Paint | None) -> str:
+    return f"{_DIM}{text}{_OFF}" if text and paint else text

@@ -1,0 +1,109 @@
+"""What a viewer shows of an episode: its conversation as a tree of turns, each with its tokens. Pure.
+
+A row of the ``individual`` style repeats the whole conversation before its answer; a turn shows only what its parent
+has not shown. Turns that follow one another stay on one level, a branch goes one deeper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from areal.trajectories.decoding import Decoder
+from areal.trajectories.record import Episode, Interaction
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """``text`` is None where no tokenizer is at hand. ``logprob`` and ``version`` mean something if ``generated``."""
+
+    id: int
+    text: str | None
+    generated: bool
+    logprob: float
+    version: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``number``: which turn of the conversation, and its branch: ``3b``. ``depth`` counts branches.
+    ``shown_before``: tokens at the row's beginning that its parent has shown."""
+
+    row: Interaction
+    number: str
+    depth: int
+    shown_before: int
+    tokens: tuple[Token, ...]
+
+    @property
+    def generated(self) -> list[Token]:
+        return [token for token in self.tokens if token.generated]
+
+    @property
+    def mean_logprob(self) -> float | None:
+        sampled = self.generated
+        return sum(token.logprob for token in sampled) / len(sampled) if sampled else None
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted({token.version for token in self.generated})
+
+    def runs(self) -> Iterator[tuple[bool, list[Token]]]:
+        """Stretches of prompt and of generated tokens."""
+        for generated, tokens in groupby(self.tokens, key=lambda token: token.generated):
+            yield generated, list(tokens)
+
+
+def turns(episode: Episode, decoder: Decoder | None) -> list[Turn]:
+    """In reading order: a turn before what continues it."""
+    rows = {row.interaction_id: row for row in episode.interactions}
+    children: dict[str | None, list[Interaction]] = {}
+    for row in episode.interactions:
+        children.setdefault(row.parent_id if row.parent_id in rows else None, []).append(row)
+    found: list[Turn] = []
+    waiting = [(row, 1, branch) for row, branch in _branches(children.get(None, []), "")][::-1]
+    while waiting:
+        row, place, branch = waiting.pop()
+        parent = rows.get(row.parent_id) if row.parent_id is not None else None
+        found.append(_turn(row, f"{place}{branch}", len(branch), parent, decoder))
+        following = _branches(children.get(row.interaction_id, []), branch)
+        waiting += [(child, place + 1, name) for child, name in following][::-1]
+    return found
+
+
+def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interaction, str]]:
+    """Each with the name of its branch: a letter more where there are several."""
+    if len(rows) == 1:
+        return [(rows[0], branch)]
+    return [(row, branch + _LETTERS[min(place, len(_LETTERS) - 1)]) for place, row in enumerate(rows)]
+
+
+def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None, decoder: Decoder | None) -> Turn:
+    ids = list(row.input_ids)
+    before = (
+        len(parent.input_ids) if parent is not None and ids[: len(parent.input_ids)] == list(parent.input_ids) else 0
+    )
+    texts: Sequence[str | None] = decoder.texts(ids) if decoder is not None else [None] * len(ids)
+    tokens = tuple(
+        Token(ids[at], texts[at], bool(row.loss_mask[at]), row.logprobs[at], row.versions[at])
+        for at in range(before, len(ids))
+    )
+    return Turn(row, number, depth, before, tokens)
+
+
+def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
+    """An external model's interaction: who said what."""
+    said = [*row.messages, *([row.response] if row.response is not None else [])]
+    return [(str(each.get("role", "?")), _content(each)) for each in said]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+    calls = message.get("tool_calls")
+    return text + (f"\n{json.dumps(calls, ensure_ascii=False)}" if calls else "")

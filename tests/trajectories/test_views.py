@@ -1,0 +1,170 @@
+"""What a viewer shows: the tree, the tokens, and nothing that a model could do to a terminal or a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.errors import ArealError, NotFound
+from areal.trajectories import terminal
+from areal.trajectories.decoding import Decoder, load_decoder
+from areal.trajectories.html import harmless, page
+from areal.trajectories.view import turns
+from tests.services.tokenizer_folder import write_tokenizer
+from tests.trajectories.samples import branched, external
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> \x1b[31m\x07\u202e\u2028 & ' \""
+
+
+def letters(text: str = "") -> Decoder:
+    """Each id is a letter; id 9 is ``text``."""
+    return Decoder(lambda ids: "".join(text if text and each == 9 else chr(96 + each) for each in ids), "letters")
+
+
+def test_turn_shows_what_its_parent_has_not_shown() -> None:
+    shown = turns(branched(), letters())
+    assert [(turn.number, turn.depth, turn.shown_before) for turn in shown] == [
+        ("1", 0, 0),
+        ("2a", 1, 3),
+        ("2b", 1, 3),
+        ("3b", 1, 5),
+    ]
+    assert ["".join(token.text or "" for token in turn.tokens) for turn in shown] == ["abc", "de", "fg", "hi"]
+    assert [turn.versions for turn in shown] == [[3], [4], [3], [3]]
+
+
+def test_conversations_that_share_nothing_are_branches_from_the_start() -> None:
+    first, *_ = branched().interactions
+    several = replace(branched(), interactions=(first, replace(first, interaction_id="z", parent_id="gone")))
+    assert [turn.number for turn in turns(several, None)] == ["1a", "1b"]
+
+
+@given(st.text(max_size=40), st.integers(1, 4))
+def test_pieces_of_a_row_join_to_its_text_whatever_bytes_the_tokens_are(text: str, width: int) -> None:
+    data = text.encode("utf-8", "surrogatepass")
+    parts = [data[at : at + width] for at in range(0, len(data), width)]
+    decoder = Decoder(lambda ids: b"".join(parts[each] for each in ids).decode("utf-8", "replace"), "bytes")
+    pieces = decoder.texts(range(len(parts)))
+    assert len(pieces) == len(parts)
+    if "\ufffd" not in data.decode("utf-8", "replace"):
+        assert "".join(pieces) == text
+
+
+def test_decoder_reads_the_models_own_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    folder = write_tokenizer(tmp_path / "model")
+    text = "<|im_start|>user\nnaïve 日本<|im_end|>"
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    pieces = load_decoder(folder).texts(ids)
+    assert (len(pieces), "".join(pieces), pieces[0]) == (len(ids), text, "<|im_start|>")
+    with pytest.raises(NotFound):
+        load_decoder(tmp_path)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ArealError, match="cannot read the tokenizer"):
+        load_decoder(folder)
+
+
+def test_terminal_without_colours_says_the_same_in_words() -> None:
+    episode = branched()
+    text = terminal.render(episode, turns(episode, letters()), paint=None)
+    assert "\x1b" not in text
+    assert "episode 0-0  ·  reward 1  ·  4 turns" in text
+    assert "  [3b] d  reward 1  stop  mean logprob -0.500  version 3" in text
+    assert "    (5 tokens as above)\n    prompt:\n      h\n    answer:\n      i" in text
+
+
+@pytest.mark.parametrize(("paint", "code"), [("logprob", 208), ("version", 214)])
+def test_terminal_paints_each_token_by_what_was_asked(paint: terminal.Paint, code: int) -> None:
+    episode = branched()
+    text = terminal.render(episode, turns(episode, letters()), paint=paint)
+    painted = "g" if paint == "logprob" else "e"
+    assert f"\x1b[38;5;{code}m{painted}\x1b[0m" in text
+
+
+@pytest.mark.parametrize("paint", ["logprob", "mask", None])
+def test_terminal_obeys_nothing_that_a_model_wrote(paint: terminal.Paint | None) -> None:
+    episode = replace(branched(), episode="\x1b]0;x\x07")
+    text = terminal.render(episode, turns(episode, letters(HOSTILE)), paint=paint)
+    left = re.sub(r"\x1b\[(?:0|1|2|38;5;\d+)m", "", text)
+    assert not [each for each in left if each != "\n" and not each.isprintable()]
+    assert "\\x1b[31m\\x07\\u{202e}\\u{2028}" in text
+
+
+def test_ids_stand_for_text_where_no_tokenizer_is() -> None:
+    episode = branched()
+    assert "      6\n" in terminal.render(episode, turns(episode, None), paint=None)
+    assert '"texts":[null,null,null]' in page([episode], None, title="t")
+
+
+def test_external_models_messages_are_shown_as_said() -> None:
+    episode = external()
+    assert "  user: <b>hi</b>\n  assistant: ho" in terminal.render(episode, turns(episode, None), paint=None)
+
+
+class _Page(HTMLParser):
+    """What a browser would make of the page: elements, and the text of each script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags.append(f"/{tag}")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "script":
+            self.scripts[-1] += data
+
+
+def parsed(text: str) -> _Page:
+    reader = _Page()
+    reader.feed(text)
+    return reader
+
+
+def test_page_holds_hostile_text_as_data_alone() -> None:
+    hostile = replace(branched(), episode=HOSTILE, example={HOSTILE: HOSTILE}, answer=HOSTILE)
+    innocent = parsed(page([branched()], letters(), title="t"))
+    attacked = parsed(page([hostile, external()], letters(HOSTILE), title=HOSTILE))
+    assert attacked.tags == innocent.tags
+    data = json.loads(attacked.scripts[0])
+    assert (data["title"], data["episodes"][0]["name"]) == (HOSTILE, HOSTILE)
+    assert data["episodes"][0]["turns"][-1]["texts"][-1] == HOSTILE
+    assert attacked.scripts[1] == innocent.scripts[1]
+
+
+def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
+    reader = parsed(page([branched()], letters(), title="t"))
+    assert not [value for name, value in reader.attributes if name in ("src", "href")]
+    policy = next(
+        value or "" for name, value in reader.attributes if name == "content" and "script-src" in (value or "")
+    )
+    digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    assert "innerHTML" not in reader.scripts[1] and "eval" not in reader.scripts[1]
+
+
+@given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), st.lists))
+def test_data_in_a_page_is_read_back_and_ends_no_element(document: object) -> None:
+    text = harmless(document)
+    assert json.loads(text) == document
+    assert not set("<>&\u2028\u2029") & set(text)
