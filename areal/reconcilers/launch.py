@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import areal
 from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
 from areal.resources.blocks import LivenessProbe
@@ -110,7 +111,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
             hint="use embedded, vllm or sglang, or external: {url: ...}",
         )
     argv = builders[part.engine](launch, spec, path, service.log_level)
-    env = {**_threads(spec), **spec.env}
+    env = {**_threads(spec), **(_vllm_env(spec.env) if part.engine == "vllm" else spec.env)}
     if launch.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     secret_env = {name: _secret(source, launch.object) for name, source in spec.env_from.items()}
@@ -127,6 +128,8 @@ def _threads(spec: ModelSpec) -> dict[str, str]:
 def _embedded(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[str]:
     argv = _python("areal.services.inference.engines.embedded", launch, log_level)
     argv += ["--model-path", path]
+    if spec.lora:
+        argv += ["--lora", *_adapters(spec, launch)]
     return [*argv, *flags(spec.engine_args)]
 
 
@@ -136,10 +139,21 @@ def _vllm(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[st
     argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]
     argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
     argv += ["--tensor-parallel-size", str(dims.tensor)]
-    argv += ["--pipeline-parallel-size", str(dims.pipeline)]
+    argv += ["--pipeline-parallel-size", str(dims.pipeline), "--worker-extension-cls", "areal_vllm.Worker"]
     if spec.lora:
         argv += ["--enable-lora", "--lora-modules", *_adapters(spec, launch)]
     return [*argv, *flags(spec.engine_args)]
+
+
+def _vllm_env(given: Mapping[str, str]) -> dict[str, str]:
+    """Its pause, version, weight and adapter routes are there in its development mode only; it listens on loopback.
+
+    Our extension of its workers is found by PYTHONPATH: its environment need not have areal.
+    """
+    plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / "vllm_plugin")
+    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    return {**modes, **given, "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
 
 
 def _sglang(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[str]:

@@ -60,7 +60,8 @@ class ServedModel(SpecModel):
     chat_template: Annotated[Text | None, Update.ROLL] = None
     """File with a Jinja chat template. Absent: the tokenizer's."""
     lora: Annotated[dict[str, str], Update.ROLL] = {}
-    """LoRA adapters served beside the model: name to Hugging Face id or folder."""
+    """LoRA adapters served beside the model: name to folder (vllm and sglang take Hugging Face ids too). A call names
+    one as its model: `adapter`, or `model:adapter`."""
     replicas: Annotated[Replicas | None, Update.HOT] = None
     """Number of replicas; wins over `d` of the backend. Absent: `d`."""
     resources: Annotated[Resources, Update.ROLL] = Resources()
@@ -82,8 +83,6 @@ class ServedModel(SpecModel):
             for name in (name for name, value in served.items() if value):
                 yield (name,), 'does not go with "external", which has no engine of ours'
             return
-        if self.lora and self.backend is not None and self.backend.startswith("embedded"):
-            yield ("lora",), "the embedded engine serves no LoRA adapters; vllm and sglang do"
         for name in ("backend", "path"):
             if served[name] is None:
                 yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'

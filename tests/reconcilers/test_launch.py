@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from areal.reconcilers.launch import Launch, Slot, data_proxy
+from areal.reconcilers.launch import Launch, Slot, data_proxy, engine
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.registry import effective
+from areal.runtime.backends.base import RunSpec
 from tests.reconcilers.worlds import model
 
 
@@ -18,6 +19,31 @@ def proxy_argv(folder: Path, **spec: Any) -> tuple[str, ...]:
     slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
     launch = Launch(item, slot, "/keys/home", "/home/data/qwen", {"engineUrl": "http://127.0.0.1:20001"})
     return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
+
+
+def engine_run(folder: Path, **spec: Any) -> RunSpec:
+    item = model({"service": "home", "path": str(folder), **spec})
+    slot = Slot(uid="u", ref=str(item.ref), component="engine", replica=0, port=20001)
+    launch = Launch(item, slot, "/keys/home", "/home/data/qwen")
+    return engine(launch, effective("Model", item.spec), InferenceServiceSpec())
+
+
+def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_workers(tmp_path: Path) -> None:
+    run = engine_run(tmp_path, backend="vllm", env={"PYTHONPATH": "/mine", "AREAL_ENGINE_PYTHON": "/venv/bin/python"})
+    at = run.argv.index("--worker-extension-cls")
+    module, name = run.argv[at + 1].split(".")
+    folder, mine = run.env["PYTHONPATH"].split(":")
+    assert mine == "/mine" and name in (Path(folder) / f"{module}.py").read_text()
+    assert run.env["VLLM_SERVER_DEV_MODE"] == "1" and run.argv[0] == "/venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("backend", "flag"), [("embedded", "--lora"), ("vllm", "--lora-modules"), ("sglang", "--lora-paths")]
+)
+def test_adapters_reach_every_engine_in_its_own_spelling(tmp_path: Path, backend: str, flag: str) -> None:
+    argv = engine_run(tmp_path, backend=backend, lora={"a": str(tmp_path), "b": str(tmp_path)}).argv
+    at = argv.index(flag)
+    assert argv[at + 1 : at + 3] == (f"a={tmp_path}", f"b={tmp_path}")
 
 
 @pytest.mark.parametrize(

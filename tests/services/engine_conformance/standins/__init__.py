@@ -1,0 +1,1 @@
+"""Processes that speak another engine's routes, and compute with ours."""

@@ -1,0 +1,89 @@
+"""What both stand-ins share: a loaded model, and generations of it as plain deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from areal.errors import UsageFault
+from areal.services.inference.engines.embedded.generation import make_sequences
+from areal.services.inference.engines.embedded.loading import Loaded, inspect, load
+from areal.services.inference.engines.embedded.sampling import parse
+from areal.services.inference.engines.embedded.settings import Settings
+from areal.services.inference.engines.embedded.streams import Delta, Stream, Streams
+
+
+class Refused(Exception):
+    """The caller's mistake, in the engine's words."""
+
+
+class Core:
+    """``label`` is the weight version as the engine spells it: a text."""
+
+    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, lora: Mapping[str, Path]) -> None:
+        self.streams = Streams(loop)
+        settings = Settings(folder, max_batch_size=16, kv_memory_gib=0.1, threads=1, lora=tuple(lora.items()))
+        self.loaded: Loaded = load(inspect(folder), settings, lambda *_: None, self.streams.progress, lambda _: None)
+        self.engine = self.loaded.engine
+        self.folder = folder
+        self.label = "default"
+
+    async def deltas(
+        self,
+        prompt: list[int],
+        sampling: Mapping[str, Any],
+        adapter: str | None = None,
+        response_format: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[Delta]:
+        """Leaving early aborts. Raises Refused."""
+        limits, vocabulary = self.engine.limits, self.engine.vocab_size
+        if not prompt or len(prompt) >= limits.max_length:
+            raise Refused(f"the prompt has {len(prompt)} tokens, the context is {limits.max_length}")
+        if not all(type(token) is int and 0 <= token < vocabulary for token in prompt):
+            raise Refused("a token id is out of vocabulary")
+        if adapter is not None and adapter not in self.loaded.adapters:
+            raise Refused(f"no adapter {adapter}")
+        try:
+            parsed = parse(sampling, vocabulary)
+            assert self.loaded.grammars is not None
+            matcher = self.loaded.grammars.matcher(response_format) if response_format else None
+        except UsageFault as fault:
+            raise Refused(fault.message) from fault
+        chosen = self.loaded.adapters[adapter] if adapter else None
+        stream = self.streams.open(make_sequences(prompt, parsed, self.loaded, chosen, matcher), whole=False)
+        self.engine.submit(stream.sequences)
+        try:
+            async for delta in _taken(stream):
+                yield delta
+        finally:
+            self.streams.close(stream)
+            self.engine.abort(stream.sequences)
+
+    async def settle(self) -> None:
+        await self.streams.settle(1.0)
+
+
+async def _taken(stream: Stream) -> AsyncIterator[Delta]:
+    while not stream.ended:
+        for delta in await stream.next():
+            yield delta
+
+
+async def done(future: Future[Any]) -> Any:
+    return await asyncio.wrap_future(future)
+
+
+async def serve(app: web.Application, port: int) -> None:
+    """Serve for ever; the port is the first line of stdout."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    print(runner.addresses[0][1], flush=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()

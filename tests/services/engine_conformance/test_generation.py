@@ -1,0 +1,149 @@
+"""Token in, token out: what is sampled, what is said about it, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+import torch
+from jsonschema import validate
+from tokenizers import Tokenizer
+
+from areal.services.inference.engines.base import EngineCall, EngineDelta, EngineRefused, FinishReason, Sampling
+from tests.services.engine_conformance.conftest import Subject
+from tests.services.engine_conformance.models import END, MAX_LEN, TOLERANCE, VOCAB, gap, greedy, logprobs
+
+PROMPT = [5, 6, 7, 8]
+LONG = [3 + number % 300 for number in range(200)]
+
+
+def tokens(deltas: list[EngineDelta], index: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+def told(deltas: list[EngineDelta], index: int = 0) -> list[float]:
+    return [value for delta in deltas if delta.index == index for value in delta.logprobs]
+
+
+@pytest.mark.parametrize("prompt", [[9], PROMPT, LONG], ids=["one", "few", "many"])
+async def test_logprobs_are_those_of_a_plain_forward_pass(engine: Subject, prompt: list[int]) -> None:
+    for temperature in (1.0, 0.5, 0.0):
+        deltas = await engine.run(prompt, max_new_tokens=24, temperature=temperature, top_p=0.9, ignore_eos=True)
+        output = tokens(deltas)
+        assert len(output) == 24 and all(0 <= token < VOCAB for token in output)
+        assert gap(engine.models.versions[0], prompt, output, told(deltas)) < TOLERANCE
+
+
+async def test_deltas_run_in_step_come_as_they_are_sampled_and_end_once(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=60, ignore_eos=True, top_logprobs=1)
+    assert len(deltas) > 1
+    for delta in deltas:
+        assert len(delta.token_ids) == len(delta.logprobs) == len(delta.versions) == len(delta.top_logprobs or ())
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason is FinishReason.LENGTH and deltas[-1].stop_token_id is None
+    assert len(tokens(deltas)) == 60
+
+
+async def test_greedy_is_the_likeliest_token_each_time(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    assert tokens(deltas) == greedy(engine.models.versions[0], PROMPT, 12)
+
+
+async def test_stop_token_ends_the_answer_and_is_part_of_it(engine: Subject) -> None:
+    expected = greedy(engine.models.versions[0], PROMPT, 12)
+    stop = next(token for token in expected[3:] if token not in expected[:3])
+    deltas = await engine.run(PROMPT, max_new_tokens=50, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
+    assert tokens(deltas) == expected[: expected.index(stop) + 1]
+    assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == stop
+
+
+async def test_end_token_stops_unless_it_is_to_be_ignored(engine: Subject) -> None:
+    bias = {END: 100.0}
+    ended = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, stop_token_ids=(END,))
+    assert tokens(ended) == [END] and ended[-1].finish_reason is FinishReason.STOP
+    assert gap(engine.models.versions[0], PROMPT, [END], told(ended)) < TOLERANCE  # of the raw distribution
+    gone_on = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, ignore_eos=True)
+    assert tokens(gone_on) == [END] * 5 and gone_on[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_choices_are_told_apart_and_each_ends(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=20, ignore_eos=True, n=3)
+    ends = [delta.index for delta in deltas if delta.finish_reason is not None]
+    assert sorted(ends) == [0, 1, 2]
+    answers = [tokens(deltas, index) for index in range(3)]
+    assert all(len(answer) == 20 for answer in answers)
+    assert len({tuple(answer) for answer in answers}) == 3
+    for index, answer in enumerate(answers):
+        assert gap(engine.models.versions[0], PROMPT, answer, told(deltas, index)) < TOLERANCE
+
+
+async def test_greedy_choices_are_alike(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=6, temperature=0.0, ignore_eos=True, n=2)
+    assert tokens(deltas, 0) == tokens(deltas, 1) == greedy(engine.models.versions[0], PROMPT, 6)
+
+
+async def test_seed_makes_an_answer_again_and_another_makes_another(engine: Subject) -> None:
+    if "seed" not in engine.client.capabilities.sampling_fields:
+        pytest.skip("this engine promises no seed, and its client says so")
+    one, again, other = [
+        tokens(await engine.run(PROMPT, max_new_tokens=20, ignore_eos=True, seed=seed)) for seed in (7, 7, 8)
+    ]
+    assert one == again != other
+
+
+async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=10, ignore_eos=True, top_logprobs=5)
+    plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas))
+    for row, entry in zip(plain, [entry for delta in deltas for entry in delta.top_logprobs or ()], strict=True):
+        assert len(entry) == 5
+        values = torch.tensor([value for _, value in entry])
+        assert torch.allclose(values, row.topk(5).values, atol=TOLERANCE)
+        assert torch.allclose(values, row[[token for token, _ in entry]], atol=TOLERANCE)
+
+
+async def test_leaving_a_call_ends_it_in_the_engine(engine: Subject) -> None:
+    async with contextlib.aclosing(
+        engine.client.generate(engine.call(PROMPT, max_new_tokens=480, ignore_eos=True, n=4))
+    ) as deltas:
+        assert (await anext(deltas)).token_ids
+    async with asyncio.timeout(20):
+        while await engine.process.unfinished(engine.http):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # another process's state has no event to wait for
+
+
+async def test_calls_side_by_side_are_as_alone(engine: Subject) -> None:
+    prompts = [[10 + number] * (1 + 3 * number) for number in range(6)]
+    answers = await asyncio.gather(
+        *(engine.run(prompt, max_new_tokens=16, ignore_eos=True, temperature=0.7) for prompt in prompts)
+    )
+    for prompt, deltas in zip(prompts, answers, strict=True):
+        assert gap(engine.models.versions[0], prompt, tokens(deltas), told(deltas)) < TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", [[5, VOCAB + 1000], [5] * (MAX_LEN + 1)], ids=["no-token", "too-long"])
+async def test_prompt_that_is_none_is_refused_and_harms_nothing(engine: Subject, prompt: list[int]) -> None:
+    with pytest.raises(EngineRefused):
+        await engine.run(prompt, max_new_tokens=4)
+    assert len(tokens(await engine.run(PROMPT, max_new_tokens=4, ignore_eos=True))) == 4
+
+
+async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+        "required": ["ok", "size"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert engine.client.capabilities.response_format
+    tokenizer = Tokenizer.from_file(str(engine.models.folders[0] / "tokenizer.json"))
+    # JSON may have as much white space as it likes, and a random model likes it as much as anything.
+    blank = {token: -100.0 for token in range(3, tokenizer.get_vocab_size()) if not tokenizer.decode([token]).strip()}
+    sampling = Sampling(max_new_tokens=400, temperature=0.3, logit_bias=blank, stop_token_ids=(END,))
+    call = EngineCall(f"schema-{id(engine)}", tuple(PROMPT), sampling, response_format=wanted)
+    deltas = [delta async for delta in engine.client.generate(call)]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    validate(json.loads(tokenizer.decode(tokens(deltas)[:-1])), schema)
+    assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas)) < TOLERANCE

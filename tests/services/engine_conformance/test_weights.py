@@ -1,0 +1,88 @@
+"""New weights under a running engine: what follows is computed with them, and only with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal.services.inference.engines.base import EngineRefused, WeightsDiffer
+from areal.services.inference.engines.weight_check import check_weights
+from areal.services.web.client import HttpClient
+from tests.services.engine_conformance.conftest import Subject
+from tests.services.engine_conformance.engines import start
+from tests.services.engine_conformance.models import TOLERANCE, Models, gap, probe
+from tests.services.engine_conformance.test_controls import begin
+from tests.services.engine_conformance.test_generation import LONG, PROMPT, tokens, told
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def tied(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+async def update(engine: Subject, version: int) -> None:
+    await engine.client.pause()
+    await engine.client.load_weights(str(engine.models.folders[version]), version)
+    await engine.client.resume()
+
+
+async def test_new_weights_are_what_a_plain_forward_pass_has(engine: Subject) -> None:
+    old, new = engine.models.versions
+    await check_weights(engine.client, probe(old, PROMPT))
+    await engine.run(LONG, max_new_tokens=2)  # a prefix that must not survive
+    await update(engine, 1)
+    for prompt in (LONG, PROMPT):
+        deltas = await engine.run(prompt, max_new_tokens=12, ignore_eos=True)
+        assert gap(new, prompt, tokens(deltas), told(deltas)) < TOLERANCE
+        assert all(version == 1 for delta in deltas for version in delta.versions)
+    assert await engine.client.version() == 1
+    await check_weights(engine.client, probe(new, LONG))
+    with pytest.raises(WeightsDiffer, match="nats off"):
+        await check_weights(engine.client, probe(old, PROMPT))
+
+
+async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine: Subject) -> None:
+    running = begin(engine)
+    await running.grown_to(5)
+    await engine.client.pause()
+    held = len(tokens(running.deltas))
+    await engine.client.load_weights(str(engine.models.folders[1]), 1)
+    await engine.client.resume()
+    late = await engine.run([20, 21], max_new_tokens=8, ignore_eos=True)
+    await asyncio.wait_for(running.task, 60)
+    total = len(tokens(running.deltas))
+    assert running.versions == [0] * held + [1] * (total - held) and total > held
+    old, new = engine.models.versions
+    assert gap(old, PROMPT, tokens(running.deltas)[:held], told(running.deltas)[:held]) < TOLERANCE
+    assert gap(new, [20, 21], tokens(late), told(late)) < TOLERANCE
+
+
+async def test_folder_that_is_not_this_model_changes_nothing(engine: Subject) -> None:
+    for folder in (engine.models.broken, Path("/nowhere")):
+        await engine.client.pause()
+        with pytest.raises(EngineRefused):
+            await engine.client.load_weights(str(folder), 5)
+        await engine.client.resume()
+    deltas = await engine.run(PROMPT, max_new_tokens=8, ignore_eos=True)
+    assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas)) < TOLERANCE
+    assert await engine.client.version() == 0
+
+
+@pytest.mark.parametrize("kind", ["vllm-standin"])
+async def test_stale_head_behind_a_good_answer_is_found(
+    kind: str, models: Callable[[bool], Models], http: HttpClient, log: Path
+) -> None:
+    which = models(True)
+    process = start(kind, which.folders[0], log, None, "--tied-fault")
+    try:
+        await process.wait_ready(http)
+        client = process.open(http)
+        await client.state()
+        await client.load_weights(str(which.folders[1]), 1)  # answered well
+        with pytest.raises(WeightsDiffer):
+            await check_weights(client, probe(which.versions[1], PROMPT))
+    finally:
+        process.stop()
