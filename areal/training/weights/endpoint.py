@@ -12,14 +12,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from aiohttp import web
-
 from areal.errors import ArealError
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError
 from areal.services.web.keys import AdminKey, is_loopback, refuse_open_bind
 from areal.services.web.options import bind
+from areal.services.web.server import HttpServer, Request, Response
 from areal.services.web.service import Service, json_response
 
 _START_S = 30.0
@@ -46,20 +45,20 @@ class WeightEndpoint:
         self.service.route("POST", "/weights/publish", self.publish, Access.ADMIN)
         self.service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
-    async def connect(self, request: web.Request) -> web.Response:
+    async def connect(self, request: Request) -> Response:
         name = (await read_object(request)).get("pair_name")
         outlet = self._outlet(name)
         self._connected.add(str(name))
         return json_response({"status": "ok", "pair_name": name, **outlet.offer()})
 
-    async def publish(self, request: web.Request) -> web.Response:
+    async def publish(self, request: Request) -> Response:
         data = await read_object(request)
         version = data.get("version")
         if type(version) is not int:
             raise ApiError(400, "version must be a whole number", code="invalid_value", param="version")
         return json_response({"status": "ok", **self._outlet(data.get("pair_name")).published(version)})
 
-    async def disconnect(self, request: web.Request) -> web.Response:
+    async def disconnect(self, request: Request) -> Response:
         name = (await read_object(request)).get("pair_name")
         known = name in self._connected
         self._connected.discard(str(name))
@@ -85,12 +84,12 @@ def serving(outlets: dict[str, Outlet], key: AdminKey | None, host: str = "127.0
 
     async def serve() -> None:
         endpoint = WeightEndpoint(outlets, key, loopback=is_loopback(host))
-        runner = web.AppRunner(endpoint.service.app, access_log=None, shutdown_timeout=5.0)
-        await runner.setup()
-        await web.SockSite(runner, sock).start()
-        started.set()
-        await stop.wait()
-        await runner.cleanup()
+        async with endpoint.service.living():
+            server = HttpServer(endpoint.service.answer)
+            await server.listen(sock)
+            started.set()
+            await stop.wait()
+            await server.cancel()
 
     def run() -> None:
         try:

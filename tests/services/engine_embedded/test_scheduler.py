@@ -52,7 +52,7 @@ class History(RuleBasedStateMachine):
     @rule()
     def swap_weights(self) -> None:
         self.epoch += 1
-        self.apply(self.scheduler.weights_changed())
+        self.apply(self.scheduler.forget_cache())
 
     @precondition(lambda self: self.scheduler.has_work)
     @rule(ends=st.sets(st.integers(0, 5)))
@@ -104,14 +104,13 @@ class History(RuleBasedStateMachine):
         return list(step.sequences)
 
     def compute(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Each position sees the sequence's own tokens, computed by weights that it may see."""
+        """Each position sees the sequence's own tokens, all computed by the weights of now."""
         assert sequence.row is not None
         tokens = tuple(sequence.tokens(0, stop))
         held = self.cache.get(sequence.row, [])[:start]
         assert [cell[0] for cell in held] == [tokens[: position + 1] for position in range(start)]
-        assert {cell[1] for cell in held} <= {sequence.epoch, sequence}
-        own: object = self.epoch if sequence.epoch == self.epoch else sequence
-        self.cache[sequence.row] = held + [(tokens[: position + 1], own) for position in range(start, stop)]
+        assert {cell[1] for cell in held} <= {self.epoch}
+        self.cache[sequence.row] = held + [(tokens[: position + 1], self.epoch) for position in range(start, stop)]
 
     def apply(self, copies: tuple[Copy, ...]) -> None:
         for copy in copies:

@@ -2,8 +2,8 @@
 
 Other threads talk to it by commands that it runs in order between steps, so that a reply to ``pause`` or
 ``load_weights`` means that no step is under way and, while paused, that none begins. A paused engine keeps its
-sequences and their cache; after a weight swap they go on, the new weights on top of the keys and values they have, and
-each token carries the version of the weights that sampled it.
+sequences and their cache; after a weight swap they go on from their tokens, with keys and values computed anew: each
+token carries the version of the weights that sampled it, and its log-probability is theirs alone.
 
 A step that fails is not survived: what the cache and the sequences hold is then unknown. Every sequence ends, the
 engine refuses all further calls, and ``on_failure`` is told.
@@ -224,7 +224,7 @@ class Engine:
         if self._released:
             return
         self._runner.release()
-        self._scheduler.evict()
+        self._scheduler.forget_cache()
         self._batch = None
         self._released = True
 
@@ -247,7 +247,8 @@ class Engine:
             # Half of the weights may be new: nothing that follows could be trusted.
             self._broken = error
             raise
-        self._copy(self._scheduler.weights_changed())
+        self._copy(self._scheduler.forget_cache())
+        self._batch = None
         self.counters.weight_loads += 1
         if version is not None:
             self.version = version

@@ -48,7 +48,6 @@ class Scheduler:
         self.preemptions = 0
         self.shared_tokens = 0  # positions that were copied instead of computed
         self.prefixes = Prefixes(limits.kept_tokens, limits.shortest_share)
-        self._epoch = 0  # of the weights
         self._arrivals = 0
         self._decode_is_due = False
 
@@ -97,16 +96,14 @@ class Scheduler:
             if self.partial is chunk.sequence:
                 self.partial = None
 
-    def evict(self) -> None:
-        """All back to the queue, in order of arrival. The cache is gone: there is nothing to keep or to move."""
-        self.weights_changed()
+    def forget_cache(self) -> tuple[Copy, ...]:
+        """What is cached is worth nothing any more: everything goes back to the queue, in order of arrival, and is
+        computed again."""
         for sequence in sorted(self.running, key=lambda each: each.arrival, reverse=True):
-            self._vacate(sequence)
+            sequence.row, sequence.cached = None, 0
             self.waiting.appendleft(sequence)
-
-    def weights_changed(self) -> tuple[Copy, ...]:
-        """What is cached goes on serving the sequences that have it, and no others."""
-        self._epoch += 1
+        self.decoding.clear()
+        self.partial = None
         return tuple(Drop(number) for number in self.prefixes.clear())
 
     def remove(self, sequences: Iterable[Sequence]) -> tuple[Copy, ...]:
@@ -149,7 +146,7 @@ class Scheduler:
     def _admit(self, chunk: Chunk, row: int) -> None:
         sequence = chunk.sequence
         assert self.waiting.popleft() is sequence
-        sequence.row, sequence.epoch, sequence.cached = row, self._epoch, chunk.start
+        sequence.row, sequence.cached = row, chunk.start
         self.shared_tokens += chunk.start
 
     def _shared(self, sequence: Sequence, row: int) -> tuple[int, Copy | None]:
@@ -163,7 +160,7 @@ class Scheduler:
         number, best = self.prefixes.find(wanted, sequence.kind)
         copy: Copy | None = Restore(number, row, best) if best else None
         for other in self.running:
-            if other.epoch == self._epoch and other.kind == sequence.kind:
+            if other.kind == sequence.kind:
                 length = self._common(wanted, other, other.cached)
                 if length > best:
                     assert other.row is not None
@@ -233,7 +230,7 @@ class Scheduler:
 
     def _keep(self, sequence: Sequence) -> list[Copy]:
         """A later turn of the same conversation, or the same sequence in its next row, begins with these tokens."""
-        if sequence.epoch != self._epoch or sequence.row is None:
+        if sequence.row is None:
             return []
         number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached), sequence.kind)
         copies: list[Copy] = [Drop(each) for each in dropped]

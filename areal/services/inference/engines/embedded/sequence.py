@@ -35,7 +35,6 @@ class Sequence:
         "arrival",
         "cached",
         "counts",
-        "epoch",
         "finish",
         "index",
         "key",
@@ -76,7 +75,6 @@ class Sequence:
         self.row: int | None = None
         self.cached = 0
         self.arrival = 0  # order of arrival, given by the scheduler
-        self.epoch = 0  # of the weights when it got its row, given by the scheduler
         self.output: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []

@@ -1,0 +1,77 @@
+"""The gateway's own surface: what it refuses, and its values and barriers."""
+
+import pytest
+
+from tests.services.processes import Answer, Process, Processes
+
+
+@pytest.fixture
+def gateway(processes: Processes) -> Process:
+    return processes.service("weight_update")
+
+
+GOOD = {
+    "pair_name": "p",
+    "mode": "disk",
+    "train_worker_urls": ["http://127.0.0.1:9"],
+    "inference_worker_urls": ["http://127.0.0.1:10"],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"pair_name": ""}, "pair_name"),
+        ({"pair_name": "a/b"}, "pair_name"),
+        ({"mode": "pigeon"}, "mode"),
+        ({"train_worker_urls": []}, "train_worker_urls"),
+        ({"train_worker_urls": ["ftp://x"]}, "train_worker_urls"),
+        ({"inference_worker_urls": "http://127.0.0.1:1"}, "inference_worker_urls"),
+        ({"inference_worker_urls": ["http://127.0.0.1:9"]}, "inference_worker_urls"),
+        ({"inference_gateway_url": "http://127.0.0.1:1"}, "model"),
+    ],
+)
+def test_connect_a_wrong_field_is_named(gateway: Process, processes: Processes, change: dict, param: str) -> None:
+    answer = gateway.call("POST", "/connect", {**GOOD, **change}, key=processes.key)
+    assert answer.status == 400, answer.body
+    assert answer.json()["error"]["param"] == param
+
+
+def test_connect_workers_that_do_not_answer_leave_nothing_behind(gateway: Process, processes: Processes) -> None:
+    for _ in range(2):  # the name is free again
+        answer = gateway.call("POST", "/connect", GOOD, key=processes.key)
+        assert answer.status == 502
+        assert "http://127.0.0.1:9/weights/connect does not answer" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/update_weights", "/disconnect"])
+def test_an_unknown_pair_is_404(gateway: Process, processes: Processes, path: str) -> None:
+    answer = gateway.call("POST", path, {"pair_name": "nobody", "version": 1}, key=processes.key)
+    assert answer.status == 404
+    assert answer.json()["error"]["code"] == "pair_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/connect"), ("GET", "/pairs"), ("GET", "/weight_meta/p/k"), ("PUT", "/weight_meta/p/k")],
+)
+def test_every_route_needs_the_key(gateway: Process, method: str, path: str) -> None:
+    assert gateway.call(method, path, {}).status == 401
+    assert gateway.call(method, path, {}, key="wrong").status == 403
+
+
+def test_values_and_barriers(gateway: Process, processes: Processes) -> None:
+    def ask(method: str, path: str, body: object = None) -> Answer:
+        return gateway.call(method, f"/weight_meta/p/{path}", body, key=processes.key)
+
+    assert ask("GET", "k").status == 404
+    assert ask("PUT", "k", {"value": None}).status == 200
+    assert ask("GET", "k").json() == {"value": None}
+    assert ask("PUT", "k", {}).status == 400
+    assert ask("DELETE", "k").json()["deleted"] is True
+    assert ask("DELETE", "k").json()["deleted"] is False
+    assert ask("PUT", "set/ready", {"value": "a"}).json()["size"] == 1
+    assert ask("PUT", "set/ready", {"value": "a"}).json()["size"] == 1
+    assert ask("PUT", "set/ready", {"value": "b"}).json()["size"] == 2
+    assert ask("GET", "set/ready/size").json() == {"size": 2}
+    assert ask("GET", "set/nobody/size").json() == {"size": 0}

@@ -1,0 +1,178 @@
+"""New weights in running engines, compared with plain forward passes; and what goes wrong on the way."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from areal.training.weights.publisher import WeightUpdateFailed
+from tests.services.processes import Stream, call, wait_until
+from tests.services.weight_update.conftest import MODEL, PROMPT, Side, logprobs_of, model, probe_of, weights
+
+Build = Callable[[int], Side]
+
+
+@pytest.mark.parametrize("mode", ["disk", "shm"])
+def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: str) -> None:
+    here = side(2)
+    pair = here.pair(mode)
+    pair.connect()
+    before = [here.greedy(proxy) for proxy in here.proxies]
+    for version, seed in ((1, 5), (2, 6), (5, 7)):
+        new = model(seed)
+        done = pair.publish(version, weights(new), probe_of(new))
+        assert done.version == version
+        assert done.bytes == sum(tensor.nbytes for _, tensor in weights(new))
+        assert here.versions() == [version, version]
+    assert [here.greedy(proxy) for proxy in here.proxies] != before
+    (listed,) = here.pairs()
+    assert (listed["version"], listed["state"], listed["error"]) == (5, "connected", None)
+    pair.disconnect()
+    assert here.pairs() == []
+
+
+def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_what_sampled_it(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("shm")
+    pair.connect()
+    key, proxy = here.processes.key, here.proxies[0]
+    pair.publish(1, weights(old := AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)))
+    started = call(proxy.port, "POST", "/rl/start_session", {"task_id": "t", "group_size": 16}, key=key).json()
+    sessions = started["sessions"]
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "1234"}],
+        "max_tokens": 110,
+        "logit_bias": {"2": -100},  # never the end
+    }
+    pair.stage(2, weights(new := model(9)), probe_of(new))
+    streams = [Stream(proxy.port, "/v1/chat/completions", body, s["session_api_key"]) for s in sessions]
+    seen: list[list[object]] = [[] for _ in streams]
+    many = threading.Event()
+
+    def read(number: int) -> None:
+        for event in streams[number].events():
+            seen[number].append(event)
+            if min(map(len, seen)) >= 2:
+                many.set()
+
+    readers = [threading.Thread(target=read, args=(number,), name=f"reader-{number}") for number in range(16)]
+    for reader in readers:
+        reader.start()
+    assert many.wait(60)
+    proxy.call("POST", "/pause_generation", key=key)
+    pair.deliver(2)
+    for reader in readers:
+        reader.join(60)
+    assert [events[-1] for events in seen] == ["[DONE]"] * 16
+
+    for session in sessions:
+        call(proxy.port, "POST", "/rl/set_reward", {"reward": 1.0}, key=session["session_api_key"])
+    ids = [session["session_id"] for session in sessions]
+    traj = call(proxy.port, "POST", "/export_trajectories", {"session_ids": ids}, key=key).json()["traj"]
+    swapped = 0
+    for row in range(16):
+        length = sum(traj["attention_mask"][row])
+        tokens, versions = traj["input_ids"][row][:length], traj["versions"][row][:length]
+        sampled = versions[len(PROMPT) :]
+        assert length == len(PROMPT) + 110
+        assert set(sampled) <= {1, 2}
+        assert sampled == sorted(sampled)
+        swapped += 2 in sampled
+        told = torch.tensor(traj["logprobs"][row][:length])
+        by_version = {1: logprobs_of(old.eval(), tokens), 2: logprobs_of(new, tokens)}
+        for place in range(len(PROMPT), length):
+            assert abs(told[place] - by_version[versions[place]][place - 1]) < 1e-3, (row, place)
+    assert swapped  # all of them on a quiet machine; how many had ended by then is the machine's
+
+
+def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("disk")
+    pair.connect()
+    before = here.greedy(here.proxies[0])
+    short = [(name, tensor) for name, tensor in weights(model(5)) if "layers.1" not in name]
+    with pytest.raises(WeightUpdateFailed, match=r"update failed: .*/weights/update answered 400: .*layers\.1"):
+        pair.publish(1, short)
+    assert here.greedy(here.proxies[0]) == before
+    assert here.pairs()[0]["state"] == "failed"
+    new = model(6)
+    pair.publish(2, weights(new), probe_of(new))  # and the next one may succeed
+    assert here.pairs()[0]["state"] == "connected"
+
+
+def test_update_whose_engine_computes_with_other_weights_is_an_error(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("disk")
+    pair.connect()
+    with pytest.raises(WeightUpdateFailed, match="does not compute with the weights it was given"):
+        pair.publish(1, weights(model(5)), probe_of(model(6)))
+
+
+def test_update_with_a_dead_worker_is_an_error_and_the_others_go_on(side: Build) -> None:
+    here = side(2)
+    pair = here.pair("disk")
+    pair.connect()
+    here.proxies[1].kill()
+    with pytest.raises(WeightUpdateFailed, match="does not answer"):
+        pair.publish(1, weights(model(5)))
+    assert here.greedy(here.proxies[0])  # not held still
+
+
+def test_update_while_another_runs_waits_for_it_and_versions_only_grow(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("disk")
+    pair.connect()
+    for version in (1, 2):
+        pair.stage(version, weights(model(version)))
+    answers = {}
+
+    def deliver(version: int) -> None:
+        answers[version] = here.post("/update_weights", {"pair_name": "actor", "version": version})
+
+    threads = [threading.Thread(target=deliver, args=(version,), name=f"deliver-{version}") for version in (2, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    late = here.post("/update_weights", {"pair_name": "actor", "version": 2})
+    assert late.status == 409
+    assert "is at version 2: the next must be above it" in late.json()["error"]["message"]
+    assert here.versions() == [2]
+
+
+def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_connected(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("disk")
+    offer = pair.outlet.offer
+    pair.outlet.offer = lambda: {**offer(), "word": "another"}  # type: ignore[method-assign]
+    with pytest.raises(WeightUpdateFailed, match="is not here what it is on the training side"):
+        pair.connect()
+    assert here.pairs() == []
+    pair.outlet.offer = offer  # type: ignore[method-assign]
+    pair.connect()
+
+
+def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(side: Build) -> None:
+    here = side(2)
+    router = here.processes.router()
+    front = here.processes.gateway(router)
+    here.processes.register(router, here.proxies[0], model="m")
+    pair = here.pair("disk", inference={"inference_gateway_url": front.url, "model": "m"})
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    assert here.versions() == [1, 0]
+    here.processes.register(router, *here.proxies, model="m")
+    key = here.processes.key
+    wait_until(
+        lambda: [w["state"] for w in front.call("GET", "/workers", key=key).json()["workers"]] == ["ready", "ready"]
+    )
+    new = model(2)
+    pair.publish(2, weights(new), probe_of(new))
+    assert here.versions() == [2, 2]
+    here.processes.register(router, here.proxies[1], model="m")
+    here.proxies[0].kill()
+    wait_until(lambda: len(front.call("GET", "/workers", key=key).json()["workers"]) == 1)
+    pair.publish(3, weights(model(3)))
