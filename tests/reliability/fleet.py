@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,18 +83,9 @@ class Fleet:
             wait_ready(proxy.process)
         if self.router is None or self.gateway is None:
             return
-        router, gateway = self.router.process, self.gateway.process
+        router = self.router.process
         wait_until(lambda: self._states(router) == ["ready"] * self.replicas, what="the router sees the workers")
-        serial = router.call("GET", "/table", key=self.key).json()["serial"]
-        known: set[int] = set()  # relays that have the table
-
-        def all_know() -> bool:
-            health = gateway.call("GET", "/health").json()
-            if health["table"]["serial"] >= serial:
-                known.add(health["pid"])
-            return len(known) >= self.relays
-
-        wait_until(all_know, what="each relay has the table")
+        self.wait_known()
 
     def _states(self, router: Process) -> list[str]:
         workers = router.call("GET", "/workers", key=self.key).json()["workers"]
@@ -105,11 +97,34 @@ class Fleet:
             self.register()
         self.wait_ready()
 
-    def register(self) -> None:
-        """What the reconciler tells a router that knows of nothing."""
+    def register(self, *strangers: str) -> None:
+        """What the reconciler tells a router that knows of nothing; ``strangers`` are other workers' addresses."""
         assert self.router is not None
-        self.processes.register(self.router.process, *(proxy.process for proxy in self.proxies))
-        self.router.call("POST", "/synced", {}, key=self.key)
+        known = self.processes.registration(*(proxy.process for proxy in self.proxies), model=MODEL, expected=None)
+        known["workers"] += [{"worker_id": f"stranger-{url[-5:]}", "worker_addr": url} for url in strangers]
+        assert self.router.call("POST", "/register_model", known, key=self.key).status == 200
+        assert self.router.call("POST", "/synced", {}, key=self.key).status == 200
+        self.wait_known()
+
+    def configure(self, **limits: float) -> None:
+        assert self.router is not None
+        assert self.router.call("POST", "/configure", {"limits": limits}, key=self.key).status == 200
+        self.wait_known()
+
+    def wait_known(self) -> None:
+        """Each relay goes by what the router knows now."""
+        if self.router is None or self.gateway is None:
+            return
+        serial = self.router.call("GET", "/table", key=self.key).json()["serial"]
+        known: set[int] = set()  # relays that have the table
+
+        def all_know() -> bool:
+            health = self.front.call("GET", "/health").json()
+            if health["table"]["serial"] >= serial:
+                known.add(health["pid"])
+            return len(known) >= self.relays
+
+        wait_until(all_know, what="each relay has the table")
 
     def _engine(self, number: int) -> Member:
         def start(port: int) -> Process:
@@ -144,3 +159,20 @@ class Fleet:
         assert self.router is not None
         flags = ("--router-url", self.router.process.url, "--port", str(port), "--relays", str(self.relays))
         return self.processes.service("gateway", *flags)
+
+
+@contextlib.contextmanager
+def running_fleet(folder: Path, tokenizer: Path, **what: Any) -> Iterator[Fleet]:
+    """A fleet that is gone afterwards, whatever happens."""
+    processes = Processes(folder)
+    try:
+        yield Fleet(processes, folder, tokenizer, **what)
+    finally:
+        processes.stop()
+
+
+def place_of(fleet: Fleet, session_id: str) -> int:
+    """Which replica has the session."""
+    tag = session_id.rsplit("-", 2)[1]
+    held = [tag in proxy.call("GET", "/ready").json()["journals"] for proxy in fleet.proxies]
+    return held.index(True)

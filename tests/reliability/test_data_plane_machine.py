@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.reliability.fleet import Fleet
+from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.machine import machine_of
-from tests.services.processes import Processes
 
 _QUICK = settings(
     max_examples=6,
@@ -26,9 +25,8 @@ _QUICK = settings(
 
 @pytest.fixture
 def alone(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
-    processes = Processes(tmp_path)
-    yield Fleet(processes, tmp_path, tokenizer)
-    processes.stop()
+    with running_fleet(tmp_path, tokenizer) as fleet:
+        yield fleet
 
 
 def test_random_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from tests.reliability.asking import Said
 from tests.reliability.faults import Outcome, fault
-from tests.reliability.fleet import Fleet
+from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.scenes import SERVED, failure, instruct, scene_at
-from tests.services.processes import Processes
 
 PART = "Engines that say what cannot be true"
 LIES: dict[str, dict[str, Any]] = {
@@ -39,10 +38,8 @@ LIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("lies")
-    processes = Processes(folder)
-    yield Fleet(processes, folder, tokenizer)
-    processes.stop()
+    with running_fleet(tmp_path_factory.mktemp("lies"), tokenizer) as fleet:
+        yield fleet
 
 
 @pytest.mark.parametrize(

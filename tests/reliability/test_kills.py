@@ -18,10 +18,10 @@ import pytest
 
 from tests.reliability.asking import CHAT, Failed, Line, Said
 from tests.reliability.faults import Outcome, fault
-from tests.reliability.fleet import Fleet, Member
+from tests.reliability.fleet import Fleet, Member, place_of, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene, failure, instruct, reached, scene_at
 from tests.services.inference.houses import later, refuses_connections
-from tests.services.processes import Processes, wait_until
+from tests.services.processes import wait_until
 
 PART = "Processes that are killed (`kill -9`)"
 BURST = 16
@@ -29,10 +29,8 @@ BURST = 16
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("kills")
-    processes = Processes(folder)
-    yield Fleet(processes, folder, tokenizer, replicas=2, behind_gateway=True, relays=2)
-    processes.stop()
+    with running_fleet(tmp_path_factory.mktemp("kills"), tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
+        yield fleet
 
 
 @dataclass
@@ -77,16 +75,9 @@ def stage(fleet: Fleet) -> Iterator[Stage]:
         instruct(engine)
     scene = scene_at(fleet)
     line = Line(fleet.front)
-    yield Stage(fleet, scene, _place(fleet, scene), line, line.pid())
+    yield Stage(fleet, scene, place_of(fleet, scene.rollout.session_id), line, line.pid())
     for engine in fleet.engines:
         engine.call("POST", "/continue_generation")
-
-
-def _place(fleet: Fleet, scene: Scene) -> int:
-    """Which replica has the session."""
-    tag = scene.rollout.session_id.rsplit("-", 2)[1]
-    held = [tag in proxy.call("GET", "/ready").json()["journals"] for proxy in fleet.proxies]
-    return held.index(True)
 
 
 # -- what is killed
