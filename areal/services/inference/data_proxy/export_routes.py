@@ -34,6 +34,10 @@ class ExportRoutes:
         self._leases = Leases(vault)
 
     def add_to(self, service: Service) -> None:
+        counter = service.metrics.counter
+        self._exports = counter("areal_exports_total", "Exports answered, repeated ones too.")
+        self._rows = counter("areal_exported_rows_total", "Training rows in those answers.")
+        self._acknowledged = counter("areal_exports_acknowledged_total", "Exports that were received, and are gone.")
         service.route("POST", "/export_trajectories", self.export, Access.ADMIN)
         service.route("POST", "/export_trajectories/ack", self.acknowledge_exports, Access.ADMIN)
         service.route("GET", "/trajectories", self.lend, Access.ADMIN)
@@ -52,6 +56,8 @@ class ExportRoutes:
             export = await journal.check_export(wanted)
             return json_response({"status": "ok", "kind": "text" if export.interactions is not None else "tokens"})
         kept, export = await journal.export(wanted)
+        self._exports.inc()
+        self._rows.inc(len(export.rows))
         return await asyncio.to_thread(_answer, str(kept.name), export, form)
 
     def _name_the_group(self, data: dict[str, Any]) -> None:
@@ -89,7 +95,9 @@ class ExportRoutes:
         journal = self._vault.journal(name.tag)
         if journal is None:
             raise elsewhere()
-        return json_response({"status": "ok", "released": await journal.acknowledge(name)})
+        released = await journal.acknowledge(name)
+        self._acknowledged.inc(int(released))
+        return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
         """With ``limit=0`` nothing is lent; the answer says whether anything could be."""

@@ -36,6 +36,9 @@ class SessionRoutes:
         self._model = model
 
     def add_to(self, service: Service) -> None:
+        counter = service.metrics.counter
+        self._started = counter("areal_sessions_started_total", "Sessions started.")
+        self._rewards = counter("areal_rewards_total", "Rewards given.")
         self._vault.leaving = lambda: service.lifetime.draining
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
@@ -56,6 +59,7 @@ class SessionRoutes:
         if own_key is not None and (held := self._vault.holder_of_key(own_key.encode())) is not None:
             journal = held[0]
         group, started = await journal.start(task, size, own_key, online)
+        self._started.inc(len(started))
         sessions = [{"session_id": each.session_id, "session_api_key": each.key} for each in started]
         return json_response({"group_id": group, "sessions": sessions}, status=201)
 
@@ -89,6 +93,7 @@ class SessionRoutes:
             raise bad_request("interaction_id must be a string", param="interaction_id")
         caller = self._callers.meant(caller, data.get("session_id"))
         answer = await caller.journal.reward(caller.session, value, interaction_id)
+        self._rewards.inc()
         return json_response(asdict(answer))
 
     async def end(self, request: Request) -> Response:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,7 @@ class GroupCommit:
         self._closing = False
         self.failing: str | None = None
         self.commits = 0
+        self.observe: Callable[[float], None] = lambda seconds: None
 
     async def run(self, apply: Callable[[], _T]) -> _T:
         """``apply()``'s value, once it is durable. Raises what it raises; ApiError 507 or 500 when the store fails."""
@@ -77,6 +79,7 @@ class GroupCommit:
 
     async def _commit(self) -> None:
         batch: list[_Change] = []
+        began = time.perf_counter()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             await self._apply(batch)
@@ -86,6 +89,7 @@ class GroupCommit:
             return
         self.failing = None
         self.commits += 1
+        self.observe(time.perf_counter() - began)
         self._settled(True)
         for change in batch:
             if not change.done.done():

@@ -198,6 +198,11 @@ class Journal:
         count: int = self._look(lambda ledger: ledger.db.execute(query).fetchone()[0])
         return count - 1  # the standing one
 
+    def count_trajectories(self, phase: Phase) -> int:
+        query = "SELECT count(*) FROM trajectories WHERE phase=?"
+        count: int = self._look(lambda ledger: ledger.db.execute(query, (int(phase),)).fetchone()[0])
+        return count
+
     def totals(self, session: int) -> tuple[int, float | None]:
         """Interactions that it holds, and the sum of the rewards given; None when none was."""
         return self._look(lambda ledger: ledger.totals(session))

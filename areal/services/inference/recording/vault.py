@@ -135,6 +135,7 @@ class Vault:
             return None
         self.unreadable.pop(folder.path, None)
         journal.on_ready = self._wake
+        journal.commits.observe = self.own.commits.observe
         return journal
 
     async def _retire(self, journal: Journal) -> None:

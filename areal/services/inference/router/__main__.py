@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from areal.services.inference.router.app import RouterRoutes
 from areal.services.inference.router.health import Readiness
+from areal.services.inference.router.metrics import count_workers
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry
 from areal.services.inference.router.session_placing import SessionPlacing
@@ -42,6 +43,7 @@ def main() -> None:
             headers = options.key.bearer() if options.key else {}
             prober = Prober(registry, http, headers)
             placing = SessionPlacing(registry, http, headers)
+            count_workers(service.metrics, registry)
             RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing).add_to(service)
 
             @contextlib.asynccontextmanager
