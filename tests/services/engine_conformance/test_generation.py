@@ -16,6 +16,12 @@ from tests.services.engine_conformance.conftest import Subject
 from tests.services.engine_conformance.models import END, MAX_LEN, TOLERANCE, VOCAB, gap, greedy, logprobs
 
 PROMPT = [5, 6, 7, 8]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+    "required": ["ok", "size"],
+    "additionalProperties": False,
+}
 LONG = [3 + number % 300 for number in range(200)]
 
 
@@ -130,13 +136,25 @@ async def test_prompt_that_is_none_is_refused_and_harms_nothing(engine: Subject,
 
 
 async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
-        "required": ["ok", "size"],
-        "additionalProperties": False,
-    }
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    answer, _ = await answer_in_schema(engine)
+    tokenizer = Tokenizer.from_file(str(engine.models.folders[0] / "tokenizer.json"))
+    validate(json.loads(tokenizer.decode(answer[:-1])), SCHEMA)
+
+
+async def test_logprobs_under_a_schema_are_still_those_of_the_model(
+    engine: Subject, request: pytest.FixtureRequest
+) -> None:
+    if engine.kind == "vllm":
+        # Seen with 0.32: under a grammar it reports the log-probabilities of what the grammar left, so that a token
+        # that had to come has 0. A trainer must not take those for the model's.
+        request.applymarker(pytest.mark.xfail(strict=True, reason="vLLM reports what its grammar left"))
+    answer, said = await answer_in_schema(engine)
+    assert gap(engine.models.versions[0], PROMPT, answer, said) < TOLERANCE
+
+
+async def answer_in_schema(engine: Subject) -> tuple[list[int], list[float]]:
+    """The tokens of an answer that ended by itself, and their log-probabilities."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     assert engine.client.capabilities.response_format
     tokenizer = Tokenizer.from_file(str(engine.models.folders[0] / "tokenizer.json"))
     # JSON may have as much white space as it likes, and a random model likes it as much as anything.
@@ -145,5 +163,4 @@ async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
     call = EngineCall(f"schema-{id(engine)}", tuple(PROMPT), sampling, response_format=wanted)
     deltas = [delta async for delta in engine.client.generate(call)]
     assert deltas[-1].finish_reason is FinishReason.STOP
-    validate(json.loads(tokenizer.decode(tokens(deltas)[:-1])), schema)
-    assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas)) < TOLERANCE
+    return tokens(deltas), told(deltas)

@@ -43,7 +43,7 @@ class Ask:
     that there is room for. ``store`` false: the call is not to be recorded. ``echo``: the prompt's text comes before
     the answer's. ``messages`` is the chat as the caller wrote it, in OpenAI's form whichever API it came by.
     ``after_answer``: given the text up to and with the chat's last answer, and that of its end token, what the template
-    has after it; None where the template does not go on from that text."""
+    has after it; None where the template does not go on from that text. ``adapter``: the LoRA adapter that answers."""
 
     prompts: tuple[Callable[[], list[int]], ...]
     sampling: Sampling
@@ -57,6 +57,7 @@ class Ask:
     messages: Sequence[Mapping[str, Any]] = ()
     text: Callable[[], str] | None = None
     after_answer: Callable[[str, str], str | None] | None = None
+    adapter: str | None = None
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> Ask:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from areal.services.inference.data_proxy.adapters import adapter_of
 from areal.services.inference.data_proxy.apis import Apis, Asked, Read
 from areal.services.inference.data_proxy.asks import Ask
 from areal.services.inference.data_proxy.choice import Choice, Update
@@ -43,11 +44,12 @@ from areal.services.web.watchdog import Watchdog
 
 @dataclass(frozen=True)
 class ProxyLimits:
-    """``max_model_len`` is asked at each call: the engine says it once it is up."""
+    """``max_model_len`` and ``adapters`` are asked at each call: the engine says them once it is up."""
 
     max_body_bytes: int
     request_timeout_s: float
     max_model_len: Callable[[], int | None]
+    adapters: Callable[[], tuple[str, ...]] = tuple
 
 
 @dataclass
@@ -56,13 +58,6 @@ class Clock:
 
     started: float
     engine_s: float = 0.0
-    first: float = 0.0  # when the first token was here
-    last: float = 0.0
-
-    def said(self, now: float, engine_s: float) -> None:
-        self.engine_s += engine_s
-        self.first = self.first or now
-        self.last = now
 
     def overhead_us(self) -> int:
         return int((time.perf_counter() - self.started - self.engine_s) * 1e6)
@@ -135,8 +130,9 @@ class ModelCalls:
 
     def _read(self, data: dict[str, Any], read: Read) -> Asked:
         fields = Fields(data)
-        self._check_model(fields.text("model"))
-        return read(fields)
+        adapter = adapter_of(fields.text("model"), self._model, self._limits.adapters())
+        asked = read(fields)
+        return asked if adapter is None else replace(asked, ask=replace(asked.ask, adapter=adapter))
 
     async def _answer(self, request: Request, read: Read) -> AnyResponse:
         caller = self._visits.caller(request.headers)
@@ -188,11 +184,6 @@ class ModelCalls:
         await out.write(shape.opening() + b"".join(map(shape.update, updates)) + shape.closing())
         return out
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._model:
-            message = f"the model {name!r} does not exist; here is {self._model!r}"
-            raise ApiError(404, message, code="model_not_found", param="model")
-
     def _room(self, ask: Ask, prompt_tokens: int) -> int | None:
         """How many tokens the answer may have. Raises 400 when the context has no room for what is asked."""
         if prompt_tokens == 0:
@@ -229,7 +220,8 @@ class ModelCalls:
         ]
         echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
         at = int(time.time()) if created is None else created
-        return Frame(answer_id, self._model, self._codec, answering, prompts, choices, echoed, at)
+        model = f"{self._model}:{ask.adapter}" if ask.adapter else self._model
+        return Frame(answer_id, model, self._codec, answering, prompts, choices, echoed, at)
 
     def _tail(self, prompt: list[int]) -> str:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
@@ -238,7 +230,9 @@ class ModelCalls:
         each = frame.per_prompt
         return tuple(
             Drive(
-                EngineCall(f"{frame.answer_id}-{index}", prompt, ask.sampling, ask.answering.response_format),
+                EngineCall(
+                    f"{frame.answer_id}-{index}", prompt, ask.sampling, ask.answering.response_format, ask.adapter
+                ),
                 frame.choices[index * each : (index + 1) * each],
             )
             for index, prompt in enumerate(frame.prompts)
@@ -284,8 +278,7 @@ class ModelCalls:
             running = len(prepared.frame.choices)
             waiting_since = time.perf_counter()
             async for update in updates:
-                now = time.perf_counter()
-                prepared.clock.said(now, now - waiting_since)
+                prepared.clock.engine_s += time.perf_counter() - waiting_since
                 begun = True
                 watchdog.kick()
                 if update.finish_reason is not None:
@@ -303,8 +296,7 @@ class ModelCalls:
     async def _record(self, prepared: Prepared) -> None:
         """The answer is complete: it is on disk before the caller has its last byte."""
         visit, frame = prepared.visit, prepared.frame
-        clock = prepared.clock
-        self._counts.answered(frame, clock.first - clock.started, clock.last - clock.first)
+        self._counts.answered(frame)
         if not visit.keeps(prepared.ask.store):
             return
         cost_us = DECODE_US * sum(len(choice.token_ids) for choice in frame.choices)

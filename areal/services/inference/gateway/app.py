@@ -48,23 +48,26 @@ class GatewayRoutes:
     async def models(self, request: Request) -> Response:
         await self._keys.journal_of(request.headers)
         models = self._table.published()
-        data = [_openai_model(model) for model in models]
-        return json_response({"object": "list", "data": data, "models": [model.name for model in models]})
+        data = [entry for model in models for entry in _openai_models(model)]
+        return json_response({"object": "list", "data": data, "models": [entry["id"] for entry in data]})
 
     async def model(self, request: Request) -> Response:
         await self._keys.journal_of(request.headers)
         name = request.match_info["name"]
         for model in self._table.published():
-            if model.name == name:
-                return json_response(_openai_model(model))
+            for entry in _openai_models(model):
+                if entry["id"] == name:
+                    return json_response(entry)
         raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
 
-def _openai_model(model: ModelEntry) -> dict[str, object]:
-    """OpenAI's fields, and vLLM's two where the workers told them."""
-    entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "areal"}
-    more = {"root": model.root, "max_model_len": model.max_model_len}
-    return entry | {name: value for name, value in more.items() if value is not None}
+def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
+    """The model and its adapters: OpenAI's fields, and vLLM's where the workers told them."""
+    entry: dict[str, object] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "areal"}
+    told = {"root": model.root, "max_model_len": model.max_model_len}
+    entry |= {name: value for name, value in told.items() if value is not None}
+    adapters = [{**entry, "id": f"{model.name}:{adapter}", "parent": model.name} for adapter in model.adapters]
+    return [entry, *adapters]
 
 
 def not_ready(table: LiveTable) -> str | None:

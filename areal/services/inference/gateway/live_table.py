@@ -69,14 +69,24 @@ class LiveTable:
         return [model for model in self.snapshot.models.values() if model.published]
 
     def resolve(self, name: str | None) -> ModelEntry | None:
-        """The model asked for. None when it is unknown. Raises 400 when none is named and several could be meant."""
+        """The model asked for, by its name or by that of an adapter (``adapter``, ``model:adapter``). None when it is
+        unknown. Raises 400 when none is named and several could be meant."""
         models = self.snapshot.models
         if name is not None:
-            return models.get(name)
+            return models.get(name) or self._with_adapter(name)
         if len(models) > 1:
             message = f"model is required: this service has {', '.join(sorted(models))}"
             raise ApiError(400, message, param="model", code="missing_field")
         return next(iter(models.values()), None)
+
+    def _with_adapter(self, name: str) -> ModelEntry | None:
+        """By ``adapter`` alone where one model has it; of several, the name must say which."""
+        base, colon, adapter = name.partition(":")
+        if colon and base in self.snapshot.models:
+            model = self.snapshot.models[base]
+            return model if adapter in model.adapters else None
+        having = [model for model in self.snapshot.models.values() if name in model.adapters]
+        return having[0] if len(having) == 1 else None
 
     def model_of_journal(self, tag: str) -> str | None:
         """The model whose data proxies have this journal: one of them, or none just now."""

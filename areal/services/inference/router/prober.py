@@ -78,7 +78,7 @@ def _report(data: Mapping[str, Any], asked_at: float) -> Report:
             tuple(item for item in value if isinstance(item, str) and is_tag(item)) if isinstance(value, list) else ()
         )
 
-    root = data.get("root")
+    root, adapters = data.get("root"), data.get("adapters")
     return Report(
         in_flight=number("in_flight") or 0,
         in_flight_tokens=number("in_flight_tokens") or 0,
@@ -86,6 +86,7 @@ def _report(data: Mapping[str, Any], asked_at: float) -> Report:
         paused=data.get("paused") is True,
         max_model_len=number("max_model_len"),
         root=root if isinstance(root, str) else None,
+        adapters=tuple(map(str, adapters)) if isinstance(adapters, list) else (),
         journals=tags("journals"),
         elsewhere=tags("journals_elsewhere"),
         sessions=number("sessions") or 0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +31,7 @@ class Report:
     paused: bool = False
     max_model_len: int | None = None
     root: str | None = None
+    adapters: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     sessions: int = 0
@@ -57,7 +58,8 @@ class Worker:
     def public(self) -> tuple[object, ...]:
         """What the table says of it, or takes from it."""
         told = self.report
-        return self.state, self.health.seen, told.max_model_len, told.root, told.journals, told.elsewhere
+        about = told.max_model_len, told.root, told.adapters
+        return self.state, self.health.seen, about, told.journals, told.elsewhere
 
     @property
     def entry(self) -> WorkerEntry:
@@ -217,6 +219,7 @@ class Registry:
             created=model.created,
             max_model_len=min(filter(None, (worker.report.max_model_len for worker in workers)), default=None),
             root=next(filter(None, (worker.report.root for worker in workers)), None),
+            adapters=_adapters([worker for worker in workers if worker.state == READY]),
             orphans=tuple(sorted(model.journals - held)),
             readiness=model.readiness,
         )
@@ -242,3 +245,9 @@ def worker_base_url(text: str) -> str:
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
         raise ValueError(f"worker address {text!r} must be a host and a port, nothing else")
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _adapters(ready: Sequence[Worker]) -> tuple[str, ...]:
+    """Those that every ready worker serves: a call that names one may go to any of them."""
+    shared = set(ready[0].report.adapters).intersection(*(worker.report.adapters for worker in ready)) if ready else ()
+    return tuple(sorted(shared))

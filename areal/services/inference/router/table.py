@@ -57,6 +57,7 @@ class ModelEntry:
     """A model and its workers. It is published once ``expected`` of them are known; before, calls wait.
 
     ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
+    ``adapters``: LoRA adapters that all of its ready workers serve.
     ``orphans``: journals that none of its workers serves just now; some worker will.
     """
 
@@ -67,6 +68,7 @@ class ModelEntry:
     created: int = 0  # seconds since the epoch
     max_model_len: int | None = None
     root: str | None = None
+    adapters: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     readiness: Readiness = DEFAULT
 
@@ -169,6 +171,7 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
         "created": model.created,
         "max_model_len": model.max_model_len,
         "root": model.root,
+        "adapters": list(model.adapters),
         "orphans": list(model.orphans),
         "readiness": model.readiness.to_json(),
     }
@@ -183,6 +186,7 @@ def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
         created=data["created"],
         max_model_len=data.get("max_model_len"),
         root=data.get("root"),
+        adapters=tuple(data.get("adapters", ())),
         orphans=tuple(data.get("orphans", ())),
         readiness=Readiness.of(data.get("readiness", {})),
     )
