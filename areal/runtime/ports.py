@@ -104,7 +104,7 @@ def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
     """(port, socket inode, user id) of each listening socket of a network namespace."""
     for table in ("tcp", "tcp6"):
         try:
-            text = procfs.read_bytes(f"{tables}/{table}").decode()
+            text = procfs.read_table(f"{tables}/{table}").decode()
         except OSError:
             continue
         for line in text.splitlines()[1:]:

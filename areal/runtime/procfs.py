@@ -47,6 +47,18 @@ def read_bytes(path: str) -> bytes:
         os.close(fd)
 
 
+def read_table(path: str) -> bytes:
+    """The whole of a file that the kernel gives out in pieces: a short read of a table is not its end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 20):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
 def read_stat(pid: int) -> Stat | None:
     """None when no such process exists. The command name may hold spaces and brackets: split after the last one."""
     try:

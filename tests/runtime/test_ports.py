@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import ExitStack
 
 from areal.runtime.ports import ports_of
 
@@ -22,3 +23,10 @@ def test_ports_of_a_process_are_those_it_listens_on() -> None:
 
 def test_ports_of_nobody_are_none() -> None:
     assert ports_of(2**22 + 1) == ()
+
+
+def test_ports_are_found_in_a_table_of_many_pages() -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(500)]
+        bound = {server.getsockname()[1] for server in servers}
+        assert bound <= set(ports_of(os.getpid()))
