@@ -49,6 +49,7 @@ class Fleet:
     behind_gateway: bool = False
     relays: int = 1
     proxy_flags: tuple[str, ...] = ()
+    warped_by: Path | None = None  # a file that moves the data proxies' clocks
 
     def __post_init__(self) -> None:
         self.engines = [self._engine(number) for number in range(self.replicas)]
@@ -138,7 +139,7 @@ class Fleet:
 
     def _proxy(self, number: int) -> Member:
         def start(port: int) -> Process:
-            return self.processes.service("data_proxy", *self._proxy_flags(number, port), env=self._run(number))
+            return self._start_proxy(self._proxy_flags(number, port), {"AREAL_RUN_UID": f"run-{number}"})
 
         member = Member(f"data-proxy-{number}", start)
         wait_ready(member.process)
@@ -152,8 +153,13 @@ class Fleet:
             *("--state-dir", str(self.folder / "state"), "--adopt-after", "3600", *self.proxy_flags),
         )
 
-    def _run(self, number: int) -> dict[str, str]:
-        return {"AREAL_RUN_UID": f"run-{number}"}
+    def _start_proxy(self, flags: tuple[str, ...], env: dict[str, str]) -> Process:
+        if self.warped_by is None:
+            return self.processes.service("data_proxy", *flags, env=env)
+        argv = (str(HERE / "warped.py"), str(self.warped_by), "areal.services.inference.data_proxy")
+        process = self.processes.spawn(*argv, *flags, "--admin-key-file", str(self.processes.key_file), env=env)
+        process.port = int(process.wait_log(r"listens on \S+ port (\d+)")[1])
+        return process
 
     def _start_gateway(self, port: int) -> Process:
         assert self.router is not None
