@@ -58,6 +58,13 @@ class Clock:
 
     started: float
     engine_s: float = 0.0
+    first: float = 0.0  # when the first token was here
+    last: float = 0.0
+
+    def said(self, now: float, engine_s: float) -> None:
+        self.engine_s += engine_s
+        self.first = self.first or now
+        self.last = now
 
     def overhead_us(self) -> int:
         return int((time.perf_counter() - self.started - self.engine_s) * 1e6)
@@ -278,7 +285,8 @@ class ModelCalls:
             running = len(prepared.frame.choices)
             waiting_since = time.perf_counter()
             async for update in updates:
-                prepared.clock.engine_s += time.perf_counter() - waiting_since
+                now = time.perf_counter()
+                prepared.clock.said(now, now - waiting_since)
                 begun = True
                 watchdog.kick()
                 if update.finish_reason is not None:
@@ -296,7 +304,8 @@ class ModelCalls:
     async def _record(self, prepared: Prepared) -> None:
         """The answer is complete: it is on disk before the caller has its last byte."""
         visit, frame = prepared.visit, prepared.frame
-        self._counts.answered(frame)
+        clock = prepared.clock
+        self._counts.answered(frame, clock.first - clock.started, clock.last - clock.first)
         if not visit.keeps(prepared.ask.store):
             return
         cost_us = DECODE_US * sum(len(choice.token_ids) for choice in frame.choices)

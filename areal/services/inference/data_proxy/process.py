@@ -19,6 +19,7 @@ from areal.services.inference.data_proxy.export_routes import ExportRoutes
 from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.keeping import keeping, keeping_details
+from areal.services.inference.data_proxy.keeping_metrics import count_journals
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_base_url, provider_key
 from areal.services.inference.data_proxy.reading import load_parsers
@@ -97,6 +98,10 @@ def _token_engine(args: argparse.Namespace) -> Build:
         service = _service(args, options, watch, not_ready, details)
         control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
         counts = TokenCounts(service.metrics)
+        held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
+        held.set_function(lambda: calls.tokens_in_flight)
+        paused = service.metrics.gauge("areal_paused", "1 while generation is held still.")
+        paused.set_function(lambda: float(suspension.active))
         generator = Generator(engine, suspension)
         visits = Visits(vault, options.key)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
@@ -174,6 +179,8 @@ def _service(
             yield
 
     service.beside(watching)
+    version = service.metrics.gauge("areal_weight_version", "Version of the weights that sample now; -1: none is set.")
+    version.set_function(lambda: -1 if watch.state.version is None else watch.state.version)
     return service
 
 
@@ -186,6 +193,7 @@ def _add_session_routes(service: Service, model: str, vault: Vault | None, key: 
     if vault is not None:
         SessionRoutes(vault, Callers(vault, key), key, model).add_to(service)
         ExportRoutes(vault).add_to(service)
+        count_journals(service.metrics, vault)
 
 
 def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler], access: Access) -> None:
