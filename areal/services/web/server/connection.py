@@ -104,9 +104,10 @@ class HttpConnection(asyncio.Protocol):
             return
         before = self._messages
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._ignore_upgrade()
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_as_no_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._fail(self._refusal or ApiError(400, f"this is no valid HTTP: {error}", code="invalid_http"))
             return
@@ -157,16 +158,22 @@ class HttpConnection(asyncio.Protocol):
 
     def on_url(self, part: bytes) -> None:
         self._target += part
+        self._count(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
-        self._head_bytes += len(name) + len(value)
+        self._count(len(name) + len(value))
+        add_field(self._raw, name, value)
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
         if self._fields > self._limits.header_count or self._head_bytes > self._limits.header_bytes:
             self._stop(_head_too_large())
-        add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._parser.should_upgrade():
+            return
         request = self._read_head()
         self._incoming = request
         if self._current is None:
@@ -183,9 +190,9 @@ class HttpConnection(asyncio.Protocol):
             self._mind_reading()
 
     def on_message_complete(self) -> None:
-        assert self._incoming is not None
-        self._incoming.completed()
-        self._incoming = None
+        if self._incoming is not None:
+            self._incoming.completed()
+            self._incoming = None
 
     def _read_head(self) -> Request:
         raw, target, parser = self._raw, self._target, self._parser
@@ -210,12 +217,16 @@ class HttpConnection(asyncio.Protocol):
         self._refusal = refusal
         raise httptools.HttpParserError(refusal.message)
 
-    def _ignore_upgrade(self) -> None:
-        """Nothing is upgraded here: the request is answered as any other, and its connection is not used again."""
-        self._deaf = True
-        for request in (self._current, *self._waiting):
-            if isinstance(request, Request):
-                request.keep_alive = False
+    def _parse_as_no_upgrade(self, rest: bytes) -> None:
+        """Nothing is upgraded here: a request that asks for it is parsed again without its wish, since the parser takes
+        what follows its head for another protocol."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._stop(ApiError(405, "this is no proxy: CONNECT is not allowed", code="method_not_allowed"))
+        fields = [(name, value) for name, value in self._raw.items() if name not in (b"upgrade", b"connection")]
+        lines = [b"%b: %b" % field for field in fields] + [b"Connection: close", b"", b""]
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"\r\n".join([b"%b %b HTTP/1.1" % (method, self._target), *lines]) + rest)
 
     def _fail(self, error: ApiError) -> None:
         """What comes is not to be read on: say so, once everything before it is answered."""

@@ -1,0 +1,342 @@
+"""How answers are written, how streams flow, and what a caller that leaves or lags does to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
+
+import pytest
+
+from areal.services.web.server import AnyResponse, Request, Response, ServerLimits, StreamResponse
+from tests.services.web.server.talking import QUICK, echo, get, post, serving
+
+
+def streaming(*parts: bytes, **headers: str) -> Callable[[Request], Awaitable[AnyResponse]]:
+    async def stream(request: Request) -> AnyResponse:
+        out = StreamResponse(headers={"Content-Type": "text/plain", **headers})
+        await out.prepare(request)
+        for part in parts:
+            await out.write(part)
+            await asyncio.sleep(0)
+        return out
+
+    return stream
+
+
+async def test_answer_has_its_length_date_and_id() -> None:
+    async def plain(request: Request) -> AnyResponse:
+        return Response(201, b"hi", content_type="text/plain", headers={"x-a": "é"})
+
+    async with serving(plain) as house:
+        said = await house.ask(get("/", "x-request-id: r-1"))
+    assert (said.status, said.body, said.headers["content-type"]) == (201, b"hi", "text/plain")
+    assert said.headers["x-request-id"] == "r-1" and said.headers["content-length"] == "2"
+    assert parsedate_to_datetime(said.headers["date"])
+
+
+async def test_large_answer_arrives_whole() -> None:
+    body = bytes(range(256)) * 40_000
+
+    async def large(request: Request) -> AnyResponse:
+        return Response(200, body)
+
+    async with serving(large) as house:
+        assert (await house.ask(get())).body == body
+
+
+async def test_stream_is_chunked_and_ends() -> None:
+    async with serving(streaming(b"one", b"", b"two")) as house, house.caller() as caller:
+        for _ in range(2):
+            await caller.say(get())
+            said = await caller.answer()
+            assert said.body == b"onetwo" and said.headers["transfer-encoding"] == "chunked"
+
+
+async def test_stream_for_http_1_0_is_ended_by_the_connection() -> None:
+    async with serving(streaming(b"one", b"two")) as house:
+        said = await house.ask(b"GET / HTTP/1.0\r\n\r\n")
+    assert said.body == b"onetwo" and "transfer-encoding" not in said.headers
+
+
+async def test_stream_that_nobody_wrote_to_is_an_empty_one() -> None:
+    async def nothing(request: Request) -> AnyResponse:
+        return StreamResponse()
+
+    async with serving(nothing) as house, house.caller() as caller:
+        await caller.say(get() + b"HEAD / HTTP/1.1\r\nHost: here\r\n\r\n" + get())
+        assert (await caller.answer()).body == b""
+        assert (await caller.answer(of="HEAD")).status == 200
+        assert (await caller.answer()).body == b""
+
+
+async def test_answer_given_early_is_not_given_again() -> None:
+    async def early(request: Request) -> AnyResponse:
+        response = Response(200, b"now")
+        await request.answer(response)
+        return response
+
+    async with serving(early) as house, house.caller() as caller:
+        await caller.say(get() * 2)
+        assert [(await caller.answer()).body for _ in range(2)] == [b"now", b"now"]
+
+
+@pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\rb"])
+async def test_header_with_a_line_break_is_never_written(value: str) -> None:
+    async def splitting(request: Request) -> AnyResponse:
+        return Response(200, headers={"x-a": value})
+
+    async with serving(splitting) as house, house.caller() as caller:
+        await caller.say(get())
+        assert await caller.ended()
+
+
+async def test_caller_that_leaves_cancels_its_handler() -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: Request) -> AnyResponse:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return Response(200)
+
+    for how in ("aborts", "hangs up"):
+        begun.clear()
+        cancelled.clear()
+        async with serving(waits) as house, house.caller() as caller:
+            await caller.say(get())
+            await asyncio.wait_for(begun.wait(), 10)
+            caller.leave() if how == "aborts" else caller.writer.close()
+            await asyncio.wait_for(cancelled.wait(), 10)
+
+
+async def test_caller_that_leaves_in_the_middle_of_its_body_cancels_its_handler() -> None:
+    ended: asyncio.Queue[type[BaseException]] = asyncio.Queue()
+
+    async def reads(request: Request) -> AnyResponse:
+        try:
+            await request.read(100)
+        except BaseException as error:
+            ended.put_nowait(type(error))
+            raise
+        return Response(200)
+
+    async with serving(reads) as house, house.caller() as caller:
+        await caller.say(post(b"hello")[:-1])
+        await asyncio.sleep(0.05)
+        caller.leave()
+        assert await asyncio.wait_for(ended.get(), 10) is asyncio.CancelledError
+
+
+async def test_slow_caller_holds_its_stream_back() -> None:
+    written = 0
+    part, parts = b"x" * 65536, 1024
+
+    async def much(request: Request) -> AnyResponse:
+        nonlocal written
+        out = StreamResponse()
+        await out.prepare(request)
+        for _ in range(parts):
+            await out.write(part)
+            written += 1
+        return out
+
+    async with serving(much) as house, house.caller() as caller:
+        caller.lag()
+        await caller.say(get())
+        before = -1
+        while before != written:
+            before = written
+            await asyncio.sleep(0.1)
+        assert 0 < written < parts
+        caller.catch_up()
+        assert len((await caller.answer()).body) == len(part) * parts
+
+
+class Tap:
+    """A source that notes how it is held back."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.flows = asyncio.Event()
+        self.flows.set()
+
+    def pause(self) -> None:
+        self.said.append("pause")
+        self.flows.clear()
+
+    def resume(self) -> None:
+        self.said.append("resume")
+        self.flows.set()
+
+
+async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> None:
+    tap = Tap()
+    part, parts = b"x" * 65536, 512
+
+    async def fed(request: Request) -> AnyResponse:
+        out = StreamResponse()
+        out.begin(request)
+        out.hold_back(tap)
+        for _ in range(parts):
+            await tap.flows.wait()
+            out.feed(part)
+        out.hold_back(None)
+        return out
+
+    async with serving(fed) as house, house.caller() as caller:
+        caller.lag()
+        await caller.say(get())
+        await asyncio.sleep(0.2)
+        assert tap.said[-1] == "pause"
+        caller.catch_up()
+        assert len((await caller.answer()).body) == len(part) * parts
+    assert tap.said[:2] == ["pause", "resume"]
+
+
+async def test_writing_to_a_caller_that_is_gone_raises() -> None:
+    raised: asyncio.Queue[str] = asyncio.Queue()
+
+    async def late(request: Request) -> AnyResponse:
+        out = StreamResponse()
+        await out.prepare(request)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            with pytest.raises(ConnectionResetError):
+                out.feed(b"x")
+            with pytest.raises(ConnectionResetError):
+                await out.write(b"x")
+            raised.put_nowait("both")
+            raise
+        return out
+
+    async with serving(late) as house, house.caller() as caller:
+        await caller.say(get())
+        await caller.head()
+        caller.leave()
+        assert await asyncio.wait_for(raised.get(), 10) == "both"
+
+
+async def test_handler_that_fails_without_an_answer_closes_the_connection() -> None:
+    async def broken(request: Request) -> AnyResponse:
+        raise RuntimeError("a fault of ours")
+
+    async with serving(broken) as house, house.caller() as caller:
+        await caller.say(get())
+        assert await caller.ended()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: h\r\nx: ",
+        post(b"hello")[:-1],
+        post(b"hello", "Expect: 100-continue")[:-5],
+        b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe",
+    ],
+    ids=["head", "body", "continue", "chunk"],
+)
+async def test_request_that_does_not_come_is_408(data: bytes) -> None:
+    async with serving(echo, QUICK) as house, house.caller() as caller:
+        await caller.say(data)
+        said = await caller.answer()
+        if said.status == 100:
+            said = await caller.answer()
+        assert said.status == 408 and said.headers["connection"] == "close"
+        assert await caller.ended()
+
+
+async def test_request_that_drips_is_408_however_long_it_drips() -> None:
+    async with serving(echo, QUICK) as house, house.caller() as caller:
+        answer = asyncio.create_task(caller.answer(), name="answer")
+        await caller.say(post(b"x" * 1000)[:-1000])
+        for _ in range(500):
+            await caller.say(b"x")
+            await asyncio.sleep(0.01)
+            if answer.done():
+                break
+        assert (await answer).status == 408
+
+
+async def test_idle_connection_is_closed_after_a_while_and_not_before() -> None:
+    async with serving(echo, QUICK) as house, house.caller() as fresh, house.caller() as used:
+        await used.say(get())
+        assert (await used.answer()).status == 200
+        await asyncio.sleep(0.1)
+        await used.say(get())
+        assert (await used.answer()).status == 200
+        assert await used.ended() and await fresh.ended()
+
+
+async def test_handler_that_takes_long_is_not_an_idle_connection() -> None:
+    async def slow(request: Request) -> AnyResponse:
+        await asyncio.sleep(0.5)
+        return Response(200)
+
+    async with serving(slow, QUICK) as house:
+        assert (await house.ask(get())).status == 200
+
+
+async def test_caller_that_takes_nothing_of_its_answer_is_let_go() -> None:
+    async def much(request: Request) -> AnyResponse:
+        return Response(200, b"x" * 2**26)
+
+    async with serving(much, QUICK) as house, house.caller() as caller:
+        caller.lag()
+        await caller.say(get())
+        await house.emptied()
+
+
+async def test_drain_finishes_what_runs_and_closes_the_rest() -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def gated(request: Request) -> AnyResponse:
+        begun.set()
+        await gate.wait()
+        return Response(200, b"done")
+
+    async with serving(gated) as house, house.caller() as running, house.caller() as silent:
+        await running.say(get())
+        await asyncio.wait_for(begun.wait(), 10)
+        closing = asyncio.create_task(house.server.close(), name="close")
+        assert await silent.ended()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", house.port)
+        assert not closing.done()
+        gate.set()
+        said = await running.answer()
+        assert said.body == b"done" and said.headers["connection"] == "close"
+        assert await running.ended()
+        await asyncio.wait_for(closing, 10)
+
+
+async def test_cancel_ends_what_runs() -> None:
+    ended = asyncio.Event()
+
+    async def waits(request: Request) -> AnyResponse:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+        return Response(200)
+
+    async with serving(waits) as house, house.caller() as caller:
+        await caller.say(get())
+        await asyncio.sleep(0.05)
+        await house.server.cancel()
+        assert ended.is_set()
+        assert await caller.ended()
+
+
+async def test_thousands_of_idle_connections_leave_no_trace() -> None:
+    async with serving(echo, ServerLimits()) as house:
+        opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", house.port) for _ in range(400)))
+        assert (await house.ask(get())).status == 200
+        for _, writer in opened:
+            writer.transport.abort()
+        await house.emptied()
