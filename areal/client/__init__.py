@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     )
     from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, Rewarded
     from areal.client.retrying import RetryPolicy
+    from areal.client.rollouts.controller import RolloutController, RolloutControllerV2
+    from areal.client.rollouts.executor import RolloutsFailed
+    from areal.client.rollouts.ledger import Failure, Rollout
     from areal.client.trajectories import Lease, Trajectories
 
 _ERRORS = (
@@ -49,6 +52,9 @@ _HOMES = {
     **dict.fromkeys(("Group", "InferenceClient", "Session"), "blocking"),
     **dict.fromkeys(("AsyncGroup", "AsyncInferenceClient", "AsyncSession", "Rewarded"), "inference"),
     "RetryPolicy": "retrying",
+    **dict.fromkeys(("RolloutController", "RolloutControllerV2"), "rollouts.controller"),
+    **dict.fromkeys(("Failure", "Rollout"), "rollouts.ledger"),
+    "RolloutsFailed": "rollouts.executor",
     **dict.fromkeys(("Lease", "Trajectories"), "trajectories"),
 }
 
@@ -61,6 +67,7 @@ __all__ = [
     "ClientError",
     "ConnectionLost",
     "DeadlineExceeded",
+    "Failure",
     "Group",
     "InferenceClient",
     "InfrastructureError",
@@ -69,6 +76,10 @@ __all__ = [
     "Overloaded",
     "RetryPolicy",
     "Rewarded",
+    "Rollout",
+    "RolloutController",
+    "RolloutControllerV2",
+    "RolloutsFailed",
     "ServiceError",
     "Session",
     "StateConflict",

@@ -117,8 +117,12 @@ class AsyncInferenceClient:
         await self._transport.close()
 
     async def models(self) -> list[str]:
+        return [entry["id"] for entry in await self.model_entries()]
+
+    async def model_entries(self) -> list[dict[str, Any]]:
+        """What is served, with ``max_model_len`` where the gateway knows it."""
         answer = await self._transport.call(Call("GET", "/v1/models", repeatable=True))
-        return [entry["id"] for entry in answer.json()["data"]]
+        return list(answer.json()["data"])
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Until the service answers, serves some model, and ``model`` where this client has one. Raises

@@ -10,6 +10,7 @@ changes what it does next:
     fail       HTTP status for the next generations       die_after  exit after so many tokens
     cut_after  close the stream after so many tokens without a finish reason
     error_after  write an error line after so many tokens
+    abort_after  the next answer is given up after so many tokens: finish reason ``abort``
 
 ``GET /calls`` lists the generations it got (bodies, tokens said, and how each ended); ``GET /aborts`` the aborted
 request ids.
@@ -42,6 +43,7 @@ class Script:
     die_after: int | None = None
     cut_after: int | None = None
     error_after: int | None = None
+    abort_after: int | None = None
     version: int = 0
     ready: bool = True
     max_model_len: int = 4096
@@ -78,6 +80,9 @@ class Engine:
             if token in stops:
                 ids = ids[: position + 1]
                 break
+        if script.abort_after is not None:
+            ids, script.abort_after = ids[: script.abort_after], None
+            return ids, "abort", None
         limit = sampling.get("max_new_tokens")
         if limit is not None and len(ids) > limit:
             return ids[:limit], "length", None

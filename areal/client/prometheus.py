@@ -1,0 +1,132 @@
+"""Prometheus text pages, read and compared: rates of counters and quantiles of histograms between two looks. Pure.
+
+The arithmetic is Prometheus's own: a counter that fell has begun anew, so that its growth is its value; a quantile is
+interpolated within its bucket, and lies at the last finite bound when it falls beyond it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+Labels = tuple[tuple[str, str], ...]
+_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?\s*$")
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)",?')
+_ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric: ``kind`` is counter, gauge, histogram, ...; ``text`` its help."""
+
+    name: str
+    kind: str = "untyped"
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one process told at one moment. ``samples`` by series name and sorted labels."""
+
+    families: Mapping[str, Family] = field(default_factory=dict)
+    samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+
+    def total(self, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> float | None:
+        """The sum over the series of ``name`` whose labels are ``wanted``; None where there is none."""
+        found = [value for labels, value in self.samples.get(name, {}).items() if wanted(dict(labels))]
+        return math.fsum(found) if found else None
+
+    def label_names(self, family: str) -> set[str]:
+        names = {family, f"{family}_total", f"{family}_bucket", f"{family}_count"}
+        every = (labels for name in names for labels in self.samples.get(name, {}))
+        return {name for labels in every for name, _ in labels} - {"le"}
+
+
+def parse(text: str) -> Page:
+    """Lines that are none of the format are passed over: a page is another process's, and may be of any version."""
+    families: dict[str, Family] = {}
+    samples: dict[str, dict[Labels, float]] = {}
+    for line in text.splitlines():
+        if line.startswith("# "):
+            _note(families, line)
+            continue
+        match = _SAMPLE.match(line)
+        if match is None:
+            continue
+        labels = tuple(sorted(_labels(match["labels"] or "")))
+        try:
+            samples.setdefault(match["name"], {})[labels] = float(match["value"])
+        except ValueError:
+            continue
+    return Page(families, samples)
+
+
+def _note(families: dict[str, Family], line: str) -> None:
+    _, word, *rest = line.split(" ", 3)
+    if word not in ("HELP", "TYPE") or not rest:
+        return
+    name, said = rest[0], rest[1] if len(rest) > 1 else ""
+    before = families.get(name, Family(name))
+    families[name] = Family(name, said, before.text) if word == "TYPE" else Family(name, before.kind, said)
+
+
+def _labels(text: str) -> Iterator[tuple[str, str]]:
+    for name, value in _LABEL.findall(text):
+        yield name, re.sub(r"\\.", lambda match: _ESCAPED.get(match[0], match[0]), value)
+
+
+def growth(before: Page, after: Page, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda _: True) -> float:
+    """How much the counters of ``name`` grew, series by series: one that fell was restarted, a new one began at 0."""
+    earlier = before.samples.get(name, {})
+    return math.fsum(
+        _grown(earlier.get(labels, 0.0), value)
+        for labels, value in after.samples.get(name, {}).items()
+        if wanted(dict(labels))
+    )
+
+
+def _grown(before: float, after: float) -> float:
+    return after if after < before else after - before
+
+
+Buckets = Mapping[float, float]
+
+
+def buckets(
+    before: Page, after: Page, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda _: True
+) -> Buckets:
+    """Observations between two looks, by upper bound and cumulative, summed over the series that are wanted."""
+    earlier = before.samples.get(f"{name}_bucket", {})
+    found: dict[float, float] = {}
+    for labels, value in after.samples.get(f"{name}_bucket", {}).items():
+        named = dict(labels)
+        if wanted(named):
+            bound = float(named["le"])
+            found[bound] = found.get(bound, 0.0) + _grown(earlier.get(labels, 0.0), value)
+    return found
+
+
+def added(parts: Iterable[Buckets]) -> Buckets:
+    """The same histogram of several processes as one."""
+    found: dict[float, float] = {}
+    for part in parts:
+        for bound, count in part.items():
+            found[bound] = found.get(bound, 0.0) + count
+    return found
+
+
+def quantile(cumulative: Buckets, share: float) -> float | None:
+    """The value that ``share`` of the observations do not exceed, interpolated; None without observations."""
+    bounds = sorted(cumulative)
+    if not bounds or cumulative[bounds[-1]] <= 0:
+        return None
+    rank = share * cumulative[bounds[-1]]
+    at = next(place for place, bound in enumerate(bounds) if cumulative[bound] >= rank)
+    upper = bounds[at]
+    lower, below = (bounds[at - 1], cumulative[bounds[at - 1]]) if at else (min(0.0, upper), 0.0)
+    if math.isinf(upper):
+        return lower if at else None
+    inside = cumulative[upper] - below
+    return upper if inside <= 0 else lower + (upper - lower) * (rank - below) / inside

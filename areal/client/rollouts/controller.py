@@ -1,0 +1,401 @@
+"""``RolloutController``: episodes against an inference service, for a trainer that does not know asyncio.
+
+Workflows run as tasks on a loop of their own thread; every public call is made from another thread and blocks. The
+service is found by address and key. It is not started here, and outlives the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from areal.api.registry import load_attr
+from areal.client.errors import CallerError, DeadlineExceeded
+from areal.client.inference import AsyncInferenceClient
+from areal.client.loop_thread import LoopThread
+from areal.client.rollouts.admission import Window
+from areal.client.rollouts.dump import write_rollouts
+from areal.client.rollouts.engine import EpisodeEngine
+from areal.client.rollouts.episodes import EpisodeFailed, Episodes
+from areal.client.rollouts.executor import Executor, RolloutsFailed
+from areal.client.rollouts.ledger import Failure, Item, Ledger, Rollout
+from areal.errors import NotFound, TimedOut, UsageFault
+from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
+from areal.workflow.resolving import Workflows
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import InferenceEngineConfig
+
+_log = logging.getLogger(__name__)
+_ADDRESS, _KEY_FILE, _MODEL = "AREAL_INFERENCE_ADDR", "AREAL_INFERENCE_KEY_FILE", "AREAL_INFERENCE_MODEL"
+_LEAST_FAILURES = 8
+_QUEUE_FACTOR = 16
+_POLL_S = 0.5
+_REMEMBERED_TASKS = 65536
+
+Accept = Callable[[Any], bool] | str | None
+Row = Mapping[str, Any]
+
+
+class RolloutController:
+    """``should_accept_fn`` takes a trajectory and says whether it is worth training on (dynamic sampling); what it
+    refuses is replaced by another prompt's. Use it as ``with``, or call ``initialize`` and ``destroy``."""
+
+    def __init__(
+        self,
+        config: InferenceEngineConfig,
+        *,
+        gateway_addr: str | None = None,
+        admin_api_key: str | None = None,
+        model: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.config = config
+        self._address = gateway_addr
+        self._key = admin_api_key
+        self._model = model
+        self._seed = seed
+        self._numbers = itertools.count()
+        self._tasks: dict[str, int] = {}
+        self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
+        self._thread: LoopThread | None = None
+        self._workflows = Workflows(config.agent or config.openai)
+
+    def __enter__(self) -> Self:
+        self.initialize()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    def initialize(self, *_: Any, **__: Any) -> None:
+        """Wait until the service is ready. Raises UsageFault where nothing says which it is, DeadlineExceeded.
+        Arguments are accepted for drivers that pass what they start servers with, and not needed."""
+        if self._thread is not None:
+            return
+        address, key, model = self._service()
+        self._thread = LoopThread("areal-rollouts")
+        try:
+            self._thread.run(self._open(address, key, model))
+        except BaseException:
+            self.destroy()
+            raise
+
+    async def _open(self, address: str, key: str | None, model: str | None) -> None:
+        config = self.config
+        self._client = AsyncInferenceClient(address, key, model=model, timeout_s=config.request_timeout)
+        await self._client.wait_ready(config.setup_timeout)
+        if config.min_required_servers > 1:
+            await self._wait_servers(config.min_required_servers, config.setup_timeout)
+        self._context = await self._room()
+        pool_of_this_loop(config.reward_workers)
+        window = Window(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
+        episodes = Episodes(
+            self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
+        )
+        most_failures = max(_LEAST_FAILURES, 2 * config.consumer_batch_size)
+        self._executor = Executor(Ledger(window, seed=self._seed), episodes, most_failures)
+
+    async def _room(self) -> int | None:
+        """Tokens that the model has room for; None where the service does not say."""
+        entries = await self._client.model_entries()
+        mine = [each for each in entries if self._client.model in (None, each["id"])]
+        return mine[0].get("max_model_len") if mine else None
+
+    async def _wait_servers(self, wanted: int, timeout_s: float) -> None:
+        ready = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    workers = await self._client.workers.list()
+                    ready = sum(each["state"] == "ready" for each in workers if self._serves(each))
+                    if ready >= wanted:
+                        return
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{ready} of {wanted} servers are ready after {timeout_s:g} s") from error
+
+    def _serves(self, worker: Mapping[str, Any]) -> bool:
+        return self._client.model is None or worker.get("model") in (None, self._client.model)
+
+    def _service(self) -> tuple[str, str | None, str | None]:
+        config, environment = self.config, os.environ
+        address = self._address or config.gateway_addr or environment.get(_ADDRESS)
+        if not address:
+            raise UsageFault(
+                "nothing says where the inference service is",
+                hint=f"rollout.gateway_addr=http://HOST:PORT, or {_ADDRESS}; areal inf status shows it",
+            )
+        key = self._key or config.admin_api_key or None
+        key_file = config.admin_api_key_file or environment.get(_KEY_FILE)
+        if key is None and key_file:
+            try:
+                key = Path(key_file).expanduser().read_text(encoding="ascii").strip()
+            except OSError as error:
+                raise NotFound(f"the key file {key_file} cannot be read: {error.strerror}") from error
+        return address, key, self._model or config.model or environment.get(_MODEL) or None
+
+    def destroy(self) -> None:
+        """Episodes that run are given up. Idempotent; the service goes on."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.run(self._close())
+        finally:
+            thread.close()
+
+    async def _close(self) -> None:
+        if (executor := getattr(self, "_executor", None)) is not None:
+            await executor.close()
+        if (client := getattr(self, "_client", None)) is not None:
+            await client.close()
+        await self._workflows.close()
+        await close_pool_of_this_loop()
+
+    def _engine(self, item: Item) -> EpisodeEngine:
+        config = self.config
+        return EpisodeEngine(
+            self._client,
+            item.task_id,
+            lambda: self._executor.ledger.version,
+            config.request_timeout,
+            self._context,
+            seeded=config.deterministic_sampling,
+        )
+
+    # -- submitting
+
+    def submit(
+        self,
+        data: Row,
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        task_id: str | None = None,
+        is_eval: bool = False,
+    ) -> str:
+        """One episode (a group of ``group_size``), to run when it may. ``is_eval``: outside the staleness window, its
+        result is for ``wait_for_task`` alone. Its id. Raises CallerError where the queue is full."""
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=is_eval)
+        item = make(data, task_id)
+
+        def put() -> None:
+            executor, config = self._executor, self.config
+            size = config.queue_size or _QUEUE_FACTOR * config.concurrency
+            if len(executor.ledger.pending) >= size:
+                raise CallerError(f"{size} episodes wait already: wait for some first", code="queue_full")
+            if is_eval:
+                executor.expect(item.number)
+            executor.submit([item])
+
+        self._loop.call(put)
+        self._tasks[item.task_id] = item.number
+        if len(self._tasks) > _REMEMBERED_TASKS:
+            del self._tasks[next(iter(self._tasks))]
+        return item.task_id
+
+    def _maker(
+        self,
+        workflow: Any,
+        kwargs: Mapping[str, Any] | None,
+        accept: Accept,
+        group_size: int,
+        *,
+        apart: bool,
+    ) -> Callable[[Row, str | None], Item]:
+        runs = self._workflows.resolve(workflow, kwargs, group_size)
+        accepts = load_attr(accept, "should_accept_fn") if isinstance(accept, str) else accept
+        prefix = self.config.trial_name or "rollout"
+
+        def make(data: Row, task_id: str | None = None) -> Item:
+            number = next(self._numbers)
+            return Item(number, data, runs, task_id or f"{prefix}-{number}", accepts, apart)
+
+        return make
+
+    # -- taking
+
+    def wait(self, count: int, timeout: float | None = None, raise_timeout: bool = True) -> list[Any]:
+        """The trajectories of ``count`` accepted episodes: oldest weights first, in an order independent of who was
+        quick. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout gives an empty list."""
+        return [each.trajectory for each in self.take(count, timeout, raise_timeout=raise_timeout)]
+
+    def take(self, count: int, timeout: float | None = None, *, raise_timeout: bool = True) -> list[Rollout]:
+        """As ``wait``, with versions, prompts and task ids."""
+        try:
+            taken = self._loop.run(self._executor.take(count, self._patience(timeout), tried=False, low_water=0))
+        except TimedOut:
+            if raise_timeout:
+                raise
+            return []
+        assert taken is not None
+        return self._taken(taken)
+
+    def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
+        """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, and what it failed
+        with."""
+        number = self._tasks.get(task_id)
+        if number is None:
+            raise NotFound(f"there is no episode {task_id!r}")
+        rollout = self._loop.run(self._executor.take_one(number, self._patience(timeout)))
+        del self._tasks[task_id]
+        return rollout.trajectory if rollout is not None else None
+
+    def rollout_batch(
+        self,
+        data: Sequence[Row],
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Run these and wait for all, outside the staleness window: the trajectories of the accepted, in the order of
+        ``data``. Failures are logged and kept (``failures``). Raises RolloutsFailed where all failed."""
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=True)
+        items = [make(row, None) for row in data]
+        ends = self._loop.run(self._executor.run_all(items, self._patience(timeout)))
+        failed = [end.failure for end in ends if isinstance(end, EpisodeFailed)]
+        if failed and len(failed) == len(items):
+            raise RolloutsFailed(f"all {len(items)} episodes failed", failed)
+        for failure in failed:
+            _log.warning("episode %s failed by fault of the %s: %r", failure.task_id, failure.blame, failure.error)
+        return [each.trajectory for each in self._taken([end for end in ends if isinstance(end, Rollout)])]
+
+    def prepare_batch(
+        self,
+        dataloader: Iterable[Any],
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        dynamic_bs: bool = False,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """The next batch of ``consumer_batch_size`` trajectories, while episodes for later ones run on. ``dataloader``
+        gives rows or lists of rows, over and over. ``dynamic_bs``: what was accepted of that many episodes, perhaps
+        fewer. Arguments count for the prompts that are submitted by this call."""
+        taken = self.take_prepared(
+            dataloader, workflow, workflow_kwargs, should_accept_fn, group_size, dynamic_bs, timeout
+        )
+        return [each.trajectory for each in taken]
+
+    def take_prepared(
+        self,
+        dataloader: Iterable[Any],
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        dynamic_bs: bool = False,
+        timeout: float | None = None,
+    ) -> list[Rollout]:
+        """As ``prepare_batch``, with versions, prompts and task ids."""
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=False)
+        rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
+        enough = executor.ledger.window.size
+        while True:
+            missing = enough - self._loop.call(lambda: len(executor.ledger.pending))
+            items = [make(row, None) for row in itertools.islice(rows, max(0, missing))]
+            self._loop.call(lambda items=items: executor.submit(items))  # type: ignore[misc]
+            take = executor.take(count, self._patience(timeout), tried=dynamic_bs, low_water=max(1, count // 2))
+            if (taken := self._loop.run(take)) is not None:
+                return self._taken(taken)
+
+    def _rows(self, dataloader: Iterable[Any]) -> Iterator[Row]:
+        """One endless stream for each loader, continued from call to call."""
+        key = id(dataloader)
+        if key not in self._streams or self._streams[key][0] is not dataloader:
+            self._streams[key] = (dataloader, _endless(dataloader))
+        return self._streams[key][1]
+
+    def _taken(self, taken: list[Rollout]) -> list[Rollout]:
+        if self.config.dump_to_file and taken:
+            write_rollouts(self.config, self.get_version(), taken)
+        return taken
+
+    # -- versions, control
+
+    def pause(self) -> None:
+        """No new episode starts."""
+        self._loop.call(lambda: self._executor.pause())
+
+    def resume(self) -> None:
+        self._loop.call(lambda: self._executor.resume())
+
+    def pause_generation(self) -> None:
+        """Of the whole service: returns when no token of the present weights can be sampled any more."""
+        self._loop.run(self._client.workers.pause())
+
+    def continue_generation(self) -> None:
+        self._loop.run(self._client.workers.resume())
+
+    def set_version(self, version: int) -> None:
+        """The trainer has published these weights. What tokens are stamped with is the weight update's business."""
+        self._loop.call(lambda: self._executor.set_version(version))
+
+    def get_version(self) -> int:
+        return self._loop.call(lambda: self._executor.ledger.version)
+
+    def chat_completion(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+        """One answer of the service, outside every episode."""
+        return self._loop.run(self._client.chat(messages, **fields))
+
+    # -- looking
+
+    def failures(self) -> list[Failure]:
+        """The last 256."""
+        return self._loop.call(lambda: list(self._executor.ledger.failures))
+
+    def export_stats(self) -> dict[str, float]:
+        """Counts since the start, and how many run, wait, and are ready."""
+
+        def read() -> dict[str, float]:
+            ledger = self._executor.ledger
+            now = {"running": len(ledger.running), "pending": len(ledger.pending), "ready": len(ledger.accepted)}
+            return {**asdict(ledger.counts), **now, "version": ledger.version}
+
+        return self._loop.call(read)
+
+    def outstanding(self) -> list[Row]:
+        """The prompts that were submitted and not consumed: a checkpoint keeps them, a restart submits them again."""
+
+        def read() -> list[Row]:
+            ledger = self._executor.ledger
+            return [item.data for item in ledger.outstanding()] + [item.data for item in self._executor.in_flight()]
+
+        return self._loop.call(read)
+
+    def _patience(self, timeout: float | None) -> float:
+        return self.config.request_timeout if timeout is None else timeout
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._thread is None:
+            raise RuntimeError("the controller is not initialized")
+        return self._thread
+
+
+RolloutControllerV2 = RolloutController
+
+
+def _endless(dataloader: Iterable[Any]) -> Iterator[Row]:
+    """Raises ValueError for a loader that has nothing."""
+    while True:
+        empty = True
+        for item in dataloader:
+            empty = False
+            yield from [item] if isinstance(item, Mapping) else item
+        if empty:
+            raise ValueError("the data loader has no rows")

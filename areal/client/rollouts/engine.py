@@ -1,0 +1,122 @@
+"""What a workflow samples from: the inference service, for one episode.
+
+Interruption: a weight update holds generation still and lets it go on, inside the service. Where an engine gave an
+answer up instead (``abort``), what it had sampled is kept and the rest is asked for, each token with the
+log-probability and version it was sampled with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from areal.api.io_struct import ModelRequest, ModelResponse
+from areal.client.errors import CallerError, ServiceError
+from areal.client.inference import AsyncGroup, AsyncInferenceClient
+from areal.client.rollouts.sampling import answer_budget, derived_seed, sampling_fields
+
+_MOST_SEGMENTS = 32
+_AFTER_ABORT_S = 0.2
+
+
+@dataclass
+class _Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    text: str = ""
+    stop_reason: str = "abort"
+
+    def extend(self, choice: dict[str, Any]) -> None:
+        self.tokens += choice["token_ids"]
+        self.logprobs += choice["logprobs"]["token_logprobs"]
+        self.versions += choice["versions"]
+        self.text += choice["text"]
+        self.stop_reason = choice["finish_reason"]
+
+
+@dataclass
+class EpisodeEngine:
+    """An ``InferenceEngine``. ``member`` is the place in the group; ``seeded``: sampling depends on nothing but the
+    episode's name."""
+
+    client: AsyncInferenceClient
+    task_id: str
+    version: Callable[[], int]
+    timeout_s: float
+    context: int | None = None  # tokens that the model has room for
+    seeded: bool = False
+    member: int = 0
+    _calls: int = 0
+
+    @property
+    def base_url(self) -> str:
+        return self.client.base_url
+
+    @property
+    def model(self) -> str | None:
+        return self.client.model
+
+    def get_version(self) -> int:
+        return self.version()
+
+    def for_member(self, member: int) -> EpisodeEngine:
+        """The engine of one episode of a group."""
+        return replace(self, member=member, _calls=0)
+
+    async def start_sessions(self, count: int = 1) -> AsyncGroup:
+        return await self.client.start_group(self.task_id[:256], count)
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        if req.image_data:
+            raise CallerError("image_data is not supported: prompts are token ids", param="image_data")
+        started = time.monotonic()
+        budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
+        answer = _Answer()
+        for segment in range(_MOST_SEGMENTS):
+            if segment:
+                await asyncio.sleep(_AFTER_ABORT_S)
+            answer.extend(await self._segment(req, answer.tokens, budget, fields))
+            if answer.stop_reason != "abort":
+                break
+            if len(answer.tokens) >= budget:
+                answer.stop_reason = "length"
+                break
+        else:
+            raise ServiceError(f"the engine gave the answer up {_MOST_SEGMENTS} times", code="aborted")
+        return ModelResponse(
+            input_tokens=list(req.input_ids),
+            output_tokens=answer.tokens,
+            output_logprobs=answer.logprobs,
+            output_versions=answer.versions,
+            stop_reason=answer.stop_reason,  # type: ignore[arg-type]
+            latency=time.monotonic() - started,
+            text=answer.text,
+            tokenizer=req.tokenizer,
+        )
+
+    def _fields(self, req: ModelRequest) -> dict[str, Any]:
+        self._calls += 1
+        seed = req.gconfig.seed
+        if self.seeded or seed is not None:
+            seed = derived_seed(seed if seed is not None else "", self.task_id, self.member, self._calls)
+        return sampling_fields(req.gconfig, seed)
+
+    async def _segment(
+        self, req: ModelRequest, so_far: list[int], budget: int, fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Not recorded by the service: the answer itself has all that a training row needs."""
+        answer = await self.client.complete(
+            [*req.input_ids, *so_far],
+            max_tokens=budget - len(so_far),
+            return_token_ids=True,
+            logprobs=0,
+            store=False,
+            timeout_s=self.timeout_s,
+            **fields,
+        )
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice

@@ -1,0 +1,209 @@
+"""What becomes of every episode: counts and results, no I/O.
+
+    pending -> running -> accepted -> consumed
+                  |  |        `-----> dropped (too old): pending again
+                  |  `-> rejected
+                  `----> failed
+
+Invariant: ``submitted == pending + running + accepted + consumed + rejected + failed``, for those that are trained on
+(``Item.apart`` false). The ones apart (evaluation, a batch awaited as a whole) are outside the window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal.client.rollouts.admission import Window, capacity, choose, is_stale, shuffled
+
+_REMEMBERED_FAILURES = 256
+
+
+@dataclass(frozen=True)
+class Item:
+    """An episode to run. ``workflow`` runs it; ``accept`` may still reject what it gave."""
+
+    number: int
+    data: Mapping[str, Any]
+    workflow: Any
+    task_id: str
+    accept: Callable[[Any], bool] | None = None
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An episode that was accepted. Versions are those of its oldest and newest token; ``finished`` counts ends."""
+
+    item: Item
+    trajectory: Any
+    head_version: int
+    tail_version: int
+    finished: int
+    attempts: int = 1
+    seconds: float = 0.0
+
+    @property
+    def number(self) -> int:
+        return self.item.number
+
+    @property
+    def task_id(self) -> str:
+        return self.item.task_id
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        return self.item.data
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An episode that did not give a result: no reward of 0, no row. ``blame``: caller, service, infrastructure,
+    reward or workflow."""
+
+    task_id: str
+    blame: str
+    error: BaseException
+    attempts: int
+
+
+@dataclass
+class Counts:
+    """Since the start, of episodes that are trained on. ``dropped`` ones are pending again."""
+
+    submitted: int = 0
+    accepted: int = 0
+    consumed: int = 0
+    rejected: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class Ledger:
+    window: Window
+    version: int = 0
+    seed: int = 0
+    counts: Counts = field(default_factory=Counts)
+    pending: deque[Item] = field(default_factory=deque)
+    running: set[int] = field(default_factory=set)
+    apart: set[int] = field(default_factory=set)
+    accepted: dict[int, Rollout] = field(default_factory=dict)
+    in_training: int = 0
+    failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FAILURES))
+    failing: int = 0  # failures since the last episode that gave a result
+    tried: int = 0  # accepted and rejected since the last batch
+    _waiting_apart: deque[Item] = field(default_factory=deque)
+
+    def submit(self, item: Item) -> None:
+        if item.apart:
+            self._waiting_apart.append(item)
+            return
+        self.counts.submitted += 1
+        self.pending.append(item)
+
+    def capacity(self) -> int:
+        return capacity(
+            self.window,
+            running=len(self.running),
+            unconsumed=len(self.accepted),
+            in_training=self.in_training,
+            outside=len(self.apart),
+        )
+
+    def next_to_run(self) -> Item | None:
+        """Marked as running. Those apart go first: somebody waits for each of them."""
+        if self._waiting_apart:
+            if len(self.running) + len(self.apart) >= self.window.concurrency:
+                return None
+            item = self._waiting_apart.popleft()
+            self.apart.add(item.number)
+            return item
+        if not self.pending or self.capacity() == 0:
+            return None
+        item = self.pending.popleft()
+        self.running.add(item.number)
+        return item
+
+    def ended(self, item: Item, rollout: Rollout | None) -> None:
+        """With a result, or rejected."""
+        self.failing = 0
+        if item.apart:
+            self.apart.discard(item.number)
+            return
+        self.running.discard(item.number)
+        self.tried += 1
+        if rollout is None:
+            self.counts.rejected += 1
+            return
+        self.counts.accepted += 1
+        self.accepted[item.number] = rollout
+
+    def failed(self, item: Item, failure: Failure) -> None:
+        self.failures.append(failure)
+        self.failing += 1
+        if item.apart:
+            self.apart.discard(item.number)
+            return
+        self.running.discard(item.number)
+        self.counts.failed += 1
+
+    def cancelled(self, item: Item) -> None:
+        """It runs no more, and is as if it had not begun."""
+        if item.apart:
+            self.apart.discard(item.number)
+        else:
+            self.running.discard(item.number)
+            self.pending.appendleft(item)
+
+    def drop_stale(self) -> int:
+        """Accepted results that are too old for the next batch: their prompts run again. How many."""
+        stale = [each for each in self.accepted.values() if is_stale(self.window, each.head_version, self.version)]
+        for rollout in reversed(stale):
+            del self.accepted[rollout.number]
+            self.counts.accepted -= 1
+            self.counts.dropped += 1
+            self.pending.appendleft(rollout.item)
+        return len(stale)
+
+    def take(self, count: int) -> list[Rollout] | None:
+        """A batch of exactly ``count``, or None."""
+        self.drop_stale()
+        if len(self.accepted) < count:
+            return None
+        return self._consume(choose(self.accepted.values(), count))
+
+    def take_tried(self, count: int) -> list[Rollout] | None:
+        """What was accepted of at least ``count`` episodes that ended, or None. May be short, or empty."""
+        self.drop_stale()
+        return self._consume(choose(self.accepted.values(), count)) if self.tried >= count else None
+
+    def take_one(self, number: int) -> Rollout | None:
+        return self._consume([self.accepted[number]])[0] if number in self.accepted else None
+
+    def _consume(self, chosen: list[Rollout]) -> list[Rollout]:
+        for rollout in chosen:
+            del self.accepted[rollout.number]
+        self.counts.accepted -= len(chosen)
+        self.counts.consumed += len(chosen)
+        self.in_training += len(chosen)
+        self.tried = 0
+        return shuffled(chosen, self.seed)
+
+    def set_version(self, version: int) -> None:
+        """Raises ValueError for an older one. A newer one ends the training of what was taken."""
+        if version < self.version:
+            raise ValueError(f"the version is {self.version}: it cannot become {version}")
+        if version > self.version:
+            self.version, self.in_training = version, 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, and nothing waits to run."""
+        return not (self.pending or self.running or self.apart or self._waiting_apart)
+
+    def outstanding(self) -> list[Item]:
+        """What was submitted and not consumed, for a checkpoint: those that ran are only pending there."""
+        return [*(each.item for each in self.accepted.values()), *self.pending]

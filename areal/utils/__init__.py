@@ -1,0 +1,1 @@
+"""The import paths that drivers written for AReaL use. Nothing lives here."""

@@ -1,0 +1,138 @@
+"""Agents as workflows: an object with ``async run`` talks to the base URL of a recorded session, and what the engine
+saw comes back as training rows.
+
+The session's key is the only thing that ties a call to an episode, so any client of any framework will do. A turn's
+reward may be given by its id; the newest turn's is given last, because it seals the trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from areal.api.workflow_api import AgentWorkflow, RolloutWorkflow, Trajectory
+from areal.errors import ArealError, UsageFault
+
+if TYPE_CHECKING:
+    from areal.client.inference import AsyncSession
+
+_log = logging.getLogger(__name__)
+_CLEAN_UP_S = 10.0
+
+
+class SharedHttp:
+    """The HTTP client that agents' SDKs share, so that each episode does not open connections of its own."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._looked = False
+
+    def client(self) -> Any:
+        """None where no such library is installed."""
+        if not self._looked:
+            self._looked = True
+            with contextlib.suppress(ImportError):
+                import openai
+
+                self._client = openai.DefaultAsyncHttpxClient()
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+
+class Judged(Protocol):
+    async def __call__(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any: ...
+
+
+class SessionWorkflow(RolloutWorkflow):
+    """One recorded session an episode: run, reward, export, acknowledge. Without a reward (None) it is rejected."""
+
+    def __init__(self, *, discount: float = 1.0, style: Literal["individual", "concat"] = "individual") -> None:
+        self._discount = discount
+        self._style = style
+
+    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+        """The episode itself; its reward: one number, some by interaction, or None."""
+        raise NotImplementedError
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        (session,) = (await engine.start_sessions(1)).sessions
+        try:
+            reward = await self.play(session, engine, data)
+            if reward is None:
+                await _discard(session)
+                return None
+            await give(session, reward)
+        except BaseException:
+            await _discard_quietly(session)
+            raise
+        return await self._exported(session)
+
+    async def _exported(self, session: AsyncSession) -> Trajectory | dict[str, Any]:
+        how: dict[str, Any] = {"discount": self._discount, "style": self._style}
+        try:
+            exported = await session.export(**how)
+        except ArealError as error:
+            if getattr(error, "param", None) != "format":
+                raise
+            exported = await session.export(**how, format="json")  # an external model's: text, no columns
+        await session.client.acknowledge(exported)
+        return {"interactions": list(exported.interactions)} if exported.interactions else exported.torch()
+
+
+async def give(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
+    """Reward the episode and end it."""
+    if not isinstance(reward, Mapping):
+        await session.reward(float(reward))
+        return
+    order = await _interactions(session)
+    unknown = [name for name in reward if name not in order]
+    if unknown:
+        raise UsageFault(f"the agent rewards {unknown[0]!r}, which is no interaction of its session")
+    for name in sorted(reward, key=order.index):
+        await session.reward(float(reward[name]), name)
+    if order and order[-1] not in reward:
+        await session.end()
+
+
+async def _interactions(session: AsyncSession) -> list[str]:
+    """Ids of the session's interactions, oldest first."""
+    known = await session.client.session(session.session_id)
+    return [each["interaction_id"] for trajectory in known["trajectories"] for each in trajectory["interactions"]]
+
+
+async def _discard(session: AsyncSession) -> None:
+    """Leave nothing of the session in the service."""
+    if await session.end():
+        await session.client.acknowledge(await session.export(format="json"))
+
+
+async def _discard_quietly(session: AsyncSession) -> None:
+    """After a failure, which is what the caller is told. What stays behind expires."""
+    with contextlib.suppress(ArealError, TimeoutError):
+        async with asyncio.timeout(_CLEAN_UP_S):
+            await _discard(session)
+
+
+class AgentEpisodes(SessionWorkflow):
+    """``agent.run(data, base_url=, api_key=, model=, http_client=)``. The base URL is the service's root: what OpenAI's
+    client needs for chat, and Anthropic's for messages; OpenAI responses are below ``/v1`` of it."""
+
+    def __init__(self, agent: AgentWorkflow, http: SharedHttp, **how: Any) -> None:
+        super().__init__(**how)
+        self._agent = agent
+        self._http = http
+
+    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+        return await self._agent.run(
+            data,
+            base_url=engine.base_url,
+            api_key=session.api_key,
+            model=engine.model,
+            http_client=self._http.client(),
+        )

@@ -1,0 +1,1 @@
+"""Agents that talk to the model with OpenAI's client."""

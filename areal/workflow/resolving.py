@@ -1,0 +1,79 @@
+"""What a trainer calls a workflow, as something that runs: a class, an instance, ``module:attr``, or an agent."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from areal.api.registry import Registry
+from areal.api.workflow_api import RolloutWorkflow
+from areal.errors import UsageFault
+from areal.workflow.agents import AgentEpisodes, SharedHttp
+from areal.workflow.grouped import GroupedWorkflow
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import AgentConfig
+
+WORKFLOWS: Registry[Any] = Registry("workflow")
+
+
+class Workflows:
+    """Makes each workflow once: asking for the same again, with equal arguments, gives the same."""
+
+    def __init__(self, agent: AgentConfig | None = None) -> None:
+        self._agent = agent
+        self._http = SharedHttp()
+        self._made: list[tuple[Any, Any, int, RolloutWorkflow]] = []
+
+    def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
+        """Raises UsageFault for what is no workflow, and what its constructor raises."""
+        if workflow is None:
+            workflow = self._agent.agent_cls_path if self._agent is not None else None
+        if not workflow:
+            raise UsageFault("no workflow was given", hint="workflow='areal.workflow.rlvr:RLVRWorkflow'")
+        if group_size < 1:
+            raise UsageFault(f"group_size must be at least 1, not {group_size}")
+        given = dict(kwargs or {})
+        for known, arguments, size, made in self._made:
+            if known is workflow and arguments == given and size == group_size:
+                return made
+            if isinstance(known, str) and known == workflow and arguments == given and size == group_size:
+                return made
+        made = self._grouped(self._single(workflow, given), given, group_size)
+        self._made.append((workflow, given, group_size, made))
+        return made
+
+    def _grouped(self, single: RolloutWorkflow, kwargs: Mapping[str, Any], size: int) -> RolloutWorkflow:
+        if size == 1:
+            return single
+        whole = bool(getattr(kwargs.get("gconfig"), "drop_incomplete_group", False))
+        return GroupedWorkflow(single, size, whole=whole)
+
+    def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
+        found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow
+        if inspect.isclass(found):
+            found = _made(found, kwargs)
+        elif kwargs:
+            raise UsageFault(f"workflow_kwargs are for a class; {type(found).__name__} is made already")
+        if isinstance(found, RolloutWorkflow) or inspect.iscoroutinefunction(getattr(found, "arun_episode", None)):
+            runs: RolloutWorkflow = found
+            return runs
+        if inspect.iscoroutinefunction(getattr(found, "run", None)):
+            how = {"discount": self._agent.turn_discount, "style": self._agent.export_style} if self._agent else {}
+            return AgentEpisodes(found, self._http, **how)
+        raise UsageFault(
+            f"{type(found).__name__} is no workflow: it has neither async arun_episode(engine, data) nor "
+            "async run(data, **extra)"
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def _made(cls: type, kwargs: dict[str, Any]) -> Any:
+    try:
+        inspect.signature(cls).bind(**kwargs)
+    except TypeError as error:
+        raise UsageFault(f"{cls.__name__}: {error}", hint="workflow_kwargs are its constructor's arguments") from error
+    return cls(**kwargs)
