@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,10 +40,22 @@ def reward_model_loss(scores: Tensor) -> PairLoss:
     return PairLoss(-torch.nn.functional.logsigmoid(margins), margins.detach())
 
 
-def dpo_loss(logprobs: Tensor, reference: Tensor, loss_mask: Tensor, beta: float, label_smoothing: float) -> PairLoss:
+def dpo_loss(
+    logprobs: Tensor,
+    reference: Tensor,
+    loss_mask: Tensor,
+    beta: float,
+    label_smoothing: float = 0.0,
+    kind: Literal["sigmoid", "ipo"] = "sigmoid",
+) -> PairLoss:
     """Direct preference optimisation (arXiv 2305.18290): ``logprobs`` and ``reference`` [2N, T] of chosen and rejected
-    answers in turn. ``label_smoothing`` is the share of labels thought wrong (conservative DPO)."""
+    answers in turn. ``label_smoothing`` is the share of labels thought wrong (conservative DPO). ``ipo``: the squared
+    distance of the mean log ratios' difference from 1 / (2 beta) (arXiv 2310.12036)."""
     gained = sequence_sums(logprobs - reference, loss_mask)
+    if kind == "ipo":
+        gained = gained / loss_mask.sum(1).clamp(min=1)
+        gap = gained[0::2] - gained[1::2]
+        return PairLoss((gap - 1 / (2 * beta)).square(), gap.detach())
     margins = beta * (gained[0::2] - gained[1::2])
     right, wrong = torch.nn.functional.logsigmoid(margins), torch.nn.functional.logsigmoid(-margins)
     return PairLoss(-(1 - label_smoothing) * right - label_smoothing * wrong, margins.detach())

@@ -119,12 +119,6 @@ class Folders:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def config_files(model_folder: Path) -> tuple[Path, ...]:
-    """What of a model folder is not weights: configuration and tokenizer."""
-    weights = (".safetensors", ".bin", ".pt", ".safetensors.index.json", ".bin.index.json", ".gguf")
-    return tuple(path for path in sorted(model_folder.iterdir()) if path.is_file() and not path.name.endswith(weights))
-
-
 def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
     """What an engine with these weights must say of the token after ``input_ids`` [T]: ``logprobs`` [V] of a plain
     forward pass, of the likeliest ones."""

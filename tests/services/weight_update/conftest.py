@@ -13,8 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from areal.services.web.keys import load_admin_key
+from areal.training.model_folder import config_files
 from areal.training.weights.endpoint import serving
-from areal.training.weights.folders import Folders, config_files, probe
+from areal.training.weights.folders import Folders, probe
 from areal.training.weights.publisher import FolderOutlet, Pair
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready
 

@@ -6,6 +6,9 @@ as a Hugging Face folder, are a matter of ``weights``.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +24,29 @@ _COUNTERS = "engine"
 
 def save_shards(engine: FSDPEngine, folder: Path) -> None:
     """Into ``folder``, which is new. Every rank calls it. Durable when it returns."""
-    save(_state(engine), checkpoint_id=folder, no_dist=engine.ranks.group is None)
+    with _alone_on_purpose():
+        save(_state(engine), checkpoint_id=folder, no_dist=engine.ranks.group is None)
 
 
 def load_shards(engine: FSDPEngine, folder: Path) -> None:
     """Put the engine where it was when ``folder`` was saved, by whatever number of ranks."""
     state = _state(engine)
-    load(state, checkpoint_id=folder, no_dist=engine.ranks.group is None)
+    with _alone_on_purpose():
+        load(state, checkpoint_id=folder, no_dist=engine.ranks.group is None)
     optimizers = [] if engine.optimizer is None else [engine.optimizer]
     set_state_dict(engine.model, optimizers, model_state_dict=state["model"], optim_state_dict=state.get("optim", {}))
     counters = state[_COUNTERS]
     engine.steps, engine.version = int(counters["steps"]), int(counters["version"])
     if engine.ranks.size == 1:
         torch.set_rng_state(counters["random"].cpu())
+
+
+@contextlib.contextmanager
+def _alone_on_purpose() -> Iterator[None]:
+    """torch warns that a run of one process has no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
 
 
 def _state(engine: FSDPEngine) -> dict[str, Any]:

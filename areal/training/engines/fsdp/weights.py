@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from areal.training.engines.fsdp.engine import FSDPEngine
+from areal.training.model_folder import copy_missing
 
 
 def whole_weights(engine: FSDPEngine, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -29,23 +31,27 @@ def whole_weights(engine: FSDPEngine, dtype: torch.dtype | None = None) -> Itera
         yield plain, whole.detach().to(dtype) if dtype is not None else whole.detach()
 
 
-def save_model(engine: FSDPEngine, folder: Path, tokenizer: Any = None) -> None:
-    """A Hugging Face folder that ``from_pretrained`` reads. Every rank calls it; the first writes."""
+def save_model(engine: FSDPEngine, folder: Path, tokenizer: str = "") -> None:
+    """A Hugging Face folder that ``from_pretrained`` reads, whole or absent. Every rank calls it; the first writes.
+    ``tokenizer`` is a folder, or a name on the hub."""
     weights = {name: tensor.cpu() for name, tensor in whole_weights(engine, _saved_dtype(engine))}
     if not engine.ranks.is_first:
         return
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
     model = _base(engine.model)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
-    model.config.save_pretrained(folder)
+    held = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(held, aside / "model.safetensors", {"format": "pt"})
+    model.config.save_pretrained(aside)
     if (generation := getattr(model, "generation_config", None)) is not None:
-        generation.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+        generation.save_pretrained(aside)
+    if tokenizer:
+        copy_missing(tokenizer, aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
 
 
 def _saved_dtype(engine: FSDPEngine) -> torch.dtype:

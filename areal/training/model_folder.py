@@ -1,0 +1,26 @@
+"""Hugging Face model folders: what of one is not weights, and so goes beside every version of them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
+
+
+def config_files(folder: Path) -> tuple[Path, ...]:
+    """Configuration, tokenizer and chat template of ``folder``."""
+    return tuple(path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.endswith(_WEIGHTS))
+
+
+def copy_missing(source: str, target: Path) -> None:
+    """Bring the tokenizer of ``source`` (a folder, or a name on the hub) to ``target``, overwriting nothing there."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        for path in config_files(folder):
+            if not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
+        return
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)

@@ -1,0 +1,76 @@
+"""Where a run keeps what it makes: config, logs of each attempt, metrics, trajectories, checkpoints, plots.
+
+config.yaml          what the run was told, resolved
+metrics.jsonl        a line a step
+trajectories/        what was sampled, and why rollouts failed
+checkpoints/step_N   to resume from
+models/step_N        to serve: Hugging Face folders
+logs/attempt_N       and ``latest``
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal.errors import UsageFault
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import BaseExperimentConfig
+
+FOLDER_VARIABLE = "AREAL_RUN_FOLDER"
+ATTEMPT_VARIABLE = "AREAL_ATTEMPT"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    root: Path
+    attempt: int = 1
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs" / f"attempt_{self.attempt}"
+
+    def prepare(self) -> None:
+        """Raises UsageFault where the folder cannot be made."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageFault(
+                f"the run's folder {self.root} cannot be made: {error}", hint="set cluster.fileroot"
+            ) from error
+        latest = self.root / "logs" / "latest"
+        aside = latest.with_suffix(f".{os.getpid()}")
+        aside.symlink_to(self.logs.name)
+        aside.rename(latest)
+
+
+def run_folder(config: BaseExperimentConfig) -> RunFolder:
+    """The one that a TrainJob was given, else below ``cluster.fileroot``."""
+    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
+    if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
+        return RunFolder(Path(given), attempt)
+    root = Path(config.cluster.fileroot).expanduser() / "runs" / config.experiment_name / config.trial_name
+    return RunFolder(root.absolute(), attempt)

@@ -1,0 +1,208 @@
+"""``Trainer``: the loop that every algorithm shares, its timers, checkpoints, evaluation and log.
+
+An algorithm supplies ``train_step`` (one step, its metrics) and what of itself belongs in a checkpoint. The loop
+resumes from the newest checkpoint where ``recover`` says so; everything that may happen between two steps happens in
+``_between``, in one order, on all ranks.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
+from areal.api.io_struct import StepInfo
+from areal.errors import UsageFault
+from areal.training.checkpoints import Checkpoints
+from areal.training.data.frontier import DataOrder
+from areal.training.engines.fsdp import FSDPEngine
+from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
+from areal.training.engines.fsdp.weights import save_model
+from areal.training.metrics import Metrics, MetricsLog, Timings, open_trackers
+from areal.training.progress import Progress
+from areal.training.ranks import Ranks, joined_ranks
+from areal.training.run_folder import run_folder
+from areal.training.timers import Frequency, Timer
+
+
+class Trainer(abc.ABC):
+    """A context manager: what it opens (ranks, files, services) closes with it."""
+
+    def __init__(
+        self,
+        config: BaseExperimentConfig,
+        train_dataset: Sequence[Any] | None = None,
+        valid_dataset: Sequence[Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.train_dataset = train_dataset
+        self.valid_dataset = valid_dataset
+        self.step = 0  # taken
+        self.timings = Timings()
+        self.engines: dict[str, FSDPEngine] = {}
+        self.stack = contextlib.ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self.stack.close()
+            raise
+
+    def _open(self) -> None:
+        self.ranks: Ranks = self.stack.enter_context(joined_ranks())
+        torch.manual_seed(self.config.seed)  # the same on every rank: what is new in a model is made before it is cut
+        self.folder = run_folder(self.config)
+        data = self.config.train_dataset
+        self.order = DataOrder(
+            len(self._needed(self.train_dataset, "train_dataset")),
+            data.batch_size,
+            data.shuffle,
+            data.drop_last,
+            self.config.seed,
+        )
+        self.steps_per_epoch = self.order.batches_per_epoch
+        self.total_steps = self.config.total_train_steps or self.config.total_train_epochs * self.steps_per_epoch
+        self.checkpoints = Checkpoints(self.folder.checkpoints)
+        self._timers = {
+            name: Timer(Frequency(timer.freq_steps, timer.freq_epochs, timer.freq_secs))
+            for name, timer in (
+                ("save", self.config.saver),
+                ("checkpoint", self.config.recover),
+                ("eval", self.config.evaluator),
+            )
+        }
+        self.progress = Progress(self.total_steps)
+        if self.ranks.is_first:
+            self.folder.prepare()
+            trackers = open_trackers(self.config, self.folder.root)
+            self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
+            self.stack.callback(self.log.close)
+            self.stack.callback(self.progress.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+    # -- what an algorithm says
+
+    @abc.abstractmethod
+    def train_step(self) -> Metrics:
+        """The step number ``self.step`` (from 0), on all ranks. Raises NonFinite where it cannot be taken."""
+
+    def evaluate(self) -> Metrics:
+        """Over ``valid_dataset``; nothing where there is none."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, for a checkpoint: what the algorithm has beside its engines."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``."""
+        assert not state, "an algorithm that has a state restores it"
+
+    # -- the loop
+
+    def run(self) -> None:
+        """From where the run stands to its end."""
+        resumed = self.recover()
+        if self.config.evaluator.eval_before_train and not resumed:
+            self._log(self._evaluated())
+        while self.step < self.total_steps:
+            began = time.monotonic()
+            metrics = self.train_step()
+            self.step += 1
+            metrics |= self._between()
+            metrics |= self.timings.taken() | {"time/step": time.monotonic() - began, "epoch": self._epoch()}
+            self._log(metrics)
+
+    def _between(self) -> Metrics:
+        """Save, checkpoint, evaluate: those that are due, on every rank alike."""
+        ended = self.step % self.steps_per_epoch == 0
+        now = float(self.ranks.told_by_first(time.monotonic()))
+        due = {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
+        last = self.step == self.total_steps
+        if "save" in due or (last and not self._timers["save"].frequency.never):
+            with self.timings.of("save"):
+                self.save(self.folder.models / f"step_{self.step}")
+        metrics: Metrics = {}
+        if "eval" in due:
+            metrics = self._evaluated()
+        if self.config.recover.enabled and ("checkpoint" in due or last):
+            with self.timings.of("checkpoint"):
+                self.checkpoint()
+        return metrics
+
+    def _evaluated(self) -> Metrics:
+        with self.timings.of("eval"):
+            return {f"eval/{name}": value for name, value in self.evaluate().items()}
+
+    def _log(self, metrics: Metrics) -> None:
+        if self.ranks.is_first:
+            self.log.write(self.step, metrics)
+            self.progress.step(self.step, metrics)
+
+    def _epoch(self) -> float:
+        return self.step / self.steps_per_epoch
+
+    def info(self) -> StepInfo:
+        """Of the step that comes next."""
+        epoch, number = divmod(self.step, self.steps_per_epoch)
+        return StepInfo(epoch, number, self.step, self.steps_per_epoch)
+
+    # -- engines
+
+    def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> FSDPEngine:
+        """``updates``: optimizer steps in one step of the run."""
+        engine = FSDPEngine(config, self.ranks, total_steps=max(1, self.total_steps * updates))
+        self.engines[role] = engine
+        return engine
+
+    def save(self, folder: Path) -> None:
+        """The first engine as a Hugging Face folder with its tokenizer."""
+        engine = next(iter(self.engines.values()))
+        save_model(engine, folder, self.config.tokenizer_path)
+
+    # -- recovery
+
+    def checkpoint(self) -> None:
+        with self.checkpoints.writing(self.step, self.ranks) as (folder, state):
+            for role, engine in self.engines.items():
+                if engine.optimizer is not None:
+                    save_shards(engine, folder / role)
+            state |= {
+                "step": self.step,
+                "total_steps": self.total_steps,
+                "timers": {name: timer.state() for name, timer in self._timers.items()},
+                "algorithm": self.state(),
+            }
+
+    def recover(self) -> bool:
+        """Go to the newest checkpoint, where the run may resume and has one."""
+        newest = self.checkpoints.newest() if self.config.recover.enabled else None
+        if newest is None:
+            return False
+        state = newest.state()
+        for role, engine in self.engines.items():
+            if engine.optimizer is not None:
+                load_shards(engine, newest.folder / role)
+        self.step = int(state["step"])
+        for name, timer in self._timers.items():
+            timer.restore(state["timers"][name])
+        self.restore(state["algorithm"])
+        if self.ranks.is_first:
+            self.progress.say(f"resumed after step {self.step} from {newest.folder}")
+        return True
+
+    @staticmethod
+    def _needed(dataset: Sequence[Any] | None, name: str) -> Sequence[Any]:
+        if dataset is None or not len(dataset):
+            raise UsageFault(f"this trainer needs a {name} with at least one row")
+        return dataset

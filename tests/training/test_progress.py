@@ -1,0 +1,37 @@
+import io
+import json
+from pathlib import Path
+
+from areal.training.metrics import MetricsLog, read_metrics
+from areal.training.progress import Progress, bottleneck, step_line
+
+
+def test_bottleneck_names_what_takes_most_of_the_step() -> None:
+    assert bottleneck({"time/step": 2.0, "time/rollout": 1.42, "time/weights": 0.2}) == "waited 71% for rollouts"
+    assert bottleneck({"time/step": 2.0, "time/rollout": 0.1}) == "training"
+    assert bottleneck({}) == ""
+
+
+def test_step_line_shows_what_there_is() -> None:
+    metrics = {"reward/mean": 0.4123, "tokens_per_second": 12345.0, "staleness/max": 2.0, "time/step": 0.02}
+    assert step_line(12, 200, metrics) == (
+        "step 12/200  reward 0.412  12,345 tokens/s  staleness 2  20 ms/step  training"
+    )
+
+
+def test_progress_off_a_terminal_is_a_hundred_lines_at_most() -> None:
+    stream = io.StringIO()
+    progress = Progress(1000, stream)
+    for step in range(1, 1001):
+        progress.step(step, {})
+    assert len(stream.getvalue().splitlines()) == 100
+
+
+def test_read_metrics_takes_the_last_line_of_a_step_and_leaves_out_half_lines(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", 2, [])
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2, "loss": 9.0}) + '\n{"step": 3, "lo\n')
+    log.write(1, {"loss": float("nan")})
+    log.write(2, {"loss": 1.0})
+    log.close()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, "nan"), (2, 1.0)]

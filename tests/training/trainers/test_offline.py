@@ -1,0 +1,124 @@
+"""Fine-tuning, reward models and DPO each get better at what they are for, and resume where they stood."""
+
+from pathlib import Path
+
+import pytest
+
+from areal.api.cli_args import (
+    DPOConfig,
+    DPOEngineConfig,
+    EvaluatorConfig,
+    RecoverConfig,
+    RWConfig,
+    SaverConfig,
+    SFTConfig,
+    TrainDatasetConfig,
+    TrainEngineConfig,
+)
+from areal.errors import UsageFault
+from areal.training.engines.fsdp.weights import whole_weights
+from areal.training.failures import NonFinite
+from areal.training.metrics import read_metrics
+from areal.training.trainers.dpo import DPOTrainer
+from areal.training.trainers.rw import RWTrainer
+from areal.training.trainers.sft import SFTTrainer
+from tests.training.trainers.reversing import engine, experiment, optimizer, preferences, solved
+
+
+def _common(tmp_path: Path, steps: int, **more) -> dict:
+    return experiment(
+        tmp_path,
+        total_train_steps=steps,
+        train_dataset=TrainDatasetConfig(batch_size=16),
+        evaluator=EvaluatorConfig(freq_steps=steps, eval_before_train=True),
+        **more,
+    )
+
+
+def _sft(tmp_path: Path, steps: int, **more) -> SFTTrainer:
+    config = SFTConfig(**_common(tmp_path, steps, **more), model=TrainEngineConfig(**engine(optimizer=optimizer(5e-4))))
+    return SFTTrainer(config, solved(800), solved(32, first=1000))
+
+
+def test_sft_learns_what_it_is_shown_and_writes_it_down(tmp_path: Path) -> None:
+    with _sft(tmp_path, 100, saver=SaverConfig(freq_epochs=1)) as trainer:
+        trainer.train()
+        lines = read_metrics(trainer.folder.metrics)
+        assert (trainer.folder.models / "step_100" / "tokenizer.json").is_file()
+    assert [line["step"] for line in lines] == list(range(101))
+    assert lines[100]["eval/loss"] < 0.6 * lines[0]["eval/loss"]
+    assert lines[100]["loss"] < lines[1]["loss"]
+    assert lines[50]["epoch"] == 1.0
+
+
+def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> None:
+    recover = RecoverConfig(mode="auto", freq_steps=4)
+    with _sft(tmp_path / "whole", 9, recover=recover) as whole:
+        whole.train()
+    with _sft(tmp_path / "cut", 9, recover=recover) as cut:
+        take, cut.total_steps = cut.train_step, 9
+
+        def until_six():
+            if cut.step == 6:
+                raise KeyboardInterrupt
+            return take()
+
+        cut.train_step = until_six  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            cut.train()
+    with _sft(tmp_path / "cut", 9, recover=recover) as resumed:
+        resumed.train()
+        steps = [line["step"] for line in read_metrics(resumed.folder.metrics)]
+    assert steps == list(range(10))
+    ends = [dict(whole_weights(trainer.actor)) for trainer in (whole, resumed)]
+    assert all((ends[0][name] - ends[1][name]).abs().max() < 1e-6 for name in ends[0])
+
+
+def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
+    config = RWConfig(**_common(tmp_path, 200), model=TrainEngineConfig(**engine()))
+    with RWTrainer(config, preferences(800), preferences(32, first=1000)) as trainer:
+        trainer.train()
+        lines = read_metrics(trainer.folder.metrics)
+    assert lines[0]["eval/accuracy"] < 0.8
+    assert lines[-1]["eval/accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
+def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: str) -> None:
+    actor = DPOEngineConfig(**engine(optimizer=optimizer(5e-4)), loss_type=kind)
+    config = DPOConfig(**_common(tmp_path, 20), actor=actor)
+    with DPOTrainer(config, preferences(160), preferences(32, first=1000)) as trainer:
+        trainer.train()
+        lines = read_metrics(trainer.folder.metrics)
+        reference = dict(whole_weights(trainer.reference))
+        assert any((tensor - reference[name]).abs().max() > 1e-4 for name, tensor in whole_weights(trainer.actor))
+    assert lines[-1]["eval/accuracy"] > 0.95
+    assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
+
+
+def test_a_run_that_meets_no_number_keeps_its_checkpoint(tmp_path: Path) -> None:
+    recover = RecoverConfig(mode="auto", freq_steps=2)
+    with _sft(tmp_path, 6, recover=recover) as trainer:
+        loss = trainer.loss
+
+        def broken(outputs, micro):
+            return loss(outputs, micro) * (float("nan") if trainer.step == 3 else 1.0)
+
+        trainer.loss = broken  # type: ignore[method-assign]
+        with pytest.raises(NonFinite, match="update 4"):
+            trainer.train()
+        newest = trainer.checkpoints.newest()
+    assert newest is not None
+    assert newest.state()["step"] == 2
+
+
+def test_rows_without_a_mask_are_named(tmp_path: Path) -> None:
+    config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
+    with SFTTrainer(config, [{"input_ids": [1, 2]}] * 16) as trainer, pytest.raises(UsageFault, match="no loss_mask"):
+        trainer.train()
+
+
+def test_no_rows_at_all_is_an_error(tmp_path: Path) -> None:
+    config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
+    with pytest.raises(UsageFault, match="needs a train_dataset"):
+        SFTTrainer(config, [])
