@@ -1,0 +1,104 @@
+"""What a row has to be for each kind of training, and how usual columns get there.
+
+rl    messages, and whatever the reward needs (answer)
+sft   input_ids, loss_mask (1 on what is learned)
+rw    chosen_ids, rejected_ids  (preference pairs: reward models, DPO)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from areal.dataset.files import BadData
+from areal.dataset.rows import Row, Rows
+from areal.errors import UsageFault
+
+KINDS = ("rl", "sft", "rw")
+_QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
+_ANSWERS = ("answer", "response", "completion", "output", "solution")
+BOXED = "\nPlease put your final answer within \\boxed{}."
+
+
+def shaped(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instruction: str = "") -> Rows:
+    """``instruction`` is put after a bare question of ``rl``. Rows longer than ``max_length`` tokens are left out.
+    Raises UsageFault, BadData naming the row."""
+    if kind not in KINDS:
+        raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
+    if tokenizer is None and (kind != "rl" or max_length is not None):
+        raise UsageFault(f"a data set of type {kind} needs a tokenizer" + (" for max_length" if kind == "rl" else ""))
+    made = [_shaped(row, number, rows.source, kind, tokenizer, instruction) for number, row in enumerate(rows)]
+    if max_length is not None:
+        made = [row for row in made if _length(row, tokenizer) <= max_length]
+        if not made:
+            raise BadData(f"{rows.source}: every row is longer than max_length ({max_length} tokens)")
+    return Rows(made, rows.source)
+
+
+def _shaped(row: Row, number: int, source: str, kind: str, tokenizer: Any, instruction: str) -> Row:
+    try:
+        if kind == "rl":
+            return _prompt(row, instruction)
+        return _taught(row, tokenizer) if kind == "sft" else _pair(row, tokenizer)
+    except KeyError as error:
+        columns = ", ".join(row) or "nothing"
+        raise BadData(f"{source}: row {number} has no {error.args[0]}; it has {columns}") from error
+
+
+def _prompt(row: Row, instruction: str) -> Row:
+    if "messages" in row:
+        return dict(row)
+    question = _first(row, _QUESTIONS)
+    rest = {name: value for name, value in row.items() if name not in _QUESTIONS}
+    answer = {"answer": _first(row, _ANSWERS)} if any(name in row for name in _ANSWERS) else {}
+    return {**rest, **answer, "messages": [{"role": "user", "content": f"{question}{instruction}"}]}
+
+
+def _taught(row: Row, tokenizer: Any) -> Row:
+    if "input_ids" in row:
+        ids = list(row["input_ids"])
+        return {"input_ids": ids, "loss_mask": list(row.get("loss_mask") or [1] * len(ids))}
+    if "messages" in row:
+        return _taught_chat(tokenizer, row["messages"])
+    question, answer = _first(row, _QUESTIONS), _first(row, _ANSWERS)
+    before = list(tokenizer.encode(question))
+    whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
+    return {"input_ids": whole, "loss_mask": [0] * min(len(before), len(whole)) + [1] * (len(whole) - len(before))}
+
+
+def _taught_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Row:
+    """The last message, the assistant's, is learned."""
+    before = tokenizer.apply_chat_template(
+        list(messages[:-1]), tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    whole = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False)
+    return {"input_ids": list(whole), "loss_mask": [0] * len(before) + [1] * (len(whole) - len(before))}
+
+
+def _pair(row: Row, tokenizer: Any) -> Row:
+    if "chosen_ids" in row:
+        return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"])}
+    ids = {}
+    for name in ("chosen", "rejected"):
+        value = row[name]
+        if isinstance(value, str):
+            prompt = next((str(row[each]) for each in _QUESTIONS if each in row), "")
+            ids[f"{name}_ids"] = list(tokenizer.encode(f"{prompt}{value}{tokenizer.eos_token or ''}"))
+        else:
+            ids[f"{name}_ids"] = list(tokenizer.apply_chat_template(value, tokenize=True, return_dict=False))
+    return ids
+
+
+def _first(row: Row, names: Sequence[str]) -> str:
+    for name in names:
+        if row.get(name) is not None:
+            return str(row[name])
+    raise KeyError(" or ".join(names))
+
+
+def _length(row: Row, tokenizer: Any) -> int:
+    if "input_ids" in row:
+        return len(row["input_ids"])
+    if "chosen_ids" in row:
+        return max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+    return len(tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=False))

@@ -1,0 +1,127 @@
+"""Data sets from files: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import TrainDatasetConfig, ValidDatasetConfig
+from areal.dataset import get_custom_dataset
+from areal.dataset.files import BadData
+from areal.errors import NotFound, UsageFault
+from areal.utils.hf_utils import load_hf_tokenizer
+from tests.services.tokenizer_folder import write_tokenizer
+
+GSM = [{"question": "1 + 1?", "answer": "One and one.\n#### 2"}, {"question": "2 + 2?", "answer": "#### 4"}]
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_hf_tokenizer(str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"))))
+
+
+def parquet(path: Path, rows: list[Any]) -> Path:
+    import pyarrow as arrow
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(arrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_gsm8k_folder_is_known_by_its_content_and_split(tmp_path: Path) -> None:
+    parquet(tmp_path / "main" / "train-00000-of-00001.parquet", GSM)
+    parquet(tmp_path / "main" / "test-00000-of-00001.parquet", GSM[:1])
+    config = TrainDatasetConfig(path=str(tmp_path), type="rl")
+    train = get_custom_dataset(split="train", dataset_config=config)
+    assert train[1] == {
+        "answer": "#### 4",
+        "messages": [{"role": "user", "content": "2 + 2?\nPlease put your final answer within \\boxed{}."}],
+    }
+    assert len(train) == 2
+    assert len(get_custom_dataset(dataset_config=ValidDatasetConfig(path=str(tmp_path)))) == 1
+
+
+def test_messages_are_taken_as_they_are_with_all_columns(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "Hi"}], "answer": "x", "extra": [1]}
+    assert list(get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", [row])))) == [row]
+
+
+def test_sft_learns_the_answer_alone(tmp_path: Path, tokenizer: Any) -> None:
+    data = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", GSM)), type="sft", tokenizer=tokenizer)
+    row = data[0]
+    learned = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+    assert tokenizer.decode(learned) == "One and one.\n#### 2<|im_end|>"
+    chat = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "friend"}]}
+    row = get_custom_dataset(path=str(lines(tmp_path / "b.jsonl", [chat])), type="sft", tokenizer=tokenizer)[0]
+    learned = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+    assert tokenizer.decode(learned) == "friend<|im_end|>\n"
+
+
+def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{"prompt": "Hello ", "chosen": "friend", "rejected": "fox"}]
+    (row,) = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", rows)), type="rw", tokenizer=tokenizer)
+    assert tokenizer.decode(row["chosen_ids"]) == "Hello friend<|im_end|>"
+    assert tokenizer.decode(row["rejected_ids"]) == "Hello fox<|im_end|>"
+
+
+def test_rows_that_are_too_long_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    file = str(lines(tmp_path / "a.jsonl", [GSM[0], {"question": "9" * 200, "answer": "#### 4"}]))
+    assert len(get_custom_dataset(path=file, tokenizer=tokenizer, max_length=100)) == 1
+    with pytest.raises(BadData, match="every row is longer than max_length"):
+        get_custom_dataset(path=file, tokenizer=tokenizer, max_length=1)
+    with pytest.raises(UsageFault, match="needs a tokenizer for max_length"):
+        get_custom_dataset(path=file, max_length=1)
+
+
+def test_rows_have_the_interface_that_training_needs(tmp_path: Path) -> None:
+    data = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", GSM)))
+    assert data.column_names == ["answer", "messages"]
+    assert len(data[:1]) == len(data.select([1])) == len(data.filter(lambda row: row["answer"] == "#### 4")) == 1
+    assert data.map(lambda row: {"n": len(row)})[0] == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"question": "a", "answer": "b"}\n{"question"\n', "a.jsonl:2: no JSON"),
+        ("[1]\n", "a.jsonl:1: a row is a map of columns, not list"),
+        ('{"answer": "b"}\n', "row 0 has no question or prompt"),
+        ("", "there are no rows"),
+    ],
+)
+def test_bad_row_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(BadData) as caught:
+        get_custom_dataset(path=str(tmp_path / "a.jsonl"))
+    assert said in str(caught.value)
+
+
+def test_what_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no data set"):
+        get_custom_dataset(path=str(tmp_path / "none"))
+    lines(tmp_path / "train.jsonl", GSM)
+    with pytest.raises(NotFound, match=r"has no split 'test'; there is train.jsonl"):
+        get_custom_dataset(split="test", path=str(tmp_path))
+    with pytest.raises(UsageFault, match="one of rl, sft, rw"):
+        get_custom_dataset(split="train", path=str(tmp_path), type="ppo")
+    with pytest.raises(NotFound, match="no model folder"):
+        load_hf_tokenizer(str(tmp_path / "none"))
+
+
+def test_loader_of_ones_own_is_called_with_the_configuration() -> None:
+    config = TrainDatasetConfig(path="tests.dataset.test_dataset:own_loader", type="rl")
+    assert get_custom_dataset(split="train", dataset_config=config) == [("train", "rl")]
+
+
+def own_loader(split: str, dataset_config: TrainDatasetConfig, tokenizer: Any) -> list[tuple[str, str]]:
+    return [(split, dataset_config.type)]
