@@ -48,13 +48,19 @@ class Admission:
 
         Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
         """
-        ready = self._table.routable(model, even_suspects=True)
-        chosen = self._pick([worker for worker in ready if worker.addr not in refused], key)
+        chosen = self._pick(model, key, refused, even_suspects=True)
         return chosen if chosen is not None else await self._wait(model, key, since)
 
-    def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
+    def _pick(
+        self, model: str, key: CallKey, refused: Collection[str] = (), *, even_suspects: bool
+    ) -> WorkerEntry | None:
+        """At a cost that does not grow with the number of workers, while none is in trouble."""
         if key.journal is not None:
-            return next((worker for worker in candidates if key.journal in worker.journals), None)
+            holder = self._table.holder(model, key.journal, even_suspects=even_suspects)
+            return holder if holder is not None and holder.addr not in refused else None
+        candidates = self._table.routable(model, even_suspects=even_suspects)
+        if refused:
+            candidates = [worker for worker in candidates if worker.addr not in refused]
         if not candidates:
             return None
         return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
@@ -69,7 +75,7 @@ class Admission:
             while True:
                 await self._table.changed(self._patience(model, key, since))
                 # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
-                chosen = self._pick(self._table.routable(model, even_suspects=False), key)
+                chosen = self._pick(model, key, even_suspects=False)
                 if chosen is not None:
                     return chosen
         finally:

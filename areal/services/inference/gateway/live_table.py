@@ -29,6 +29,8 @@ class LiveTable:
         self._changed = asyncio.Event()
         self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
         self._journals: dict[str, str] = {}  # tag -> model
+        self._ready: dict[str, list[WorkerEntry]] = {}  # of each published model
+        self._holders: dict[str, WorkerEntry] = {}  # tag -> the ready worker that has it
         self.received = asyncio.Event()
 
     @property
@@ -40,6 +42,8 @@ class LiveTable:
         self._followed = self._followed.follow(incoming)
         self.limits = self._defaults.updated(self.snapshot.limits)
         self._journals = _journals(self.snapshot)
+        self._ready = _ready(self.snapshot)
+        self._holders = {tag: worker for ready in self._ready.values() for worker in ready for tag in worker.journals}
         # The router's word that a worker is back ends its suspicion; one that left is forgotten.
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
@@ -105,15 +109,20 @@ class LiveTable:
     def routable(self, name: str, *, even_suspects: bool) -> list[WorkerEntry]:
         """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
         ``even_suspects``: rather one in trouble than none."""
-        model = self.snapshot.models.get(name)
-        if model is None or not model.published:
-            return []
-        ready = [worker for worker in model.workers if worker.state == READY]
+        ready = self._ready.get(name, [])
         if not self._suspects:
             return ready
         now = asyncio.get_running_loop().time()
         trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
         return trusted or (ready if even_suspects else [])
+
+    def holder(self, name: str, tag: str, *, even_suspects: bool) -> WorkerEntry | None:
+        """The one of the routable workers that has this journal, found without looking at the others."""
+        worker = self._holders.get(tag)
+        if worker is None or worker.addr not in self._suspects:
+            return worker
+        candidates = self.routable(name, even_suspects=even_suspects)
+        return worker if any(each.addr == worker.addr for each in candidates) else None
 
     def suspicion_left_s(self, name: str) -> float:
         """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""
@@ -147,3 +156,8 @@ def _journals(table: Snapshot) -> dict[str, str]:
 
 def _ready_addrs(table: Snapshot) -> set[str]:
     return {worker.addr for model in table.models.values() for worker in model.workers if worker.state == READY}
+
+
+def _ready(table: Snapshot) -> dict[str, list[WorkerEntry]]:
+    published = {name: model for name, model in table.models.items() if model.published}
+    return {name: [each for each in model.workers if each.state == READY] for name, model in published.items()}
