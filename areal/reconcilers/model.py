@@ -105,7 +105,7 @@ def _lost_routes(work: ModelWork) -> str:
     if extra:
         return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
     wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
-    draining = [uid for uid in work.routed if work.known[uid] == "draining" and uid in wanted]
+    draining = [uid for uid in work.routed if work.known[uid] in ("draining", "cordoned") and uid in wanted]
     if draining:
         return "a drain was interrupted"
     table = work.service.table

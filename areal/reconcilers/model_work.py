@@ -52,6 +52,7 @@ class ModelWork:
     gpus: GpuPool
     recorded: tuple[int, ...] = ()
     routed: list[str] = field(default_factory=list)
+    cordoned: list[str] = field(default_factory=list)  # of those routed: nothing new, but the sessions that they have
     swept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by slot
 
     @property
@@ -170,7 +171,12 @@ class ModelWork:
             cause,
             needs=(*needs, *self.service.router_ready),
             runs=tuple(self.routed),
-            args={**self._router, "expected": min(self.count, len(self.routed)), "readiness": self.readiness},
+            args={
+                **self._router,
+                "expected": min(self.count, len(self.routed)),
+                "readiness": self.readiness,
+                **({"cordoned": list(self.cordoned)} if self.cordoned else {}),
+            },
         )
 
     def unroute(self, cause: str, needs: Sequence[int]) -> int:

@@ -72,17 +72,19 @@ def _given_up(work: ModelWork, left: Sequence[Replica]) -> list[Replica]:
 
 
 def _surge(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """New beside old: start, warm, route in, soak, then drain and stop the old ones."""
+    """New beside old: start, warm, route in, soak, then drain and stop the old ones. Until they are drained the old
+    ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
     cause = f"replaced: {_cause(batch)}"
     new, warm = _successors(work, batch, last or work.recorded, beside=True)
     old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
     switch = work.strategy.type == "BlueGreen"  # one change of the table: from then on only the new set is picked
-    work.routed = [*(uid for uid in work.routed if not (switch and uid in old)), *new]
+    work.routed = [*work.routed, *new]
+    work.cordoned = old if switch else []
     needs: tuple[int, ...] = (work.route(f"successors are warm: {_cause(batch)}", (*warm, *last)),)
     needs = _soak(work, new, needs, switch=switch)
     needs = work.drain(old, needs, cause)
-    if old and not switch:
-        work.routed = [uid for uid in work.routed if uid not in old]
+    if old:
+        work.routed, work.cordoned = [uid for uid in work.routed if uid not in old], []
         needs = (work.route("the old ones are drained", needs),)
     return _retire(work, batch, needs, cause)
 

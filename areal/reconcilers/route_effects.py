@@ -19,7 +19,11 @@ DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard 
 
 def route(hands: Hands, op: Op, number: int) -> None:
     """The model's whole set, none of it draining."""
-    workers = [{"worker_id": hands.uid(run), "worker_addr": hands.url(run)} for run in op.runs]
+    cordoned = op.args.get("cordoned", ())
+    workers = [
+        {"worker_id": hands.uid(run), "worker_addr": hands.url(run), **({"cordoned": True} if run in cordoned else {})}
+        for run in op.runs
+    ]
     body = {"model": hands.object(op.ref).name, "workers": workers, "expected": op.args["expected"]}
     body["readiness"] = op.args["readiness"]
     answer = _ask(hands, op, "/register_model", body)

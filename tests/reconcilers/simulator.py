@@ -410,7 +410,7 @@ class _Hands:
             may_join = uid in known or answers(run)
             require(may_join, f"{uid} is routed before it is ready")
             require(run.may_live, f"{uid} is routed and does not live")
-            workers.append((uid, run.url, "ready"))
+            workers.append((uid, run.url, "cordoned" if symbol in op.args.get("cordoned", ()) else "ready"))
         lost = [uid for uid in known if uid not in {w[0] for w in workers} and self._is_unknown(uid)]
         require(not lost, f"{lost} cannot be seen and must be left in the table")
         readiness = {**table.readiness, model: op.args["readiness"]}

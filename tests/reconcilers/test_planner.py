@@ -195,9 +195,13 @@ def test_plan_with_strategy_bluegreen_switches_all_routes_at_once() -> None:
     target = changed(item, {**item.spec, "path": "models/other"})
     plan = plan_of(unchanged(home), target, observed=observed)
     routes = [op for op in plan.ops if op.verb is Verb.ROUTE]
-    assert len(routes) == 1
-    assert all(run.startswith("+") for run in routes[0].runs)
-    assert len(routes[0].runs) == 3
+    switch, without_old = routes
+    old = [run for run in switch.runs if not run.startswith("+")]
+    assert len(old) == 3 and switch.args["cordoned"] == old, "they only go on with the sessions that they have"
+    assert len(switch.runs) == 6
+    assert without_old.runs == tuple(run for run in switch.runs if run not in old)
+    drained = {op.id for op in plan.ops if op.verb is Verb.DRAIN}
+    assert drained <= set(without_old.needs)
 
 
 def test_plan_without_a_spare_gpu_and_one_replica_is_refused() -> None:

@@ -48,21 +48,15 @@ class Admission:
 
         Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
         """
-        chosen = self._pick(model, key, refused, even_suspects=True)
+        ready = self._table.routable(model, even_suspects=True, journal=key.journal)
+        chosen = self._pick([worker for worker in ready if worker.addr not in refused], key)
         return chosen if chosen is not None else await self._wait(model, key, since)
 
-    def _pick(
-        self, model: str, key: CallKey, refused: Collection[str] = (), *, even_suspects: bool
-    ) -> WorkerEntry | None:
-        """At a cost that does not grow with the number of workers, while none is in trouble."""
-        if key.journal is not None:
-            holder = self._table.holder(model, key.journal, even_suspects=even_suspects)
-            return holder if holder is not None and holder.addr not in refused else None
-        candidates = self._table.routable(model, even_suspects=even_suspects)
-        if refused:
-            candidates = [worker for worker in candidates if worker.addr not in refused]
+    def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
         if not candidates:
             return None
+        if key.journal is not None:
+            return candidates[0]
         return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
 
     async def _wait(self, model: str, key: CallKey, since: float) -> WorkerEntry:
@@ -75,7 +69,7 @@ class Admission:
             while True:
                 await self._table.changed(self._patience(model, key, since))
                 # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
-                chosen = self._pick(model, key, even_suspects=False)
+                chosen = self._pick(self._table.routable(model, even_suspects=False, journal=key.journal), key)
                 if chosen is not None:
                     return chosen
         finally:

@@ -13,7 +13,7 @@ from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.router.picking import CallKey
-from areal.services.inference.router.table import READY, WorkerEntry
+from areal.services.inference.router.table import CORDONED, READY, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError
@@ -103,13 +103,13 @@ class JournalClient:
         return sorted(set(tags))
 
     def keepers(self, model: str | None = None) -> list[WorkerEntry]:
-        """Ready data proxies that record, each once."""
+        """Data proxies that record and serve, each once."""
         models = self._table.snapshot.models.values()
         found = {
             worker.addr: worker
             for each in models
             for worker in each.workers
-            if worker.state == READY and worker.journals and model in (None, each.name)
+            if worker.state in (READY, CORDONED) and worker.journals and model in (None, each.name)
         }
         return list(found.values())
 

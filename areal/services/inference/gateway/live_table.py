@@ -12,7 +12,16 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from areal.services.inference.router.table import DEAD, READY, Followed, Limits, ModelEntry, Snapshot, WorkerEntry
+from areal.services.inference.router.table import (
+    CORDONED,
+    DEAD,
+    READY,
+    Followed,
+    Limits,
+    ModelEntry,
+    Snapshot,
+    WorkerEntry,
+)
 from areal.services.web.errors import ApiError
 
 _SUSPECT_FIRST_S = 0.5
@@ -29,8 +38,6 @@ class LiveTable:
         self._changed = asyncio.Event()
         self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
         self._journals: dict[str, str] = {}  # tag -> model
-        self._ready: dict[str, list[WorkerEntry]] = {}  # of each published model
-        self._holders: dict[str, WorkerEntry] = {}  # tag -> the ready worker that has it
         self.received = asyncio.Event()
 
     @property
@@ -42,8 +49,6 @@ class LiveTable:
         self._followed = self._followed.follow(incoming)
         self.limits = self._defaults.updated(self.snapshot.limits)
         self._journals = _journals(self.snapshot)
-        self._ready = _ready(self.snapshot)
-        self._holders = {tag: worker for ready in self._ready.values() for worker in ready for tag in worker.journals}
         # The router's word that a worker is back ends its suspicion; one that left is forgotten.
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
@@ -103,26 +108,26 @@ class LiveTable:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has told its journals: then one that is not in the table is nobody's."""
-        return all(worker.heard for model in self.snapshot.models.values() for worker in model.workers)
+        """Whether every worker has told its journals: then one that is not in the table is nobody's. A table without
+        workers says so only when it is whole."""
+        workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
+        return all(worker.heard for worker in workers) and (bool(workers) or self.snapshot.synced)
 
-    def routable(self, name: str, *, even_suspects: bool) -> list[WorkerEntry]:
+    def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
         """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
-        ``even_suspects``: rather one in trouble than none."""
-        ready = self._ready.get(name, [])
+        ``even_suspects``: rather one in trouble than none. A session's call goes to those that have its ``journal``."""
+        model = self.snapshot.models.get(name)
+        if model is None or not model.published:
+            return []
+        if journal is not None:
+            ready = [each for each in model.workers if each.state in (READY, CORDONED) and journal in each.journals]
+        else:
+            ready = [worker for worker in model.workers if worker.state == READY]
         if not self._suspects:
             return ready
         now = asyncio.get_running_loop().time()
         trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
         return trusted or (ready if even_suspects else [])
-
-    def holder(self, name: str, tag: str, *, even_suspects: bool) -> WorkerEntry | None:
-        """The one of the routable workers that has this journal, found without looking at the others."""
-        worker = self._holders.get(tag)
-        if worker is None or worker.addr not in self._suspects:
-            return worker
-        candidates = self.routable(name, even_suspects=even_suspects)
-        return worker if any(each.addr == worker.addr for each in candidates) else None
 
     def suspicion_left_s(self, name: str) -> float:
         """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""
@@ -155,9 +160,5 @@ def _journals(table: Snapshot) -> dict[str, str]:
 
 
 def _ready_addrs(table: Snapshot) -> set[str]:
-    return {worker.addr for model in table.models.values() for worker in model.workers if worker.state == READY}
-
-
-def _ready(table: Snapshot) -> dict[str, list[WorkerEntry]]:
-    published = {name: model for name, model in table.models.items() if model.published}
-    return {name: [each for each in model.workers if each.state == READY] for name, model in published.items()}
+    serving = (READY, CORDONED)
+    return {worker.addr for model in table.models.values() for worker in model.workers if worker.state in serving}

@@ -82,9 +82,10 @@ class RouterRoutes:
         external = data.get("external", False)
         if not isinstance(external, bool):
             raise bad_request("external must be true or false", param="external")
-        readiness = _readiness(data.get("readiness"))
+        readiness, pairs = _readiness(data.get("readiness")), self._pairs(data)
+        cordoned = [item["worker_id"] for item in data["workers"] if item.get("cordoned") is True]
         self._registry.register_model(
-            name, self._pairs(data), expected=expected, external=external, readiness=readiness
+            name, pairs, expected=expected, external=external, readiness=readiness, cordoned=cordoned
         )
         workers = self._registry.workers(name)
         await self._prober.probe(worker for worker in workers if not worker.health.seen)

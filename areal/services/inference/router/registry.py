@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from areal.services.inference.router.health import DEFAULT, Answer, Health, Readiness
-from areal.services.inference.router.table import DEAD, DRAINING, READY, Limits, ModelEntry, Snapshot, WorkerEntry
+from areal.services.inference.router.table import (
+    CORDONED,
+    DEAD,
+    DRAINING,
+    READY,
+    Limits,
+    ModelEntry,
+    Snapshot,
+    WorkerEntry,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Worker:
     addr: str
     model: str | None = None
     drained: bool = False
+    cordoned: bool = False
     health: Health = field(default_factory=Health)
     report: Report = field(default_factory=Report)
     probed_at: float = -1e9  # monotonic: when it was last asked
@@ -52,7 +62,9 @@ class Worker:
     def state(self) -> str:
         if not self.health.healthy:
             return DEAD
-        return DRAINING if self.drained or self.health.leaving else READY
+        if self.drained or self.health.leaving:
+            return DRAINING
+        return CORDONED if self.cordoned else READY
 
     @property
     def public(self) -> tuple[object, ...]:
@@ -140,15 +152,17 @@ class Registry:
         expected: int | None,
         external: bool,
         readiness: Readiness | None = None,
+        cordoned: Collection[str] = (),
     ) -> None:
-        """``workers`` are (id, address) pairs, the whole set. Saying the same again changes nothing."""
+        """``workers`` are (id, address) pairs, the whole set; ``cordoned`` those ids that get nothing new. Saying the
+        same again changes nothing."""
         before = self._content()
         wanted = dict(workers)
         for worker in self.workers(name):
             if worker.id not in wanted:
                 del self._workers[worker.id]
         for worker_id, addr in wanted.items():
-            self._place(worker_id, addr, name)
+            self._place(worker_id, addr, name).cordoned = worker_id in cordoned
         known = self._models.get(name) or _Model(1, external, int(time.time()), self._readiness)
         count = expected if expected is not None else max(1, len(wanted))
         self._models[name] = replace(known, expected=count, external=external, readiness=readiness or self._readiness)

@@ -15,6 +15,7 @@ from typing import Any
 from areal.services.inference.router.health import DEFAULT, Readiness
 
 READY = "ready"
+CORDONED = "cordoned"  # nothing new, but the calls of the sessions that it has
 DRAINING = "draining"
 DEAD = "dead"
 

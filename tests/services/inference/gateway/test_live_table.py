@@ -5,7 +5,16 @@ import asyncio
 import pytest
 
 from areal.services.inference.gateway.live_table import LiveTable
-from areal.services.inference.router.table import DEAD, DRAINING, READY, Limits, ModelEntry, Snapshot, WorkerEntry
+from areal.services.inference.router.table import (
+    CORDONED,
+    DEAD,
+    DRAINING,
+    READY,
+    Limits,
+    ModelEntry,
+    Snapshot,
+    WorkerEntry,
+)
 from areal.services.web.errors import ApiError
 
 
@@ -96,3 +105,35 @@ async def test_limits_are_the_tables_over_our_own() -> None:
     live_table = LiveTable(Limits(max_body_bytes=5))
     live_table.apply(Snapshot("e", 0, True, limits={"request_timeout_seconds": 9}))
     assert live_table.limits == Limits(max_body_bytes=5, request_timeout_seconds=9.0)
+
+
+def recording(*workers: WorkerEntry, orphans: tuple[str, ...] = (), synced: bool = True) -> LiveTable:
+    return live(Snapshot("e", 0, synced, models={"m": ModelEntry("m", workers, orphans=orphans)}))
+
+
+async def test_journals_are_known_by_their_model_also_when_nobody_serves_them() -> None:
+    table = recording(WorkerEntry("a", "http://a:1", DEAD, ("aaaaaaaa",)), orphans=("oooooooo",))
+    assert [table.model_of_journal(tag) for tag in ("aaaaaaaa", "oooooooo", "xxxxxxxx")] == ["m", "m", None]
+    assert table.records
+
+
+async def test_unknown_journal_is_nobodys_only_where_all_were_heard() -> None:
+    heard, unheard = WorkerEntry("a", "http://a:1"), WorkerEntry("b", "http://b:1", heard=False)
+    assert recording(heard).all_heard
+    assert not recording(heard, unheard).all_heard
+    assert recording().all_heard
+    assert not recording(synced=False).all_heard  # a router that just started
+    assert recording(heard, synced=False).all_heard
+
+
+async def test_cordoned_worker_gets_the_calls_of_its_sessions_and_no_others() -> None:
+    workers = (
+        WorkerEntry("a", "http://a", CORDONED, journals=("old",)),
+        WorkerEntry("b", "http://b", READY, journals=("new",)),
+        WorkerEntry("c", "http://c", DRAINING, journals=("gone",)),
+    )
+    live_table = live(Snapshot("e", 1, True, models={"m": ModelEntry("m", workers)}))
+    assert routable(live_table) == {"b"}
+    for journal, addr in (("old", {"http://a"}), ("new", {"http://b"}), ("gone", set()), ("none", set())):
+        found = live_table.routable("m", even_suspects=True, journal=journal)
+        assert {worker.addr for worker in found} == addr

@@ -154,3 +154,17 @@ def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
     assert not registry.snapshot().models["m"].workers[0].heard
     observe(registry, "a", Answer.READY, told("cccccccc", "aaaaaaaa"))
     assert registry.snapshot().models["m"].orphans == ()
+
+
+def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so() -> None:
+    registry = Registry()
+    workers = [("a", "http://h:1"), ("b", "http://h:2")]
+    registry.register_model("m", workers, expected=2, external=False, cordoned=["a"])
+    for worker in registry.workers():
+        registry.observe(worker, Answer.READY, None)
+    assert [worker.state for worker in registry.snapshot().models["m"].workers] == ["cordoned", "ready"]
+    serial = registry.serial
+    registry.register_model("m", workers, expected=2, external=False, cordoned=["a"])
+    assert registry.serial == serial, "saying the same again changes nothing"
+    registry.register_model("m", workers, expected=2, external=False)
+    assert [worker.state for worker in registry.snapshot().models["m"].workers] == ["ready", "ready"]
