@@ -49,7 +49,9 @@ class Admission:
         Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
         """
         ready = self._table.routable(model, even_suspects=True, journal=key.journal)
-        chosen = self._pick([worker for worker in ready if worker.addr not in refused], key)
+        if refused:
+            ready = [worker for worker in ready if worker.addr not in refused]
+        chosen = self._pick(ready, key)
         return chosen if chosen is not None else await self._wait(model, key, since)
 
     def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:

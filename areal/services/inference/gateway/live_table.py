@@ -38,6 +38,8 @@ class LiveTable:
         self._changed = asyncio.Event()
         self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
         self._journals: dict[str, str] = {}  # tag -> model
+        self._ready: dict[str, list[WorkerEntry]] = {}  # of each published model
+        self._holders: dict[tuple[str, str], list[WorkerEntry]] = {}  # of a model, and a journal that they serve
         self.received = asyncio.Event()
 
     @property
@@ -49,6 +51,9 @@ class LiveTable:
         self._followed = self._followed.follow(incoming)
         self.limits = self._defaults.updated(self.snapshot.limits)
         self._journals = _journals(self.snapshot)
+        published = [model for model in self.snapshot.models.values() if model.published]
+        self._ready = {model.name: [each for each in model.workers if each.state == READY] for model in published}
+        self._holders = _holders(published)
         # The router's word that a worker is back ends its suspicion; one that left is forgotten.
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
@@ -115,14 +120,9 @@ class LiveTable:
 
     def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
         """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
-        ``even_suspects``: rather one in trouble than none. A session's call goes to those that have its ``journal``."""
-        model = self.snapshot.models.get(name)
-        if model is None or not model.published:
-            return []
-        if journal is not None:
-            ready = [each for each in model.workers if each.state in (READY, CORDONED) and journal in each.journals]
-        else:
-            ready = [worker for worker in model.workers if worker.state == READY]
+        ``even_suspects``: rather one in trouble than none. A session's call goes to those that have its ``journal``.
+        What it costs does not grow with the table while none is in trouble."""
+        ready = self._ready.get(name, []) if journal is None else self._holders.get((name, journal), [])
         if not self._suspects:
             return ready
         now = asyncio.get_running_loop().time()
@@ -162,3 +162,12 @@ def _journals(table: Snapshot) -> dict[str, str]:
 def _ready_addrs(table: Snapshot) -> set[str]:
     serving = (READY, CORDONED)
     return {worker.addr for model in table.models.values() for worker in model.workers if worker.state in serving}
+
+
+def _holders(published: list[ModelEntry]) -> dict[tuple[str, str], list[WorkerEntry]]:
+    found: dict[tuple[str, str], list[WorkerEntry]] = {}
+    for model in published:
+        for worker in model.workers:
+            for tag in worker.journals if worker.state in (READY, CORDONED) else ():
+                found.setdefault((model.name, tag), []).append(worker)
+    return found
