@@ -38,22 +38,17 @@ async def test_only_ready_workers_of_a_published_model_are_routable() -> None:
     assert routable(live(table(expected=3, a=READY, b=READY))) == set()
 
 
-async def test_holder_of_a_journal_is_who_is_ready_and_not_in_trouble_while_others_are_not() -> None:
-    workers = tuple(
-        WorkerEntry(name, f"http://{name}:1", state, (f"tag-{name}",))
-        for name, state in {"a": READY, "b": READY, "c": DRAINING}.items()
-    )
+async def test_call_of_a_session_goes_to_who_has_its_journal() -> None:
+    states = {"a": READY, "b": READY, "c": DRAINING, "d": CORDONED}
+    workers = tuple(WorkerEntry(name, f"http://{name}:1", state, (f"tag-{name}",)) for name, state in states.items())
     live_table = live(Snapshot("e", 0, True, models={"m": ModelEntry("m", workers)}))
 
-    def holder(tag: str, *, even_suspects: bool = True) -> str | None:
-        found = live_table.holder("m", tag, even_suspects=even_suspects)
-        return found.id if found is not None else None
+    def holders(tag: str, *, even_suspects: bool = True) -> list[str]:
+        return [each.id for each in live_table.routable("m", even_suspects=even_suspects, journal=tag)]
 
-    assert (holder("tag-a"), holder("tag-c"), holder("tag-d")) == ("a", None, None)
+    assert [holders(f"tag-{name}") for name in "abcde"] == [["a"], ["b"], [], ["d"], []]
     live_table.suspect("http://a:1")
-    assert (holder("tag-a"), holder("tag-b")) == (None, "b")
-    live_table.suspect("http://b:1")
-    assert (holder("tag-a"), holder("tag-a", even_suspects=False)) == ("a", None)
+    assert (holders("tag-a"), holders("tag-a", even_suspects=False)) == (["a"], [])
 
 
 async def test_suspect_is_avoided_while_others_are_ready_and_taken_when_none_is() -> None:
