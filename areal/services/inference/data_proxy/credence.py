@@ -7,28 +7,22 @@ it and us is. Answering with its text, and recording what is left, would poison 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 
 from areal.services.inference.engines.base import EngineDelta, EngineFailed
+from areal.services.inference.engines.clients.deltas import MISREAD, makes_no_sense
 
 _BEYOND = 2**31  # token ids are recorded as 32 bits
-_MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-
-
-async def next_delta(deltas: AsyncIterator[EngineDelta], choices: int) -> EngineDelta | None:
-    """The next delta of a call with so many choices; None at the end. Raises EngineFailed for what makes no sense."""
-    try:
-        delta = await anext(deltas)
-        check_delta(delta, choices)
-    except StopAsyncIteration:
-        return None
-    except _MISREAD as error:  # a field that is missing, or is of another kind
-        raise EngineFailed(f"the engine's answer makes no sense: {type(error).__name__}: {str(error)[:200]}") from error
-    return delta
 
 
 def check_delta(delta: EngineDelta, choices: int) -> None:
-    """Raises EngineFailed for what no engine can have sampled."""
+    """Raises EngineFailed for what no engine can have sampled in a call with so many choices."""
+    try:
+        _check(delta, choices)
+    except MISREAD as error:
+        raise makes_no_sense(error) from error
+
+
+def _check(delta: EngineDelta, choices: int) -> None:
     tokens = delta.token_ids
     if not len(tokens) == len(delta.logprobs) == len(delta.versions):
         counts = f"{len(delta.logprobs)} log-probabilities and {len(delta.versions)} versions"

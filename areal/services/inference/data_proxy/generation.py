@@ -1,4 +1,5 @@
-"""Drives the engine for one request: calls out, updates back in the order in which tokens come.
+"""Drives the engine for one request: calls out, updates back in the order in which tokens come, from within the loop's
+callback that read them.
 
 A choice that met a stop string is done at once; when all choices of a call are, the engine's work on it is aborted,
 as it is when the caller goes away. No generation outlives its request.
@@ -7,14 +8,15 @@ as it is when the caller goes away. No generation outlives its request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.choice import Choice, Update
-from areal.services.inference.data_proxy.credence import next_delta
+from areal.services.inference.data_proxy.credence import check_delta
 from areal.services.inference.data_proxy.suspension import Suspension
-from areal.services.inference.engines.base import EngineCall, EngineFailed, TokenEngine
+from areal.services.inference.engines.base import EngineCall, EngineDelta, EngineFailed, OnFlow, TokenEngine
+
+OnUpdate = Callable[[Update], None]
 
 
 class Pulse:
@@ -46,29 +48,32 @@ class Generator:
         self._aborts: set[asyncio.Task[None]] = set()
         self.pulse = Pulse()
 
-    def updates(self, drives: Sequence[Drive]) -> AsyncGenerator[Update, None]:
-        """Updates of all choices until each has ended. Raises EngineError; close it to cancel."""
-        return self._follow(drives[0]) if len(drives) == 1 else self._merged(drives)
-
-    async def _follow(self, drive: Drive) -> AsyncGenerator[Update, None]:
-        running = set(range(len(drive.choices)))
-        finished_by_engine = 0
+    async def run(self, drives: Sequence[Drive], on_update: OnUpdate, flowing: OnFlow = lambda flow: None) -> None:
+        """Give ``on_update`` the updates of all choices, until each has ended. Raises EngineError, and what
+        ``on_update`` raises. ``flowing`` is given what holds the engine back, for each of ``drives``."""
+        if len(drives) == 1:
+            await self._follow(drives[0], on_update, flowing)
+            return
+        work = [self._follow(drive, on_update, flowing) for drive in drives]
+        names = [f"generate-{drive.call.request_id}" for drive in drives]
+        tasks = [asyncio.create_task(each, name=name) for each, name in zip(work, names, strict=True)]
         try:
-            async with contextlib.aclosing(self._engine.generate(drive.call)) as deltas:
-                while (delta := await next_delta(deltas, len(drive.choices))) is not None:
-                    self.pulse.beat()
-                    finished_by_engine += delta.finish_reason is not None
-                    if delta.index not in running:
-                        continue
-                    update = drive.choices[delta.index].push(delta)
-                    if update.finish_reason is not None:
-                        running.discard(delta.index)
-                    yield update
-                    if not running:
-                        return
-            raise EngineFailed("the engine's stream ended before its choices did")
+            await asyncio.gather(*tasks)  # the first failure ends them all
         finally:
-            if finished_by_engine < len(drive.choices):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, drive: Drive, on_update: OnUpdate, flowing: OnFlow) -> None:
+        heard = _Heard(drive, on_update, self.pulse)
+        try:
+            await self._engine.pour(drive.call, heard.delta, flowing)
+            if heard.running:
+                raise EngineFailed("the engine's stream ended before its choices did")
+        except _AllEnded:
+            pass
+        finally:
+            if heard.ended_by_engine < len(drive.choices):
                 self._abort(drive.call.request_id)
 
     def _abort(self, request_id: str) -> None:
@@ -76,32 +81,30 @@ class Generator:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _merged(self, drives: Sequence[Drive]) -> AsyncGenerator[Update, None]:
-        """Several prompts at once. The first failure ends them all."""
-        queue: asyncio.Queue[Update | None] = asyncio.Queue()
 
-        async def pump(drive: Drive) -> None:
-            try:
-                async with contextlib.aclosing(self._follow(drive)) as stream:
-                    async for update in stream:
-                        queue.put_nowait(update)
-            finally:
-                queue.put_nowait(None)
+class _AllEnded(Exception):
+    """Stop strings have ended every choice: what else the engine says is not wanted."""
 
-        tasks = [asyncio.create_task(pump(drive), name=f"generate-{drive.call.request_id}") for drive in drives]
-        try:
-            left = len(tasks)
-            while left:
-                update = await queue.get()
-                if update is not None:
-                    yield update
-                    continue
-                left -= 1
-                for task in tasks:
-                    if task.done():
-                        task.result()
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+class _Heard:
+    """One engine call as its deltas come."""
+
+    def __init__(self, drive: Drive, on_update: OnUpdate, pulse: Pulse) -> None:
+        self._choices = drive.choices
+        self._on_update = on_update
+        self._pulse = pulse
+        self.running = set(range(len(drive.choices)))
+        self.ended_by_engine = 0
+
+    def delta(self, delta: EngineDelta) -> None:
+        check_delta(delta, len(self._choices))
+        self._pulse.beat()
+        self.ended_by_engine += delta.finish_reason is not None
+        if delta.index not in self.running:
+            return
+        update = self._choices[delta.index].push(delta)
+        if update.finish_reason is not None:
+            self.running.discard(delta.index)
+        self._on_update(update)
+        if not self.running and self.ended_by_engine < len(self._choices):
+            raise _AllEnded

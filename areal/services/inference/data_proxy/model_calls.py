@@ -6,40 +6,33 @@ before its last byte.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.services.inference.data_proxy.adapters import adapter_of
+from areal.services.inference.data_proxy.answering import Answering
 from areal.services.inference.data_proxy.apis import Apis, Asked, Read
 from areal.services.inference.data_proxy.asks import Ask
-from areal.services.inference.data_proxy.choice import Choice, Update
+from areal.services.inference.data_proxy.choice import Choice
 from areal.services.inference.data_proxy.counts import TokenCounts
 from areal.services.inference.data_proxy.deadline import idle_s
 from areal.services.inference.data_proxy.dialects.writer import named
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Drive, Generator
+from areal.services.inference.data_proxy.prepared import Clock, Prepared
 from areal.services.inference.data_proxy.prompting import make_prompts
 from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
 from areal.services.inference.data_proxy.samples import call_ids, samples_of, say_again, token_turns
-from areal.services.inference.data_proxy.shapes import Frame, Shape
+from areal.services.inference.data_proxy.shapes import Frame
 from areal.services.inference.data_proxy.tokenizer import DECODE_US, CodecPool, TextCodec
 from areal.services.inference.data_proxy.visits import Answer, Visit, Visits
-from areal.services.inference.engines.base import (
-    Capabilities,
-    EngineCall,
-    EngineError,
-    EngineRefused,
-    EngineUnavailable,
-)
-from areal.services.web import headers as names
+from areal.services.inference.engines.base import Capabilities, EngineCall
 from areal.services.web.body import decode_object, read_body
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
+from areal.services.web.errors import bad_request
+from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import json_response
-from areal.services.web.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -50,45 +43,6 @@ class ProxyLimits:
     request_timeout_s: float
     max_model_len: Callable[[], int | None]
     adapters: Callable[[], tuple[str, ...]] = tuple
-
-
-@dataclass
-class Clock:
-    """Whose time it is: ours, or the engine's."""
-
-    started: float
-    engine_s: float = 0.0
-    first: float = 0.0  # when the first token was here
-    last: float = 0.0
-
-    def said(self, now: float, engine_s: float) -> None:
-        self.engine_s += engine_s
-        self.first = self.first or now
-        self.last = now
-
-    def overhead_us(self) -> int:
-        return int((time.perf_counter() - self.started - self.engine_s) * 1e6)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request that is ready to run."""
-
-    request: Request
-    ask: Ask
-    frame: Frame
-    shape: Shape
-    drives: tuple[Drive, ...]
-    idle_s: float
-    clock: Clock
-    visit: Visit
-    prompt_text: str | None
-
-    def headers(self) -> dict[str, str]:
-        headers = {names.OVERHEAD: str(self.clock.overhead_us())}
-        if self.ask.ignored:
-            headers[names.IGNORED] = ", ".join(self.ask.ignored)
-        return headers
 
 
 class ModelCalls:
@@ -107,7 +61,7 @@ class ModelCalls:
         self._model = model
         self._codec = codec
         self._pool = pool
-        self._generator = generator
+        self._answering = Answering(generator, self._record)
         self._capabilities = capabilities
         self._limits = limits
         self._counts = counts
@@ -172,7 +126,8 @@ class ModelCalls:
         held = sum(map(len, prompts.ids)) + (ask.sampling.max_new_tokens or 0) * len(frame.choices)
         self.tokens_in_flight += held
         try:
-            return await (self._stream(prepared) if ask.answering.stream else self._whole(prepared))
+            answer = self._answering.stream if ask.answering.stream else self._answering.whole
+            return await answer(prepared)
         finally:
             self.tokens_in_flight -= held
 
@@ -187,7 +142,7 @@ class ModelCalls:
         prepared = Prepared(request, ask, frame, shape, (), 0.0, clock, visit, None)
         if not ask.answering.stream:
             return Response(body=shape.whole(), content_type="application/json", headers=prepared.headers())
-        out = await _open_stream(prepared)
+        out = prepared.open_stream()
         await out.write(shape.opening() + b"".join(map(shape.update, updates)) + shape.closing())
         return out
 
@@ -245,62 +200,6 @@ class ModelCalls:
             for index, prompt in enumerate(frame.prompts)
         )
 
-    async def _whole(self, prepared: Prepared) -> Response:
-        async with self._running(prepared) as updates:
-            async for _ in updates:
-                pass
-        body = prepared.shape.whole()
-        return Response(body=body, content_type="application/json", headers=prepared.headers())
-
-    async def _stream(self, prepared: Prepared) -> AnyResponse:
-        out: StreamResponse | None = None
-        shape = prepared.shape
-        async with self._running(prepared) as updates:
-            async for update in updates:
-                opening = b""
-                if out is None:
-                    out, opening = await _open_stream(prepared), shape.opening()
-                said = opening + shape.update(update)
-                if said:
-                    await out.write(said)
-        assert out is not None, "a generation that ends well has an update for each choice"
-        await out.write(shape.closing())
-        return out
-
-    @contextlib.asynccontextmanager
-    async def _running(self, prepared: Prepared) -> AsyncIterator[AsyncIterator[Update]]:
-        """The updates, under the deadline on progress; engine failures as what the caller is told."""
-        begun = False
-
-        def excused() -> bool:
-            """The engine is paused, or the call is queued in a busy one."""
-            if self._generator.suspension.excuses(prepared.idle_s):
-                return True
-            return not begun and self._generator.pulse.silent_s() < prepared.idle_s
-
-        watchdog = Watchdog(lambda: prepared.idle_s, excused=excused)
-
-        async def watched(updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
-            nonlocal begun
-            running = len(prepared.frame.choices)
-            waiting_since = time.perf_counter()
-            async for update in updates:
-                now = time.perf_counter()
-                prepared.clock.said(now, now - waiting_since)
-                begun = True
-                watchdog.kick()
-                if update.finish_reason is not None:
-                    running -= 1
-                    if not running:
-                        await self._record(prepared)
-                        watchdog.kick()
-                yield update
-                waiting_since = time.perf_counter()
-
-        with _engine_errors(prepared):
-            async with watchdog, contextlib.aclosing(self._generator.updates(prepared.drives)) as updates:
-                yield watched(updates)
-
     async def _record(self, prepared: Prepared) -> None:
         """The answer is complete: it is on disk before the caller has its last byte."""
         visit, frame = prepared.visit, prepared.frame
@@ -311,25 +210,3 @@ class ModelCalls:
         cost_us = DECODE_US * sum(len(choice.token_ids) for choice in frame.choices)
         samples = await self._pool.run(lambda: samples_of(frame, visit.conversation, prepared.prompt_text), cost_us)
         await visit.record(Answer(frame.answer_id, frame.model, frame.created, samples))
-
-
-async def _open_stream(prepared: Prepared) -> StreamResponse:
-    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **prepared.headers()}
-    out = StreamResponse(headers=headers)
-    await out.prepare(prepared.request)
-    return out
-
-
-@contextlib.contextmanager
-def _engine_errors(prepared: Prepared) -> Iterator[None]:
-    """What went wrong in the engine, as the caller is told it."""
-    try:
-        yield
-    except EngineUnavailable as error:
-        raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
-    except EngineRefused as error:
-        raise ApiError(400, str(error), code=error.code or "engine_refused") from error
-    except EngineError as error:
-        raise ApiError(502, str(error), code="engine_failed") from error
-    except TimeoutError as error:
-        raise ApiError(504, f"no progress in {prepared.idle_s:g} s", code="progress_timeout") from error

@@ -10,7 +10,7 @@ of the weights that sampled it, the end-of-text token too.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol
@@ -94,9 +94,12 @@ class EngineState:
     adapters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Capabilities:
-    """What an engine honours beyond plain sampling; a field it lacks is refused by name."""
+    """What an engine honours beyond plain sampling; a field it lacks is refused by name.
+
+    No value but what is known by now: some of it an engine tells once it is up (``TokenEngine.state``).
+    """
 
     sampling_fields: frozenset[str] = frozenset(item.name for item in fields(Sampling))
     response_format: bool = False
@@ -131,6 +134,18 @@ class WeightsDiffer(EngineFailed):
     """The engine said that it took new weights, and computes with others: nothing it samples now can be trusted."""
 
 
+class Flow(Protocol):
+    """What can be held back while nobody takes what it brings."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+DeltaSink = Callable[[EngineDelta], None]
+OnFlow = Callable[[Flow], None]
+
+
 class TokenEngine(Protocol):
     """Drives one engine process."""
 
@@ -141,6 +156,11 @@ class TokenEngine(Protocol):
 
         A stream that ends before every choice has its finish reason is a failure too; the caller sees to that.
         """
+        ...
+
+    async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        """As ``generate``, but each delta is given to ``sink`` as it comes, without a task switch, and what ``sink``
+        raises ends the call. ``flowing`` is given what holds the engine back, before the first delta."""
         ...
 
     async def abort(self, request_id: str) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.data_proxy.credence import check_delta, next_delta
+from areal.services.inference.data_proxy.credence import check_delta
 from areal.services.inference.engines.base import EngineDelta, EngineFailed
 
 TOKENS = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(-1e30, 1.0), st.integers(-1, 2**40)), max_size=8)
@@ -53,14 +52,7 @@ def test_lists_out_of_step_are_the_engines_failure(short: str) -> None:
         check_delta(EngineDelta(0, **fields), 1)
 
 
-@pytest.mark.parametrize("error", [KeyError("token_ids"), TypeError("no"), ValueError("no")])
-async def test_answer_that_cannot_be_read_is_the_engines_failure(error: Exception) -> None:
-    async def deltas() -> AsyncIterator[EngineDelta]:
-        yield delta([(1, -0.5, 0)])
-        raise error
-
-    stream = deltas()
-    assert await next_delta(stream, 1) == delta([(1, -0.5, 0)])
-    with pytest.raises(EngineFailed, match=type(error).__name__):
-        await next_delta(stream, 1)
-    assert await next_delta(stream, 1) is None
+@pytest.mark.parametrize("logprobs", [("no",), (None,), None])
+def test_logprobs_of_another_kind_are_the_engines_failure(logprobs: Any) -> None:
+    with pytest.raises(EngineFailed, match="makes no sense"):
+        check_delta(EngineDelta(0, (1,), logprobs, (0,)), 1)

@@ -50,6 +50,11 @@ async def collect(client: TokenEngine, call: EngineCall = CALL) -> list[EngineDe
     return [delta async for delta in client.generate(call)]
 
 
+def tokens_of(deltas: list[EngineDelta]) -> list[tuple[int, float, int]]:
+    """Each with its log-probability and version, however many came at once."""
+    return [each for one in deltas for each in zip(one.token_ids, one.logprobs, one.versions, strict=True)]
+
+
 async def test_vllm_asks_for_token_ids_and_reads_them(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /v1/completions"] = [
         {"choices": [_vllm_choice([5], finish=None)]},
@@ -58,10 +63,9 @@ async def test_vllm_asks_for_token_ids_and_reads_them(http: HttpClient, api: Scr
         "[DONE]",
     ]
     deltas = await collect(await engine("vllm", http, api.url))
-    assert [delta.token_ids for delta in deltas] == [(5,), (9,)]
-    assert deltas[0].logprobs == (-0.5,) and deltas[0].versions == (-1,)
-    assert deltas[0].top_logprobs == (((5, -0.5), (6, -1.0)),)
-    assert deltas[1].finish_reason is FinishReason.STOP and deltas[1].stop_token_id == 9
+    assert tokens_of(deltas) == [(5, -0.5, -1), (9, -0.5, -1)]
+    assert deltas[0].top_logprobs is not None and deltas[0].top_logprobs[0] == ((5, -0.5), (6, -1.0))
+    assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == 9
     body = api.bodies("POST /v1/completions")[0]
     assert body["model"] == "/models/tiny" and body["prompt"] == [1, 2, 3] and body["stream"] is True
     assert body["return_token_ids"] is True and body["return_tokens_as_token_ids"] is True
@@ -93,9 +97,8 @@ async def test_sglang_events_are_read_whether_they_repeat_or_not(
         events.append(_sglang_event(shown, count, finish))
     api.replies["POST /generate"] = [*events, "[DONE]"]
     deltas = await collect(await engine("sglang", http, api.url))
-    assert [delta.token_ids for delta in deltas] == [(5,), (6,), (9,)]
-    assert all(delta.versions == (7,) and delta.logprobs == (-0.5,) for delta in deltas)
-    assert deltas[0].top_logprobs == (((5, -0.5), (6, -1.0)),)
+    assert tokens_of(deltas) == [(5, -0.5, 7), (6, -0.5, 7), (9, -0.5, 7)]
+    assert deltas[0].top_logprobs is not None and deltas[0].top_logprobs[0] == ((5, -0.5), (6, -1.0))
     assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == 9
     body = api.bodies("POST /generate")[0]
     assert body["rid"] == "call-1" and body["input_ids"] == [1, 2, 3] and body["top_logprobs_num"] == 2

@@ -121,7 +121,7 @@ async def _said(writer: Writer, upstream: aiohttp.ClientResponse, heard: Hears) 
     chunks = Chunks()
     opening = writer.opening(0)  # how long their prompt was is known at the end
     with _as_a_chat_answer():
-        async with contextlib.aclosing(read_events(upstream.content.readany)) as events:
+        async with contextlib.aclosing(read_events(upstream.content.iter_any())) as events:
             async for event in events:
                 chunks.note(event)
                 heard.data(event, whole=False)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-import orjson
-
 from areal.services.inference.engines.base import (
     Capabilities,
+    DeltaSink,
     EngineCall,
     EngineDelta,
     EngineFailed,
     EngineState,
     FinishReason,
+    OnFlow,
 )
-from areal.services.inference.engines.clients.batches import line_batches, read_all
+from areal.services.inference.engines.clients.deltas import JsonLines
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
 from areal.services.web.client import HttpClient
 
@@ -25,29 +24,17 @@ _NO_RELEASE = "this engine cannot release its memory"
 
 
 class EmbeddedClient:
-    """It says itself, with 400, where it was installed without grammars for ``response_format``."""
-
-    capabilities = Capabilities(response_format=True)
+    """Whether it has grammars, for ``response_format``, depends on what was installed with it."""
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
+        self.capabilities = Capabilities()
 
-    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        body = {
-            "input_ids": call.input_ids,
-            "sampling": _wire(call),
-            "stream": True,
-            "request_id": call.request_id,
-        }
-        if call.adapter is not None:
-            body["adapter"] = call.adapter
-        if call.response_format is not None:
-            body["response_format"] = call.response_format
-        async with self._engine.post("/generate", body) as answer:
-            async with contextlib.aclosing(line_batches(answer.part)) as batches:
-                async for lines in batches:
-                    for delta in read_all(lines, _read_line):
-                        yield delta
+    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        return self._engine.deltas("/generate", _body(call), JsonLines(_read))
+
+    async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        await self._engine.pour("/generate", _body(call), JsonLines(_read), sink, flowing)
 
     async def abort(self, request_id: str) -> None:
         await self._engine.control("/abort", {"request_id": request_id})
@@ -59,6 +46,7 @@ class EmbeddedClient:
             return EngineState(not_ready=f"the engine is not ready: {stage}")
         if data.get("memory_released"):
             return EngineState(not_ready="the engine's memory is released")
+        self.capabilities.response_format = data.get("structured") is True
         _, running = await self._engine.get("/get_version")
         root, paused = data.get("model_path"), data.get("paused")
         return EngineState(
@@ -100,6 +88,15 @@ class EmbeddedClient:
         await self._engine.command("/resume_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
 
 
+def _body(call: EngineCall) -> dict[str, Any]:
+    body = {"input_ids": call.input_ids, "sampling": _wire(call), "stream": True, "request_id": call.request_id}
+    if call.adapter is not None:
+        body["adapter"] = call.adapter
+    if call.response_format is not None:
+        body["response_format"] = call.response_format
+    return body
+
+
 def _wire(call: EngineCall) -> dict[str, Any]:
     sampling = call.sampling.changed()
     if "logit_bias" in sampling:
@@ -107,8 +104,8 @@ def _wire(call: EngineCall) -> dict[str, Any]:
     return sampling
 
 
-def _read_line(line: bytes) -> tuple[EngineDelta]:
-    return (read_delta(orjson.loads(line)),)
+def _read(data: dict[str, Any]) -> tuple[EngineDelta]:
+    return (read_delta(data),)
 
 
 def read_delta(data: dict[str, Any]) -> EngineDelta:

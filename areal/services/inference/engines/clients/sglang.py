@@ -11,7 +11,6 @@ prompts to come. Memory is released only by a server that was started with ``--e
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,14 +19,16 @@ import orjson
 
 from areal.services.inference.engines.base import (
     Capabilities,
+    DeltaSink,
     EngineCall,
     EngineDelta,
     EngineRefused,
     EngineState,
     FinishReason,
+    OnFlow,
     TopLogprobs,
 )
-from areal.services.inference.engines.clients.sse import read_events
+from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
 from areal.services.web.client import HttpClient
 
@@ -49,12 +50,11 @@ class SglangClient:
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
 
-    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        progress = Progress(call)
-        async with self._engine.post("/generate", wire_body(call)) as answer:
-            async with contextlib.aclosing(read_events(answer.part)) as events:
-                async for data in events:
-                    yield progress.read(data)
+    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        return self._engine.deltas("/generate", wire_body(call), JsonEvents(Progress(call).deltas))
+
+    async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        await self._engine.pour("/generate", wire_body(call), JsonEvents(Progress(call).deltas), sink, flowing)
 
     async def abort(self, request_id: str) -> None:
         await self._engine.control("/abort_request", {"rid": request_id})
@@ -156,6 +156,10 @@ class Progress:
 
     call: EngineCall
     seen: dict[int, int] = field(default_factory=dict)
+
+    def deltas(self, data: Mapping[str, Any]) -> tuple[EngineDelta]:
+        check_event(data)
+        return (self.read(data),)
 
     def read(self, data: Mapping[str, Any]) -> EngineDelta:
         index = data.get("index", 0)

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import orjson
 
-from areal.services.inference.engines.base import EngineError, EngineFailed, EngineRefused
-from areal.services.inference.engines.clients.batches import NextPart, line_batches
+from areal.services.inference.engines.base import EngineFailed
+from areal.services.inference.engines.clients.deltas import Lines
 
 
-async def read_events(next_part: NextPart) -> AsyncGenerator[dict[str, Any], None]:
-    """Raises for an error event (EngineRefused where it calls the request wrong), and EngineFailed for a stream that is
-    cut before ``[DONE]``."""
-    async with contextlib.aclosing(line_batches(next_part)) as batches:
-        async for lines in batches:
-            for line in lines:
-                payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                if payload == b"[DONE]":
-                    return
-                if payload:
-                    data = orjson.loads(payload)
-                    if "error" in data:
-                        raise _failure(data["error"])
-                    yield data
+async def read_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
+    """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``."""
+    lines = Lines()
+    async for part in parts:
+        for line in lines.feed(part):
+            payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if payload == b"[DONE]":
+                return
+            if payload:
+                data = orjson.loads(payload)
+                if "error" in data:
+                    raise EngineFailed(f"the engine failed: {data['error']}")
+                yield data
     raise EngineFailed("the engine's stream was cut")
-
-
-def _failure(error: Any) -> EngineError:
-    """Some refusals come only as an event, after a good status: the code is in it."""
-    told = error if isinstance(error, dict) else {"message": error}
-    code, message = told.get("code"), str(told.get("message") or error)
-    if isinstance(code, int) and 400 <= code < 500 and code != 429:
-        return EngineRefused(message)
-    return EngineFailed(f"the engine failed: {message}")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
 import orjson
 
-from areal.services.inference.engines.base import EngineFailed, EngineRefused, EngineUnavailable, EngineUnsupported
+from areal.services.inference.engines.base import (
+    DeltaSink,
+    EngineDelta,
+    EngineFailed,
+    EngineRefused,
+    EngineUnavailable,
+    EngineUnsupported,
+    OnFlow,
+)
+from areal.services.inference.engines.clients.deltas import JsonLines
 from areal.services.web.client import CallFailed, Connection, HttpClient, NotConnected
 
 _CONTROL_S = 5.0
@@ -42,6 +51,33 @@ class EngineHttp:
             raise EngineUnavailable("the engine does not answer") from error
         except CallFailed as error:
             raise EngineFailed("the connection to the engine broke") from error
+
+    async def deltas(self, path: str, body: Mapping[str, Any], reader: JsonLines) -> AsyncGenerator[EngineDelta, None]:
+        """A generation's deltas. Raises EngineError."""
+        async with self.post(path, body) as answer:
+            while part := await answer.part():
+                for delta in reader.feed(part):
+                    yield delta
+            reader.end()
+
+    async def pour(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        reader: JsonLines,
+        sink: DeltaSink,
+        flowing: OnFlow,
+    ) -> None:
+        """``deltas``, each given to ``sink`` inside the loop's callback that read it."""
+
+        def feed(part: bytes) -> None:
+            for delta in reader.feed(part):
+                sink(delta)
+
+        async with self.post(path, body) as answer:
+            flowing(answer)
+            await answer.pour(feed)
+            reader.end()
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short call whose failure is nobody's: abort."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from areal.services.inference.engines.base import (
     Capabilities,
+    DeltaSink,
     EngineCall,
     EngineDelta,
     EngineFailed,
@@ -30,9 +31,10 @@ from areal.services.inference.engines.base import (
     EngineUnavailable,
     EngineUnsupported,
     FinishReason,
+    OnFlow,
     TopLogprobs,
 )
-from areal.services.inference.engines.clients.sse import read_events
+from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
 from areal.services.web.client import HttpClient
 
@@ -59,24 +61,40 @@ class VllmClient:
         self._heard = asyncio.Event()
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        async with contextlib.aclosing(
+            self._engine.deltas("/v1/completions", self._body(call), self._reader(call))
+        ) as deltas:
+            with self._counted():
+                async for delta in deltas:
+                    yield delta
+
+    async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        with self._counted():
+            await self._engine.pour("/v1/completions", self._body(call), self._reader(call), sink, flowing)
+
+    def _body(self, call: EngineCall) -> dict[str, Any]:
         if self._model is None:
             raise EngineUnavailable("vLLM has not said yet which model it serves")
-        body = wire_body(call, self._model)
-        alike = range(call.sampling.n) if _greedy(call) else ()
+        return wire_body(call, self._model)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
         self._calls += 1
         try:
-            async with self._engine.post("/v1/completions", body) as answer:
-                async with contextlib.aclosing(read_events(answer.part)) as events:
-                    async for data in events:
-                        self._heard.set()
-                        for choice in data.get("choices", ()):
-                            delta = self._stamped(read_choice(choice, call))
-                            if not alike:
-                                yield delta
-                            for index in alike:
-                                yield replace(delta, index=index)
+            yield
         finally:
             self._calls -= 1
+
+    def _reader(self, call: EngineCall) -> JsonEvents:
+        alike = range(call.sampling.n) if _greedy(call) else ()
+
+        def read(data: dict[str, Any]) -> list[EngineDelta]:
+            check_event(data)
+            self._heard.set()
+            deltas = [self._stamped(read_choice(choice, call)) for choice in data.get("choices", ())]
+            return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
+
+        return JsonEvents(read)
 
     def _stamped(self, delta: EngineDelta) -> EngineDelta:
         if self._version is None:

@@ -1,0 +1,93 @@
+"""From an answer's bytes to deltas, however the bytes were cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.inference.engines.base import EngineDelta, EngineFailed, FinishReason
+from areal.services.inference.engines.clients.deltas import JsonEvents, JsonLines, check_event, merged
+from areal.services.inference.engines.clients.embedded import read_delta
+
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 99), min_size=1, max_size=3)), max_size=12)
+CUTS = st.lists(st.integers(0, 2000), max_size=8)
+
+
+def line(index: int, ids: list[int], finish: str | None = None) -> dict[str, Any]:
+    return {
+        "index": index,
+        "token_ids": ids,
+        "logprobs": [-0.5] * len(ids),
+        "versions": [3] * len(ids),
+        "finish_reason": finish,
+    }
+
+
+def read(data: dict[str, Any]) -> tuple[EngineDelta]:
+    check_event(data)
+    return (read_delta(data),)
+
+
+def parts_of(body: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
+    return [body[start:end] for start, end in pairwise(places)]
+
+
+def by_choice(deltas: list[EngineDelta]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for delta in deltas:
+        assert len(delta.token_ids) == len(delta.logprobs) == len(delta.versions)
+        found.setdefault(delta.index, []).extend(delta.token_ids)
+    return found
+
+
+@given(STEPS, CUTS)
+def test_every_token_comes_once_however_the_body_was_cut(steps: list[tuple[int, list[int]]], cuts: list[int]) -> None:
+    body = b"".join(orjson.dumps(line(index, ids)) + b"\n" for index, ids in steps)
+    events = (
+        b"".join(b"data: " + orjson.dumps(line(index, ids)) + b"\n\n" for index, ids in steps) + b"data: [DONE]\n\n"
+    )
+    wanted: dict[int, list[int]] = {}
+    for index, ids in steps:
+        wanted.setdefault(index, []).extend(ids)
+    for reader, text in ((JsonLines(read), body), (JsonEvents(read), events)):
+        assert by_choice([delta for part in parts_of(text, cuts) for delta in reader.feed(part)]) == wanted
+        reader.end()
+
+
+def test_one_read_is_one_delta_a_choice_with_how_it_ended() -> None:
+    deltas = [read_delta(line(0, [1])), read_delta(line(1, [2])), read_delta(line(0, [3], "stop"))]
+    (first, second) = merged(deltas)
+    assert (first.index, first.token_ids, first.finish_reason) == (0, (1, 3), FinishReason.STOP)
+    assert (second.index, second.token_ids, second.finish_reason) == (1, (2,), None)
+
+
+def test_what_comes_after_a_choices_end_is_dropped() -> None:
+    (only,) = merged([read_delta(line(0, [1], "length")), read_delta(line(0, [2]))])
+    assert only.token_ids == (1,) and only.finish_reason is FinishReason.LENGTH
+
+
+def test_alternatives_stay_in_step_with_their_tokens() -> None:
+    deltas = [read_delta({**line(0, [n]), "top_logprobs": [[[n, -0.5], [n + 1, -1.0]]]}) for n in (1, 5)]
+    (only,) = merged(deltas)
+    assert only.top_logprobs == (((1, -0.5), (2, -1.0)), ((5, -0.5), (6, -1.0)))
+
+
+@pytest.mark.parametrize("bad", [b"{}", b"nonsense", b'{"index": 0, "token_ids": 7}', b'{"error": {"message": "oom"}}'])
+def test_line_that_cannot_be_read_fails_after_what_came_before(bad: bytes) -> None:
+    deltas = JsonLines(read).feed(orjson.dumps(line(0, [1])) + b"\n" + bad + b"\n")
+    assert next(deltas).token_ids == (1,)
+    with pytest.raises(EngineFailed, match=r"makes no sense|oom"):
+        next(deltas)
+
+
+def test_events_without_their_end_are_a_cut_stream() -> None:
+    reader = JsonEvents(read)
+    assert list(reader.feed(b"data: " + orjson.dumps(line(0, [1])) + b"\n\n"))
+    with pytest.raises(EngineFailed, match="cut"):
+        reader.end()
