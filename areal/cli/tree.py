@@ -46,7 +46,7 @@ TRAJECTORIES: dict[str, Leaf | Branch] = {
 INF: dict[str, Leaf | Branch] = {
     "run": _inf("run", "Start an inference service, and a model with --model.", "run"),
     "stop": _inf("stop", "Stop a service and its models.", "lifecycle"),
-    "status": _inf("status", "Health of one service: components, models, routes.", "lifecycle"),
+    "status": _inf("status", "Health of one service: components, models, routes.", "status"),
     "ps": _inf("ps", "List inference services.", "lifecycle"),
     "register": _inf("register", "Add a model to a service: own replicas, or an external URL.", "models"),
     "deregister": _inf("deregister", "Take a model out of a service and stop its replicas.", "models"),

@@ -1,10 +1,7 @@
-"""``areal inf stop``, ``status``, ``ps``, ``logs``."""
+"""``areal inf stop``, ``ps``, ``logs``."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,18 +9,17 @@ import click
 from areal.cli import options, view
 from areal.cli.acting import acting, finish, timeout_s
 from areal.cli.inf.flags import service_name, service_option
-from areal.cli.invocation import Invocation, fancy, pass_invocation
+from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.options import Seconds
-from areal.cli.output.emit import compact, emit_one, emit_rows, write
-from areal.cli.output.table import Column, field, render_table
+from areal.cli.output.emit import emit_rows
+from areal.cli.output.table import Column, field
 from areal.cli.output.units import age
-from areal.cli.remote import Gateway, gateway, not_remote
+from areal.cli.remote import gateway, not_remote
 from areal.cli.targets import stored
 from areal.cli.verbs.operate import together
 from areal.resources.kinds import Ref
 
 _KIND = "InferenceService"
-_CLEAR = "\x1b[H\x1b[J"
 _PS = (
     field("SERVICE", "service"),
     field("STATUS", "phase", state=True),
@@ -33,13 +29,6 @@ _PS = (
     field("PID", "pid", right=True),
     Column("AGE", lambda row: age(row["ageSeconds"]), right=True),
     field("MESSAGE", "message", wide=True),
-)
-_MODELS = (
-    field("MODEL", "name"),
-    field("STATUS", "phase", state=True),
-    field("READY", "ready"),
-    field("BACKEND", "backend"),
-    field("MESSAGE", "message"),
 )
 
 
@@ -87,91 +76,6 @@ def _every(cli: Invocation) -> list[Ref]:
 
 
 @click.command()
-@service_option
-@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
-@options.remote
-@options.output()
-@options.common
-@pass_invocation
-def status(cli: Invocation, service: str | None, watch: bool, interval: float) -> int:
-    """Health of one service: its processes and its models, each asked. Exit status 1 when something is down."""
-    chosen = gateway(cli)
-    while True:
-        document = _remote_status(chosen) if chosen else _status(cli, service_name(cli, service))
-        if watch and cli.format.is_table and fancy(sys.stdout):
-            sys.stdout.write(_CLEAR)
-        if watch and not cli.format.is_table:
-            write(compact(document))
-        else:
-            shown = document
-            emit_one(cli, shown, name=f"inferenceservice/{shown['service']}", text=lambda d=shown: _page(d))  # type: ignore[misc]
-        sys.stdout.flush()
-        if not watch:
-            return 0 if document["healthy"] else 1
-        time.sleep(interval)
-
-
-def _status(cli: Invocation, name: str) -> dict[str, Any]:
-    from areal.reconcilers.status import object_status
-    from areal.state.objects import ObjectStore
-
-    found = stored(cli.home, Ref(_KIND, name))
-    runs = view.read_runs(cli.home)
-    objects = list(ObjectStore(cli.home).list())
-    models = [item for item in objects if view.service_of(item) == name]
-    own = object_status(cli.home, found, runs, probe=True)
-    rows = []
-    for item in models:
-        state = object_status(cli.home, item, runs, probe=True)
-        rows.append(
-            {
-                "name": item.name,
-                "phase": state.phase,
-                "ready": state.ready,
-                "backend": item.spec.get("backend") or ("external" if item.spec.get("external") else None),
-                "message": state.message,
-            }
-        )
-    fine = {"Ready", "Suspended"}
-    return {
-        "service": name,
-        "phase": own.phase,
-        "ready": own.ready,
-        "healthy": own.phase in fine and all(row["phase"] in fine for row in rows),
-        "address": own.address,
-        "message": own.message,
-        "models": rows,
-        "components": [view.process_row(s) for s in view.runs_of(runs, [found.ref, *(m.ref for m in models)])],
-    }
-
-
-def _page(document: Mapping[str, Any]) -> str:
-    head = f"{document['service']}: {document['phase']} ({document['ready']})"
-    head += f" at {document['address']}" if document["address"] else ""
-    parts = [head + (f"\n{document['message']}" if document["message"] else "")]
-    if document["models"]:
-        parts.append(render_table(document["models"], _MODELS))
-    if document["components"]:
-        columns = view.PROCESS_COLUMNS if "owner" in document["components"][0] else _worker_columns()
-        parts.append(render_table(document["components"], columns))
-    return "\n\n".join(parts)
-
-
-def _worker_columns() -> tuple[Column, ...]:
-    from areal.cli.remote_view import WORKER_COLUMNS
-
-    return WORKER_COLUMNS
-
-
-def _remote_status(chosen: Gateway) -> dict[str, Any]:
-    """What the gateway says of itself and of its models; the workers too when the key is the admin's."""
-    from areal.cli.remote_view import service_status
-
-    return service_status(chosen)
-
-
-@click.command()
 @click.option("--all", "all_", is_flag=True, help="Also services that are stopped.")
 @options.remote
 @options.output()
@@ -181,7 +85,9 @@ def ps(cli: Invocation, all_: bool) -> int:
     """List inference services; those that run, or with --all every one."""
     chosen = gateway(cli)
     if chosen is not None:
-        found = _remote_status(chosen)
+        from areal.cli.remote_view import service_status
+
+        found = service_status(chosen)
         rows = [{**found, "models": len(found["models"]), "pid": None, "ageSeconds": None}]
     else:
         rows = [row for row in _services(cli) if all_ or row["phase"] != "Suspended"]

@@ -1,0 +1,225 @@
+"""What goes through a service right now, from the metrics of its gateway and data proxies: rates between two looks.
+
+Replicas are asked at the addresses that the router has of them. Where these are another machine's loopback, what the
+router knows of them is all that is shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal.cli.output.table import Column, Row, render_table
+from areal.cli.output.table import field as shown
+from areal.cli.remote import Gateway
+from areal.client.admin import AdminClient
+from areal.client.prometheus import Page, added, buckets, growth, parse, quantile
+from areal.errors import ArealError
+
+_TIMEOUT_S = 1.0
+_AT_ONCE = 16
+_HISTORY = 40
+_LEVELS = "▁▂▃▄▅▆▇█"
+_CALLS = frozenset(
+    ("/v1/chat/completions", "/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+)  # what is a model's work; the rest is bookkeeping
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """All pages of one moment, by address; ``workers`` as the router tells them."""
+
+    at: float
+    gateway: Page
+    replicas: Mapping[str, Page]
+    workers: Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Traffic:
+    """Looks again and again. The first look has gauges alone, every later one rates since the one before."""
+
+    chosen: Gateway
+    before: Look | None = None
+    tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+
+    def look(self) -> Document:
+        """Raises ArealError when the gateway does not answer."""
+        after = _look(self.chosen)
+        found = compared(self.before or after, after)
+        if self.before is not None:
+            self.tokens_s.append(found["tokensPerSecond"] or 0.0)
+        self.before = after
+        return {**found, "tokensPerSecondHistory": [round(each, 2) for each in self.tokens_s]}
+
+
+def _look(chosen: Gateway) -> Look:
+    gateway = _page(chosen.url, chosen.key)
+    if gateway is None:
+        raise ArealError(f"the gateway {chosen.url} does not tell its metrics", hint="give its key with --api-key-file")
+    workers = chosen.get("/workers").get("workers", [])
+    addresses = [str(worker["worker_addr"]) for worker in workers]
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:
+        pages = pool.map(lambda address: _page(address, chosen.key), addresses)
+        replicas = {address: page for address, page in zip(addresses, pages, strict=True) if page is not None}
+    return Look(time.monotonic(), gateway, replicas, workers)
+
+
+def _page(url: str, key: str | None) -> Page | None:
+    try:
+        status, text = AdminClient(url, key, timeout_s=_TIMEOUT_S).get("/metrics")
+    except OSError:
+        return None
+    return parse(text) if status == 200 and isinstance(text, str) else None
+
+
+# -- pure from here on
+
+
+def compared(before: Look, after: Look) -> Document:
+    """``before`` is ``after`` at the first look: then rates and quantiles are None."""
+    seconds = after.at - before.at
+    replicas = [_replica(before, after, worker, seconds) for worker in after.workers]
+    rates = [each["tokensPerSecond"] for each in replicas if each["tokensPerSecond"] is not None]
+    first, pace = (
+        added(buckets(before.replicas.get(address, Page()), page, name) for address, page in after.replicas.items())
+        for name in ("areal_time_to_first_token_seconds", "areal_time_per_output_token_seconds")
+    )
+    return {
+        "seconds": round(seconds, 3),
+        "tokensPerSecond": round(sum(rates), 3) if rates else None,
+        "firstTokenSeconds": _quantiles(first, seconds),
+        "perTokenSeconds": _quantiles(pace, seconds),
+        "gateway": _gateway(before.gateway, after.gateway, seconds),
+        "replicas": replicas,
+    }
+
+
+def _gateway(before: Page, after: Page, seconds: float) -> Document:
+    def calls(labels: Mapping[str, str]) -> bool:
+        return labels.get("route") in _CALLS
+
+    def failed(labels: Mapping[str, str]) -> bool:
+        return calls(labels) and labels.get("status", "").startswith("5")
+
+    return {
+        "requestsPerSecond": _rate(growth(before, after, "areal_http_requests_total", calls), seconds),
+        "failuresPerSecond": _rate(growth(before, after, "areal_http_requests_total", failed), seconds),
+        "retriesPerSecond": _rate(growth(before, after, "areal_gateway_retries_total"), seconds),
+        "requestSeconds": _quantiles(buckets(before, after, "areal_http_request_seconds", calls), seconds),
+        "overheadSeconds": _quantiles(buckets(before, after, "areal_overhead_seconds"), seconds),
+        "inFlight": after.total("areal_http_in_flight"),
+        "queued": after.total("areal_gateway_queued"),
+    }
+
+
+def _replica(before: Look, after: Look, worker: Mapping[str, Any], seconds: float) -> Document:
+    told = {
+        "worker": worker["worker_id"],
+        "model": worker.get("model"),
+        "state": worker.get("state"),
+        "address": worker["worker_addr"],
+        "version": worker.get("version"),
+        "inFlight": worker.get("in_flight"),
+        "inFlightTokens": worker.get("in_flight_tokens"),
+    }
+    page = after.replicas.get(worker["worker_addr"])
+    if page is None:
+        none = dict.fromkeys(("tokensPerSecond", "promptTokensPerSecond", "sessions", "ready", "exportsPerSecond"))
+        return {**told, **none, "firstTokenSeconds": None, "commitSeconds": None}
+    since = before.replicas.get(worker["worker_addr"], page)  # new at this look: nothing to compare with yet
+    return {
+        **told,
+        "inFlight": page.total("areal_http_in_flight"),
+        "inFlightTokens": page.total("areal_tokens_in_flight"),
+        "tokensPerSecond": _rate(growth(since, page, "areal_generated_tokens_total"), seconds),
+        "promptTokensPerSecond": _rate(growth(since, page, "areal_prompt_tokens_total"), seconds),
+        "sessions": page.total("areal_sessions_open"),
+        "ready": page.total("areal_trajectories_ready"),
+        "exportsPerSecond": _rate(growth(since, page, "areal_exports_total"), seconds),
+        "firstTokenSeconds": _quantiles(buckets(since, page, "areal_time_to_first_token_seconds"), seconds),
+        "commitSeconds": _quantiles(buckets(since, page, "areal_commit_seconds"), seconds),
+    }
+
+
+def _rate(count: float, seconds: float) -> float | None:
+    return round(count / seconds, 3) if seconds > 0 else None
+
+
+def _quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
+    """None at the first look, and when nothing happened."""
+    middle, far = quantile(cumulative, 0.5), quantile(cumulative, 0.99)
+    if seconds <= 0 or middle is None or far is None:
+        return None
+    return {"p50": round(middle, 6), "p99": round(far, 6)}
+
+
+# -- for people
+
+
+def duration(seconds: float | None) -> str:
+    """``640us``, ``12ms``, ``1.25s``."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f}us"
+    return f"{seconds * 1e3:.3g}ms" if seconds < 1 else f"{seconds:.3g}s"
+
+
+def _pair(row: Row, name: str) -> str:
+    found = row[name]
+    return "-" if found is None else f"{duration(found['p50'])} / {duration(found['p99'])}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _figure(title: str, name: str, *, wide: bool = False) -> Column:
+    return Column(title, lambda row: _number(row[name]), wide=wide, right=True)
+
+
+_REPLICAS = (
+    shown("REPLICA", "worker"),
+    shown("MODEL", "model", wide=True),
+    shown("STATE", "state", state=True),
+    shown("VERSION", "version", right=True),
+    _figure("IN-FLIGHT", "inFlight"),
+    _figure("TOKENS HELD", "inFlightTokens", wide=True),
+    _figure("TOK/S", "tokensPerSecond"),
+    _figure("PROMPT/S", "promptTokensPerSecond", wide=True),
+    Column("FIRST TOKEN", lambda row: _pair(row, "firstTokenSeconds"), right=True),
+    Column("COMMIT", lambda row: _pair(row, "commitSeconds"), right=True, wide=True),
+    _figure("SESSIONS", "sessions"),
+    _figure("READY", "ready"),
+    _figure("EXPORTS/S", "exportsPerSecond", wide=True),
+)
+
+
+def page(document: Document, *, wide: bool) -> str:
+    """Pairs are p50 and p99 since the look before."""
+    gateway = document["gateway"]
+    failed = f", {_number(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
+    load = f"{_number(gateway['inFlight'])} in flight, {_number(gateway['queued'])} waiting"
+    ours, first = _pair(gateway, "overheadSeconds"), _pair(document, "firstTokenSeconds")
+    lines = [
+        f"requests   {_number(gateway['requestsPerSecond'])}/s{failed}, {load}",
+        f"latency    {_pair(gateway, 'requestSeconds')}  (p50 / p99; the gateway's own part {ours})",
+        f"tokens     {_number(document['tokensPerSecond'])}/s  {bars(document['tokensPerSecondHistory'])}",
+        f"           first after {first}, then one every {_pair(document, 'perTokenSeconds')}",
+    ]
+    return "\n".join(lines) + "\n\n" + render_table(document["replicas"], _REPLICAS, wide=wide)
+
+
+def bars(values: Sequence[float]) -> str:
+    """A line of bars, as high as the highest of them."""
+    most = max(values, default=0.0)
+    if most <= 0:
+        return _LEVELS[0] * len(values)
+    return "".join(_LEVELS[min(7, int(8 * value / most))] for value in values)

@@ -1,0 +1,78 @@
+"""What ``inf status --watch`` makes of two looks at the metrics of a service."""
+
+from __future__ import annotations
+
+from areal.cli.inf.traffic import Look, bars, compared, duration, page
+from areal.client.prometheus import Page, parse
+
+WORKERS = [
+    {"worker_id": "w0", "worker_addr": "http://a", "state": "ready", "model": "m", "in_flight": 1, "version": 4},
+    {"worker_id": "w1", "worker_addr": "http://b", "state": "dead", "model": "m", "in_flight": 9, "version": 3},
+]
+
+
+def gateway(calls: int, failed: int, slow: int) -> Page:
+    fast = calls + failed - slow
+    return parse(
+        f'areal_http_requests_total{{route="/v1/chat/completions",status="200"}} {calls}\n'
+        f'areal_http_requests_total{{route="/v1/chat/completions",status="503"}} {failed}\n'
+        'areal_http_requests_total{route="/rl/set_reward",status="200"} 1000\n'
+        f'areal_http_request_seconds_bucket{{route="/v1/chat/completions",le="1.0"}} {fast}\n'
+        f'areal_http_request_seconds_bucket{{route="/v1/chat/completions",le="10.0"}} {fast + slow}\n'
+        f'areal_http_request_seconds_bucket{{route="/v1/chat/completions",le="+Inf"}} {fast + slow}\n'
+        'areal_http_request_seconds_bucket{route="/rl/set_reward",le="+Inf"} 1000\n'
+        "areal_http_in_flight 3\nareal_gateway_queued 0\n"
+    )
+
+
+def replica(tokens: int) -> Page:
+    return parse(
+        f"areal_generated_tokens_total {tokens}\nareal_prompt_tokens_total 10\nareal_http_in_flight 2\n"
+        f'areal_sessions_open 7\nareal_time_to_first_token_seconds_bucket{{le="0.1"}} {tokens}\n'
+        f'areal_time_to_first_token_seconds_bucket{{le="+Inf"}} {tokens}\n'
+    )
+
+
+def test_rates_and_quantiles_are_of_the_time_between_two_looks() -> None:
+    before = Look(100.0, gateway(10, 0, 0), {"http://a": replica(50)}, WORKERS)
+    after = Look(102.0, gateway(110, 2, 51), {"http://a": replica(250)}, WORKERS)
+    found = compared(before, after)
+    assert found["tokensPerSecond"] == 100.0
+    assert found["gateway"]["requestsPerSecond"] == 51.0
+    assert found["gateway"]["failuresPerSecond"] == 1.0
+    assert found["gateway"]["requestSeconds"] == {"p50": 1.0, "p99": 9.82}
+    assert found["firstTokenSeconds"] == {"p50": 0.05, "p99": 0.099}
+    first, second = found["replicas"]
+    assert (first["inFlight"], first["sessions"], first["tokensPerSecond"]) == (2, 7, 100.0)
+    assert (second["inFlight"], second["version"], second["tokensPerSecond"]) == (9, 3, None)
+
+
+def test_first_look_has_loads_and_no_rates() -> None:
+    look = Look(1.0, gateway(10, 1, 1), {"http://a": replica(50)}, WORKERS)
+    found = compared(look, look)
+    assert found["tokensPerSecond"] is None
+    assert found["gateway"]["requestsPerSecond"] is None
+    assert found["gateway"]["requestSeconds"] is None
+    assert found["gateway"]["inFlight"] == 3
+    text = page({**found, "tokensPerSecondHistory": []}, wide=True)
+    assert "requests   -/s, 3 in flight, 0 waiting" in text
+
+
+def test_replica_that_is_new_at_this_look_has_no_rate_of_its_whole_life() -> None:
+    before = Look(1.0, gateway(0, 0, 0), {}, [])
+    after = Look(2.0, gateway(0, 0, 0), {"http://a": replica(1000)}, WORKERS[:1])
+    assert compared(before, after)["replicas"][0]["tokensPerSecond"] == 0.0
+
+
+def test_page_reads_in_units_of_people() -> None:
+    before = Look(0.0, gateway(0, 0, 0), {"http://a": replica(0)}, WORKERS)
+    after = Look(1.0, gateway(100, 1, 0), {"http://a": replica(123456)}, WORKERS)
+    text = page({**compared(before, after), "tokensPerSecondHistory": [0.0, 1.0, 2.0]}, wide=False)
+    assert "requests   101/s, 1/s failed, 3 in flight, 0 waiting" in text
+    assert "tokens     123,456/s  ▁▅█" in text
+    assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["w0", "ready"], ["w1", "dead"]]
+
+
+def test_durations_and_bars() -> None:
+    assert [duration(each) for each in (None, 0.00005, 0.0123, 2.5)] == ["-", "50us", "12.3ms", "2.5s"]
+    assert bars([0.0, 0.0]) == "▁▁" and bars([]) == ""

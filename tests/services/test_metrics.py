@@ -1,0 +1,126 @@
+"""Metrics: what each process exposes is what docs/metrics.md lists, and the dashboard asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.cli.inf.traffic import Traffic, page
+from areal.cli.remote import Gateway
+from areal.client.prometheus import Page, parse
+from tests.services.processes import REPOSITORY, Process, Processes, wait_ready, wait_until
+from tests.services.recording.rollouts import begin
+
+DOCS = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
+DASHBOARD = REPOSITORY / "examples" / "grafana" / "areal-inference.json"
+MODEL = REPOSITORY / "examples" / "reverse_digits" / "model"
+Fleet = dict[str, Process]
+
+
+def documented(component: str) -> dict[str, tuple[str, set[str]]]:
+    """By name: type and labels, as the page has them."""
+    section = DOCS.split(f"<!-- metrics: {component} -->")[1].split("<!-- end -->")[0]
+    rows = [line.strip("|").split("|") for line in section.strip().splitlines()[2:]]
+    assert all(row[3].strip() for row in rows), "each has a text"
+    return {row[0].strip(" `"): (row[1].strip(), set(re.findall(r"`(\w+)`", row[2]))) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def fleet(module_processes: Processes, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One of each, after a rollout went through them."""
+    processes = module_processes
+    engine = processes.service("engines.embedded", "--model-path", str(MODEL))
+    wait_ready(engine)
+    state = str(tmp_path_factory.mktemp("state"))
+    proxy = processes.data_proxy(engine, MODEL, "--state-dir", state)
+    router = processes.router()
+    gateway = processes.gateway(router)
+    processes.register(router, proxy)
+    wait_until(lambda: gateway.call("GET", "/v1/models", key=processes.key).json()["data"])
+    fleet = {"engine": engine, "data-proxy": proxy, "router": router, "gateway": gateway}
+    rollout_through(fleet, processes.key)
+    yield fleet
+
+
+def rollout_through(fleet: Fleet, key: str) -> None:
+    rollout = begin(fleet["gateway"], key)
+    rollout.chat("1234", max_tokens=8)
+    rollout.reward(1.0)
+    exported = rollout.export()
+    fleet["gateway"].call("POST", "/export_trajectories/ack", {"export_id": exported["export_id"]}, key=key)
+
+
+def scraped(process: Process) -> Page:
+    answer = process.call("GET", "/metrics")
+    assert answer.status == 200
+    return parse(answer.body.decode())
+
+
+@pytest.mark.parametrize("component", ["gateway", "router", "data-proxy", "engine"])
+def test_process_exposes_exactly_what_is_documented(fleet: Fleet, component: str) -> None:
+    told = scraped(fleet[component])
+    wanted = documented("every") | documented(component)
+    exposed = {name: family.kind for name, family in told.families.items() if not name.endswith("_created")}
+    assert exposed == {name: kind for name, (kind, _) in wanted.items()}
+    for name, (_, labels) in wanted.items():
+        assert told.label_names(name) in (labels, set()), name
+
+
+def test_rollout_is_counted_once_wherever_it_passed(fleet: Fleet, module_processes: Processes) -> None:
+    before = {name: scraped(process) for name, process in fleet.items()}
+    rollout_through(fleet, module_processes.key)
+    after = {name: scraped(process) for name, process in fleet.items()}
+
+    def grown(component: str, name: str) -> float:
+        return (after[component].total(name) or 0) - (before[component].total(name) or 0)
+
+    for name in ("sessions_started", "rewards", "exports", "exported_rows", "exports_acknowledged", "choices"):
+        assert grown("data-proxy", f"areal_{name}_total") == 1, name
+    assert grown("data-proxy", "areal_time_to_first_token_seconds_count") == 1
+    assert grown("data-proxy", "areal_generated_tokens_total") > 1
+    assert grown("data-proxy", "areal_time_per_output_token_seconds_count") == 1
+    assert grown("data-proxy", "areal_commit_seconds_count") >= 4
+    assert after["data-proxy"].total("areal_trajectories_ready") == 0
+    assert after["router"].total("areal_router_workers") == 1
+
+
+def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processes: Processes) -> None:
+    traffic = Traffic(Gateway(fleet["gateway"].url, module_processes.key))
+    assert traffic.look()["tokensPerSecond"] is None
+    rollout_through(fleet, module_processes.key)
+    seen = traffic.look()
+    (replica,) = seen["replicas"]
+    assert replica["state"] == "ready"
+    assert seen["tokensPerSecond"] == replica["tokensPerSecond"] > 0
+    assert seen["gateway"]["requestsPerSecond"] > 0
+    assert seen["firstTokenSeconds"]["p50"] > 0
+    assert replica["worker"] in page(seen, wide=True)
+
+
+def test_dashboard_asks_only_for_what_is_there() -> None:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    known = {name for part in ("every", "gateway", "router", "data-proxy", "engine") for name in documented(part)}
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    asked = {name for each in expressions for name in re.findall(r"areal_\w+", each)}
+    histograms = {f"{name}_bucket" for name in known}
+    assert asked <= known | histograms
+    assert known - {name.removesuffix("_bucket") for name in asked} == set(), "and shows all of it"
+    labels = {label for each in expressions for label in re.findall(r"(\w+)=~?\"", each)}
+    assert labels <= {"job", "instance", "status", "route", "state"}
+
+
+def test_dashboard_panels_lie_beside_each_other() -> None:
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
