@@ -225,6 +225,38 @@ async def test_relay_asks_the_router_before_it_calls_a_model_unknown(processes: 
     assert unknown.status == 404
 
 
+async def test_slow_caller_of_a_stream_holds_its_worker_back(processes: Processes) -> None:
+    event = b"data: " + b"x" * 65526 + b"\n\n"
+    events, written = 1024, 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(events):
+            writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+            await writer.drain()
+            written += 1
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as worker, scripted_api() as api:
+        addr = f"http://127.0.0.1:{worker.sockets[0].getsockname()[1]}"
+        entry = {"id": "w", "addr": addr, "state": "ready"}
+        models = {"tiny": {"workers": [entry], "expected": 1, "external": False, "created": 0}}
+        table = {"epoch": "e", "serial": 1, "synced": True, "strategy": "auto", "limits": {}, "models": models}
+        api.replies["GET /table"] = (200, table)
+        gateway = await asyncio.to_thread(lambda: processes.service("gateway", "--router-url", api.url))
+        stream = await asyncio.to_thread(Stream, gateway.port, CHAT, BODY, processes.key)
+        before = -1
+        while before != written:  # until the worker is stuck
+            before = written
+            await asyncio.sleep(0.2)
+        assert written < events / 2
+        assert len(await asyncio.to_thread(stream.response.read)) == len(event) * events
+        stream.close()
+
+
 def test_keyless_services_on_loopback_serve_without_a_key(processes: Processes, tokenizer: Path) -> None:
     engine = processes.engine(tokenizer)
     router = processes.service("router", "--health-period", "0.2", keyed=False)

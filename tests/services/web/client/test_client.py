@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -184,3 +185,111 @@ async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
                 await asyncio.sleep(0.1)
             assert written < size
             assert len(await answer.whole()) == size
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
+        b"%x\r\n%b\r\n" % (len(part), part) for part in parts
+    )
+
+
+async def test_poured_body_reaches_its_sink_to_the_end_and_the_connection_is_kept(pool: HttpClient) -> None:
+    whole = chunked(b"one", b"two", b"three") + b"0\r\n\r\n"
+    async with worker(says(whole, OK)) as url:
+        for expected in (b"onetwothree", b"hello"):
+            said: list[bytes] = []
+            async with asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"{}") as answer:
+                await answer.pour(said.append)
+            assert b"".join(said) == expected
+
+
+async def test_poured_body_that_breaks_off_is_lost_after_what_came(pool: HttpClient) -> None:
+    said: list[bytes] = []
+    async with worker(says(chunked(b"one", b"two"))) as url, asyncio.timeout(10):
+        with pytest.raises(Lost):
+            async with pool.call("POST", url, "/x", {}, b"{}") as answer:
+                await answer.pour(said.append)
+    assert b"".join(said) == b"onetwo"
+
+
+async def test_sink_that_fails_ends_the_pouring_and_tells_the_worker(pool: HttpClient) -> None:
+    left = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(chunked(b"one"))
+        await asyncio.sleep(0.05)
+        writer.write(b"3\r\ntwo\r\n")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        left.set()
+
+    def sink(part: bytes) -> None:
+        if b"two" in part:
+            raise ConnectionResetError("nobody listens")
+
+    async with worker(talk) as url, asyncio.timeout(10):
+        with pytest.raises(ConnectionResetError):
+            async with pool.call("POST", url, "/x", {}, b"{}") as answer:
+                await answer.pour(sink)
+        await left.wait()
+
+
+async def test_paused_pouring_holds_the_worker_back(pool: HttpClient) -> None:
+    size = 64 * 1024 * 1024
+    written = got = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(bytes(65536))
+            await writer.drain()
+            written += 65536
+
+    async with worker(talk) as url:
+        async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
+
+            def sink(part: bytes) -> None:
+                nonlocal got
+                if not got:
+                    answer.pause()
+                got += len(part)
+
+            pouring = asyncio.create_task(answer.pour(sink), name="pour")
+            before = -1
+            while before != written:  # until the worker is stuck
+                before = written
+                await asyncio.sleep(0.1)
+            assert got < size and written < size
+            answer.resume()
+            await pouring
+    assert got == size
+
+
+async def test_fetched_answer_has_its_status_fields_and_object(pool: HttpClient) -> None:
+    body = b'{"a": 1}'
+    said = b"HTTP/1.1 404 Not Found\r\nX-Y: z\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with worker(says(said, OK)) as url:
+        fetched = await pool.fetch("GET", url, "/x?y=1", timeout_s=10)
+        assert (fetched.status, fetched.headers["x-y"], fetched.object()) == (404, "z", {"a": 1})
+        assert (await pool.fetch("GET", url, "/x", timeout_s=10)).object() == {}
+
+
+async def test_fetch_has_a_deadline_and_a_largest_body(pool: HttpClient) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with worker(silent) as url:
+        with pytest.raises(TimeoutError):
+            await pool.fetch("GET", url, "/x", timeout_s=0.05)
+    async with worker(says(OK)) as url:
+        with pytest.raises(Lost, match="more than 4 bytes"):
+            await pool.fetch("GET", url, "/x", timeout_s=10, most=4)
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a\r\nb", "/a\nb"])
+async def test_path_that_would_be_more_than_a_path_is_never_sent(pool: HttpClient, path: str) -> None:
+    with pytest.raises(ValueError):
+        pool.call("GET", "http://127.0.0.1:9", path, {})
