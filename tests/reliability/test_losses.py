@@ -79,11 +79,12 @@ def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcom
     outcome.callers(f"a call: {failure(scene.ask())}")
     answer = scene.rollout.post("/rl/set_reward", {"reward": 1.0})
     outcome.callers(f"a reward: {status_of(answer)}", f"the other replica's: {failure(other.ask())}")
+    assert scene.kept() == other.kept() == NOTHING_MORE
+    assert scene.exported() and other.exported()
+    outcome.recorded("all of it, and exported without the engine")
     fleet.engines[0].restart()
     fleet.wait_ready()
-    assert scene.kept() == other.kept() == NOTHING_MORE
-    outcome.recorded("all of it")
-    assert isinstance(scene_at(fleet).ask(), Said) and scene.exported() and other.exported()
+    assert isinstance(scene_at(fleet).ask(), Said)
     outcome.healed("served when an engine is back")
 
 

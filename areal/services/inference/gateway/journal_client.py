@@ -20,6 +20,7 @@ from areal.services.web.errors import ApiError
 from areal.services.web.server import Request
 
 _DEADLINE_S = 120.0
+_UNREADY_S = 5.0  # who is not ready may not answer at all
 _AGAIN = (421, 503)
 _AUTH = ("Authorization", "x-api-key")
 
@@ -78,6 +79,11 @@ class JournalClient:
             model = self._table.model_of_journal(tag)
             if model is None:
                 raise ApiError(404, "no data proxy has this session any more", code="session_not_found")
+            if not self._table.routable(model, even_suspects=True, journal=tag):
+                for worker in self._unready(tag):
+                    said = await self._try(worker, method, path, headers, body, min(timeout_s, _UNREADY_S))
+                    if said is not None and said.status not in _AGAIN:
+                        return said
             worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
             said = await self._try(worker, method, path, headers, body, timeout_s)
             if said is not None and said.status not in _AGAIN:
@@ -86,6 +92,12 @@ class JournalClient:
             if said is None or said.status == 503:
                 self._table.suspect(worker.addr)
             refused = {worker.addr}
+
+    def _unready(self, tag: str) -> list[WorkerEntry]:
+        """Holders of the journal that take no calls now. One whose engine is gone still has what is recorded: rewards
+        and exports need no engine."""
+        workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
+        return list({worker.addr: worker for worker in workers if tag in worker.journals}.values())
 
     async def each(self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0) -> dict[str, Said]:
         """The answers of the data proxies that record to a GET, by address, as far as they answer."""
