@@ -1,3 +1,45 @@
-"""areal: kubectl for LLM reinforcement learning, with no cluster and no daemon underneath."""
+"""areal: kubectl for LLM reinforcement learning, with no cluster and no daemon underneath.
+
+The names below are the SDK's, imported when they are first asked for: the command line pays for none of them.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own costs an import
+if TYPE_CHECKING:
+    from areal.api.cli_args import load_expr_config
+    from areal.api.workflow_api import RolloutWorkflow
+    from areal.client import AsyncInferenceClient, InferenceClient, RolloutController, RolloutControllerV2
+    from areal.dataset import get_custom_dataset
 
 __version__ = "0.1.0"
+__all__ = [
+    "AsyncInferenceClient",
+    "InferenceClient",
+    "RolloutController",
+    "RolloutControllerV2",
+    "RolloutWorkflow",
+    "__version__",
+    "get_custom_dataset",
+    "load_expr_config",
+]
+_HOMES = {
+    **dict.fromkeys(
+        ("AsyncInferenceClient", "InferenceClient", "RolloutController", "RolloutControllerV2"), "areal.client"
+    ),
+    "RolloutWorkflow": "areal.api.workflow_api",
+    "get_custom_dataset": "areal.dataset",
+    "load_expr_config": "areal.api.cli_args",
+}
+
+
+def __getattr__(name: str) -> object:
+    if (home := _HOMES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

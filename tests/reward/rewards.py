@@ -39,3 +39,11 @@ def process_id(*args: Any, **data: Any) -> float:
 
 async def later(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, **data: Any) -> float:
     return 0.5
+
+
+def reverse_reward(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, answer: str, **_: Any) -> float:
+    return float(completions.strip() == answer)
+
+
+def never_right(*args: Any, **data: Any) -> float:
+    return 0.0
