@@ -82,7 +82,7 @@ class RolloutController:
         Arguments are accepted for drivers that pass what they start servers with, and not needed."""
         if self._thread is not None:
             return
-        address, key, model = self._service()
+        address, key, model = self.service()
         self._thread = LoopThread("areal-rollouts")
         try:
             self._thread.run(self._open(address, key, model))
@@ -127,7 +127,8 @@ class RolloutController:
     def _serves(self, worker: Mapping[str, Any]) -> bool:
         return self._client.model is None or worker.get("model") in (None, self._client.model)
 
-    def _service(self) -> tuple[str, str | None, str | None]:
+    def service(self) -> tuple[str, str | None, str | None]:
+        """Address, admin key and model that episodes are sampled from. Raises UsageFault, NotFound."""
         config, environment = self.config, os.environ
         address = self._address or config.gateway_addr or environment.get(_ADDRESS)
         if not address:

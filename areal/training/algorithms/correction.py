@@ -28,7 +28,7 @@ class Rejection:
     action: Literal["mask", "clamp"] = "mask"
     metric: Metric = "ratio"
     aggregate: Literal["mean", "sum", "max"] = "mean"
-    upper: float = 5.0
+    upper: float | None = 5.0
     lower: float | None = None
 
 
@@ -62,10 +62,13 @@ def _judged(
     measured = _metric(log_ratio, behaviour, how.metric)
     if how.level == "sequence":
         measured = _of_sequence(measured, log_ratio, kept, how)
-    inside = measured <= how.upper
+    inside = torch.ones_like(kept)
+    if how.upper is not None:
+        inside = inside & (measured <= how.upper)
     if how.lower is not None:
         inside = inside & (measured >= how.lower)
-    return inside, weights.clamp(min=how.lower, max=how.upper)
+    bounded = how.upper is not None or how.lower is not None
+    return inside, weights.clamp(min=how.lower, max=how.upper) if bounded else weights
 
 
 def _metric(log_ratio: Tensor, behaviour: Tensor, metric: Metric) -> Tensor:

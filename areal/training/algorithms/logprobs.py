@@ -21,7 +21,6 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, *, temperature: float = 1.
     return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
 
 
-@torch.no_grad()
 def token_entropies(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Entropy in nats of the distribution that token t was drawn from: [B, T, V] -> float32 [B, T]; column 0 is 0."""
     batch, length, vocabulary = logits.shape

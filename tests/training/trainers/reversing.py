@@ -50,3 +50,9 @@ def experiment(tmp_path: Path, **more: Any) -> dict[str, Any]:
         "trial_name": "t",
         "cluster": ClusterSpecConfig(fileroot=str(tmp_path)),
     } | more
+
+
+def prompts(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    source = random.Random(f"prompts-{seed}")
+    asked = ["".join(source.choice("0123456789") for _ in range(4)) for _ in range(count)]
+    return [{"messages": [{"role": "user", "content": text}], "answer": text[::-1]} for text in asked]

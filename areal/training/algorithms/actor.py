@@ -1,0 +1,129 @@
+"""The policy's loss over a micro-batch, by the settings of a ``PPOActorConfig``, and what of it is worth a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from areal.training.algorithms.correction import (
+    Correction,
+    Rejection,
+    correction,
+    interpolated_proximal,
+    second_moment_mask,
+)
+from areal.training.algorithms.logprobs import token_entropies, token_logprobs
+from areal.training.algorithms.policy_loss import PolicyObjective, policy_loss
+from areal.training.algorithms.sequences import masked_mean
+from areal.training.data.batches import Batch
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import PPOActorConfig
+
+
+def objective(config: PPOActorConfig) -> PolicyObjective:
+    kind: Literal["ppo", "cispo", "sapo"] = (
+        "cispo" if config.use_cispo_loss else "sapo" if config.use_sapo_loss else "ppo"
+    )
+    return PolicyObjective(
+        kind=kind,
+        level=config.importance_sampling_level,
+        clip=(config.eps_clip, config.eps_clip if config.eps_clip_higher is None else config.eps_clip_higher),
+        dual_clip=config.c_clip,
+        sapo_temperatures=(config.sapo_tau_pos, config.sapo_tau_neg),
+    )
+
+
+def rejection(config: PPOActorConfig) -> Rejection | None:
+    given = config.rejection_sampling
+    if given is None:
+        return None
+    return Rejection(given.level, given.action, given.metric, given.agg, given.upper, given.lower)
+
+
+@dataclass
+class ActorLoss:
+    """Called with (logits, micro-batch); sums up what it saw until ``taken``.
+
+    ``version`` is that of the weights before the update. A micro-batch has ``logprobs`` (of the behaviour policy),
+    ``advantages``, ``loss_mask``, ``versions``, and ``proximal`` where that was computed.
+    """
+
+    config: PPOActorConfig
+    version: int = 0
+    _sums: dict[str, Tensor] = field(default_factory=dict)
+    _count: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._objective, self._rejection = objective(self.config), rejection(self.config)
+
+    def __call__(self, logits: Tensor, micro: Batch) -> Tensor:
+        config, mask = self.config, micro["loss_mask"].bool()
+        logprobs = token_logprobs(logits, micro["input_ids"], temperature=config.temperature)
+        proximal = self._proximal(logprobs, micro)
+        corrected = self._correction(proximal, micro, mask)
+        weights = corrected.weights if config.use_decoupled_loss else corrected.kept.float()
+        result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
+        # The mean is over all tokens of the mask, also those left out: the others must not count for more.
+        loss = masked_mean(result.per_token, mask)
+        entropies = self._entropies(logits)
+        if config.entropy_coeff:
+            loss = loss - config.entropy_coeff * masked_mean(entropies, mask)
+        self._note(
+            mask,
+            importance_weight=result.ratio,
+            clip_ratio=result.clipped.float(),
+            behave_imp_weight=corrected.weights,
+            rejected_ratio=(mask & ~corrected.kept).float(),
+            mismatch_kl=micro["logprobs"] - proximal,
+            approx_kl=proximal - logprobs.detach(),
+            entropy=entropies.detach(),
+        )
+        return loss
+
+    def _proximal(self, logprobs: Tensor, micro: Batch) -> Tensor:
+        if "proximal" in micro:
+            return micro["proximal"]
+        if not self.config.use_decoupled_loss:
+            return micro["logprobs"]
+        if self.config.prox_logp_method == "loglinear":
+            return interpolated_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
+        return logprobs.detach()
+
+    def _correction(self, proximal: Tensor, micro: Batch, mask: Tensor) -> Correction:
+        behaviour = micro["logprobs"]
+        result = correction(proximal, behaviour, mask, self._rejection)
+        if self.config.m2_threshold is not None:
+            kept = second_moment_mask(proximal, behaviour, result.kept, self.config.m2_threshold)
+            result = Correction(result.weights * kept, kept)
+        return result
+
+    def _entropies(self, logits: Tensor) -> Tensor:
+        if self.config.entropy_coeff:
+            return token_entropies(logits, temperature=self.config.temperature)
+        with torch.no_grad():
+            return token_entropies(logits, temperature=self.config.temperature)
+
+    @torch.no_grad()
+    def _note(self, mask: Tensor, **per_token: Tensor) -> None:
+        for name, values in per_token.items():
+            total = torch.where(mask, values, torch.zeros_like(values)).sum().double()
+            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        counted = mask.sum().double()
+        self._count = counted if self._count is None else self._count + counted
+
+    def taken(self) -> tuple[list[str], Tensor]:
+        """Names, and their sums over tokens with the number of tokens last; then begins anew."""
+        names = sorted(self._sums)
+        assert self._count is not None
+        sums = torch.stack([*(self._sums[name] for name in names), self._count])
+        self._sums, self._count = {}, None
+        return names, sums
+
+
+def loss_tokens(micro: Batch) -> Tensor:
+    """How much a micro-batch's mean counts."""
+    return micro["loss_mask"].sum()

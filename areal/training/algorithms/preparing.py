@@ -1,0 +1,130 @@
+"""From sampled rows to what a policy update needs: advantages and returns, by the settings of a ``PPOActorConfig``.
+
+In order: shape each reward; normalise rewards over their group or the batch; spread them over tokens, less a penalty on
+the divergence from the reference; estimate advantages; normalise those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from areal.training.algorithms.advantages import Advantages, by_token, by_turn
+from areal.training.algorithms.normalise import Normalisation, Reduce, alone, normalised
+from areal.training.algorithms.rewards import RewardShaping, kl_estimate, shaped, token_rewards
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import NormConfig, PPOActorConfig
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What other models say of the same rows, each [B, T]; ``values`` of states in which a token was chosen, ``after``
+    [B] that of the state after the last token."""
+
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    after: Tensor | None = None
+
+
+def normalisation(config: NormConfig | None) -> Normalisation | None:
+    if config is None:
+        return None
+    return Normalisation(
+        mean=config.mean_level,
+        std=config.std_level,
+        leave_one_out=config.mean_leave1out,
+        unbiased=config.std_unbiased,
+        eps=config.eps,
+    )
+
+
+def prepared(
+    batch: Mapping[str, Tensor], groups: Tensor, config: PPOActorConfig, beside: Beside, reduce: Reduce = alone
+) -> dict[str, Tensor]:
+    """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, ``kl``.
+    ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch: answers that were cut off."""
+    mask = batch["loss_mask"].bool()
+    truncated = batch.get("truncated", torch.zeros(len(mask), dtype=torch.bool)).bool()
+    rewards = _sequence_rewards(batch["rewards"].float(), mask, truncated, groups, config, reduce)
+    kl = None
+    if beside.reference is not None:
+        kl = torch.where(mask, kl_estimate(batch["logprobs"], beside.reference, config.kl_estimator), 0.0)
+    estimated = _advantages(rewards, kl, batch, mask, truncated, config, beside)
+    advantages = estimated.advantages
+    if (how := normalisation(config.adv_norm)) is not None:
+        advantages = normalised(advantages, mask, groups, how, reduce)
+    result = {**batch, "advantages": advantages, "returns": estimated.returns, "shaped_rewards": rewards}
+    return result if kl is None else {**result, "kl": kl}
+
+
+def _sequence_rewards(
+    rewards: Tensor, mask: Tensor, truncated: Tensor, groups: Tensor, config: PPOActorConfig, reduce: Reduce
+) -> Tensor:
+    how = RewardShaping(
+        scale=config.reward_scaling,
+        bias=config.reward_bias,
+        clip=config.reward_clip,
+        overlong_tokens=config.overlong_tokens if config.overlong_reward_penalty else None,
+        overlong_penalty=config.overlong_penalty_factor or 1.0,
+        max_new_tokens=config.max_new_tokens,
+    )
+    result = shaped(rewards, mask.sum(1), how)
+    if config.mask_no_eos_with_zero:
+        result = torch.where(truncated, torch.zeros_like(result), result)
+    if (norm := normalisation(config.reward_norm)) is not None:
+        result = normalised(result, torch.ones_like(result), groups, norm, reduce)
+    return result
+
+
+def _advantages(
+    rewards: Tensor,
+    kl: Tensor | None,
+    batch: Mapping[str, Tensor],
+    mask: Tensor,
+    truncated: Tensor,
+    config: PPOActorConfig,
+    beside: Beside,
+) -> Advantages:
+    penalty = None if kl is None else config.kl_ctl * kl
+    values = torch.zeros(mask.shape) if beside.values is None else beside.values
+    after = None if beside.after is None else torch.where(truncated, beside.after, torch.zeros_like(beside.after))
+    if isinstance(config.gae_lambda, str):
+        raise ValueError("gae_lambda must be a number: functions of it are not there yet")
+    if config.gae_timestep_unit == "turn":
+        # The penalty stays with its own token: a turn's worth is what it led to.
+        turned = by_turn(
+            token_rewards(rewards, mask),
+            values,
+            mask,
+            batch["turn_ids"].long(),
+            discount=config.discount,
+            gae_lambda=config.gae_lambda,
+            bootstrap=after,
+        )
+        return turned if penalty is None else Advantages(turned.advantages - penalty, turned.returns)
+    if beside.values is None and config.discount == 1.0 and config.gae_lambda == 1.0:
+        # Without a critic and a discount an advantage is the sum of what is still to come.
+        spread = token_rewards(rewards, mask, penalty)
+        coming = spread.flip(1).cumsum(1).flip(1) * mask
+        return Advantages(coming, coming)
+    return by_token(
+        token_rewards(rewards, mask, penalty),
+        values,
+        mask,
+        discount=config.discount,
+        gae_lambda=config.gae_lambda,
+        bootstrap=after,
+    )
+
+
+def informative(rewards: Tensor, groups: Tensor) -> Tensor:
+    """[B]: whether a row's group has rewards that differ. One without teaches nothing (dynamic sampling)."""
+    places, members = torch.unique(groups, return_inverse=True)
+    most = torch.full((len(places),), -torch.inf).scatter_reduce(0, members, rewards.float(), "amax")
+    least = torch.full((len(places),), torch.inf).scatter_reduce(0, members, rewards.float(), "amin")
+    return (most > least)[members]

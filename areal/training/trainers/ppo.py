@@ -1,0 +1,249 @@
+"""PPO and its relatives (GRPO without a critic), on rollouts that come while it trains.
+
+A step, top to bottom: take a batch; ask the reference, the critic and, for decoupled PPO, ourselves; estimate
+advantages; update on minibatches; have the new weights served. The first rank speaks with the rollout controller and
+the weight-update gateway; every rank trains on its share of the groups.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal.api.cli_args import PPOConfig
+from areal.client.rollouts.controller import RolloutController
+from areal.errors import UsageFault
+from areal.training.algorithms.actor import ActorLoss, loss_tokens
+from areal.training.algorithms.logprobs import token_logprobs
+from areal.training.algorithms.losses import value_loss
+from areal.training.algorithms.preparing import Beside, informative, prepared
+from areal.training.algorithms.sequences import masked_mean
+from areal.training.data.batches import Batch, lengths, select
+from areal.training.data.frontier import Frontier
+from areal.training.data.sharing import minibatches, shared_groups
+from areal.training.metrics import Metrics
+from areal.training.trainers.base import Trainer
+from areal.training.trainers.prompts import PromptStream
+from areal.training.trainers.publishing import connected_pair, is_probed, publish
+from areal.training.trainers.rollouts import RolloutSource, Sampling, Taken
+from areal.training.weights.publisher import Pair
+
+
+class PPOTrainer(Trainer):
+    """``train`` samples from the service that ``config.rollout`` (or the environment) names, which is not started
+    here and goes on after the run."""
+
+    config: PPOConfig
+
+    def _open(self) -> None:
+        super()._open()
+        config = self.config
+        self._agree_on_sizes()
+        self.actor = self.add_engine("actor", config.actor, updates=config.actor.ppo_n_minibatches)
+        self.critic = None
+        if config.critic is not None:
+            self.critic = self.add_engine("critic", config.critic, updates=config.critic.ppo_n_minibatches)
+        self.reference = None
+        if config.ref is not None and config.actor.kl_ctl:
+            reference = copy.deepcopy(config.ref)
+            reference.optimizer, reference.path = None, reference.path or config.actor.path
+            self.reference = self.add_engine("ref", reference)
+        self.frontier = Frontier()
+        self.loss = ActorLoss(config.actor)
+        self.rollout: RolloutController | None = None
+        self.pair: Pair | None = None
+
+    def _agree_on_sizes(self) -> None:
+        """``train_dataset.batch_size`` prompts a step, each with ``gconfig.n_samples`` answers."""
+        config, batch = self.config, self.config.train_dataset.batch_size
+        if config.rollout.consumer_batch_size == 1:
+            config.rollout.consumer_batch_size = batch
+        if config.rollout.consumer_batch_size != batch:
+            raise UsageFault(
+                f"rollout.consumer_batch_size is {config.rollout.consumer_batch_size} and train_dataset.batch_size "
+                f"{batch}: a step trains on one batch",
+                hint="leave consumer_batch_size out",
+            )
+        if not (config.async_training and (config.trainer is None or config.trainer.async_training)):
+            config.rollout.max_head_offpolicyness = 0
+        if batch < self.ranks.size:
+            raise UsageFault(f"a batch of {batch} prompts is too small for {self.ranks.size} ranks: each needs one")
+
+    # -- rollouts
+
+    def train(
+        self,
+        workflow: Any = None,
+        eval_workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        eval_workflow_kwargs: Mapping[str, Any] | None = None,
+        dynamic_filter_fn: Callable[[Any], bool] | str | None = None,
+        total_epochs: int | None = None,
+    ) -> None:
+        """``workflow``: an instance, a class, or ``module:name``; ``dynamic_filter_fn``: which trajectories are worth
+        training on."""
+        if total_epochs is not None and self.config.total_train_steps is None:
+            self.total_steps = total_epochs * self.steps_per_epoch
+            self.progress.total = self.total_steps
+        accept = dynamic_filter_fn or (_differs if self.config.actor.dynamic_sampling else None)
+        group = self.config.gconfig.n_samples
+        self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
+        self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
+        if self.ranks.is_first:
+            self.rollout = self.stack.enter_context(RolloutController(self.config.rollout, seed=self.config.seed))
+            mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
+            pair = connected_pair(mode, self.folder, self.config.actor.path, self.rollout.service())
+            self.pair = self.stack.enter_context(pair)
+        self.run()
+
+    def recover(self) -> bool:
+        """Also has our weights served: whatever the service has, it is not known to be these."""
+        resumed = super().recover()
+        self._first_version = self.step
+        self._publish(torch.tensor(self._some_tokens()))
+        if self.rollout is not None:
+            prompts = PromptStream(self._needed(self.train_dataset, "train_dataset"), self.order, self.frontier)
+            self.source = RolloutSource(self.rollout, prompts, self._sampling)
+        return resumed
+
+    def _some_tokens(self) -> list[int]:
+        vocabulary = int(self.actor.model.config.vocab_size)  # type: ignore[arg-type, union-attr]
+        return [number % vocabulary for number in range(1, 9)]
+
+    def state(self) -> dict[str, Any]:
+        return {"prompts": self.frontier.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.frontier = Frontier.restored(state["prompts"])
+
+    # -- a step
+
+    def train_step(self) -> Metrics:
+        with self.timings.of("rollout"):
+            taken: Taken = self.ranks.told_by_first(self.source.take() if self.ranks.is_first else None)
+        share = shared_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
+        with self.timings.of("prepare"):
+            batch = self._prepared(select(taken.batch, share), taken.groups[share])
+        with self.timings.of("train"):
+            metrics = self._update(batch)
+        with self.timings.of("weights"):
+            metrics |= self._publish(_sample_of(taken.batch), version=self.step + 1)
+        if self.ranks.is_first:
+            self.source.consumed(taken.positions)
+            metrics["prompts/consumed"] = float(self.frontier.consumed)
+        return taken.metrics | metrics
+
+    def _prepared(self, batch: Batch, groups: Tensor) -> Batch:
+        """With advantages, and the log probabilities of those that we need beside the behaviour policy's."""
+        config = self.config.actor
+        reference = self.reference.forward(batch, self._logprobs) if self.reference is not None else None
+        values, after = self._values(batch) if self.critic is not None else (None, None)
+        beside = Beside(_cpu(reference), _cpu(values), _cpu(after))
+        if values is not None:
+            batch = {**batch, "old_values": values.cpu()}
+        if self._recomputes():
+            batch = {**batch, "proximal": self.actor.forward(batch, self._logprobs).cpu()}
+        return prepared(batch, groups, config, beside, lambda sums: self.ranks.summed(sums.to(self.ranks.device)).cpu())
+
+    def _recomputes(self) -> bool:
+        """Whether the proximal policy needs a forward pass: not where the update's own first pass is it."""
+        config = self.config.actor
+        if config.use_decoupled_loss:
+            reused = config.prox_logp_method == "reuse_train_logp" and config.ppo_n_minibatches == 1
+            return not reused and config.prox_logp_method != "loglinear"
+        return config.recompute_logprob
+
+    def _logprobs(self, logits: Tensor, micro: Batch) -> Tensor:
+        return token_logprobs(logits, micro["input_ids"], temperature=self.config.actor.temperature)
+
+    def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        assert self.critic is not None
+        every = self.critic.forward(batch, lambda outputs, micro: outputs[..., 0].float())
+        last = batch["attention_mask"].sum(1, keepdim=True).to(every.device) - 1
+        return _before(every), every.gather(1, last)[:, 0]
+
+    def _update(self, batch: Batch) -> Metrics:
+        config, updates = self.config.actor, []
+        self.loss.version = self.step
+        parts = minibatches(lengths(batch), config.ppo_n_minibatches)
+        most = -self.ranks.largest(-len(parts))  # every rank makes as many steps as the one with the fewest rows
+        parts = minibatches(lengths(batch), most)
+        for part in parts:
+            updates.append(self.actor.train_batch(select(batch, part), self.loss, loss_tokens))
+        metrics = {
+            "loss": sum(update.loss for update in updates) / len(updates),
+            "grad_norm": max(update.grad_norm for update in updates),
+            "lr": updates[-1].learning_rate,
+        }
+        names, sums = self.loss.taken()
+        totals = self.ranks.summed(sums)
+        means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
+        metrics |= dict(zip(names, means, strict=True))
+        return metrics | (self._update_critic(batch) if self.critic is not None else {})
+
+    def _update_critic(self, batch: Batch) -> Metrics:
+        assert self.critic is not None and self.config.critic is not None
+        clip = self.config.critic.eps_clip
+
+        def loss(outputs: Tensor, micro: Batch) -> Tensor:
+            values, mask = _before(outputs[..., 0].float()), micro["loss_mask"].bool()
+            return masked_mean(value_loss(values, micro["old_values"], micro["returns"], mask, clip), mask)
+
+        parts = minibatches(lengths(batch), self.config.critic.ppo_n_minibatches)
+        parts = minibatches(lengths(batch), -self.ranks.largest(-len(parts)))
+        updates = [self.critic.train_batch(select(batch, part), loss, loss_tokens) for part in parts]
+        return {
+            "critic/loss": sum(update.loss for update in updates) / len(updates),
+            "critic/grad_norm": max(update.grad_norm for update in updates),
+        }
+
+    def _publish(self, sample: Tensor, version: int | None = None) -> Metrics:
+        """As the version of the step that comes next; from then on rollouts are sampled from it."""
+        version = self.step if version is None else version
+        probed = sample if is_probed(version, self._first_version) else None
+        delivered = publish(self.actor, self.pair, version, probed)
+        self.actor.version = version
+        if self.rollout is None or delivered is None:
+            return {}
+        self.rollout.set_version(version)
+        return {"weights/ms": delivered.duration_ms, "weights/paused_ms": delivered.paused_ms}
+
+    # -- evaluation
+
+    def evaluate(self) -> Metrics:
+        """Mean reward over the validation set, sampled from the weights that are served."""
+        if not self.valid_dataset:
+            return {}
+        metrics: Metrics = {}
+        if self.rollout is not None:
+            workflow, kwargs = self._evaluation
+            given = self.rollout.rollout_batch(list(self.valid_dataset), workflow, kwargs)
+            rewards = torch.cat([each["rewards"].float() for each in given]) if given else torch.tensor([math.nan])
+            metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
+        told: Metrics = self.ranks.told_by_first(metrics)
+        return told
+
+
+def _before(values: Tensor) -> Tensor:
+    """What was said after token t - 1 is about the choice of token t."""
+    return torch.nn.functional.pad(values[:, :-1], (1, 0))
+
+
+def _cpu(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.float().cpu()
+
+
+def _differs(trajectory: Mapping[str, Tensor]) -> bool:
+    rewards = trajectory["rewards"]
+    return bool(informative(rewards, torch.zeros(len(rewards), dtype=torch.long)).any())
+
+
+def _sample_of(batch: Batch) -> Tensor:
+    """The first row's prompt and answer but for its last token."""
+    length = int(batch["attention_mask"][0].sum())
+    return batch["input_ids"][0, : max(1, length - 1)]

@@ -1,0 +1,98 @@
+"""The trainer's way of getting its weights served: a weight-update gateway of its own, and one pair."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from areal.errors import UsageFault
+from areal.services.web.keys import AdminKey, load_admin_key
+from areal.training.engines.fsdp import FSDPEngine
+from areal.training.engines.fsdp.model import compute_dtype
+from areal.training.engines.fsdp.weights import whole_weights
+from areal.training.model_folder import config_files
+from areal.training.run_folder import RunFolder
+from areal.training.weight_service import weight_update_gateway
+from areal.training.weights.endpoint import serving
+from areal.training.weights.folders import Folders, probe
+from areal.training.weights.publisher import Delivered, FolderOutlet, Pair
+
+_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+_PROBED_EVERY = 25  # updates; the first one always
+
+
+@contextlib.contextmanager
+def connected_pair(
+    mode: str, folder: RunFolder, model_folder: str, service: tuple[str, str | None, str | None]
+) -> Iterator[Pair]:
+    """``service``: the inference gateway's address, its admin key, and the model that is trained. Used by the first
+    rank."""
+    address, key, model = service
+    if model is None:
+        raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
+    files = config_files(Path(model_folder).expanduser()) if Path(model_folder).expanduser().is_dir() else ()
+    if mode == "shm":
+        folders = Folders.in_shared_memory(f"{folder.root.parent.name}-{folder.root.name}", files)
+    elif mode == "disk":
+        folders = Folders.on_disk(folder.root / "weights", files)
+    else:
+        raise UsageFault(f"weight_update_mode {mode!r} is not there yet: shm on one machine, disk on several")
+    outlet = FolderOutlet(folders)
+    with contextlib.ExitStack() as stack:
+        key_file = stack.enter_context(_key_file(folder, key))
+        admin = load_admin_key(str(key_file)) if key_file is not None else None
+        stack.callback(folders.remove)
+        gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
+        endpoint = stack.enter_context(_endpoint(outlet, admin))
+        pair = Pair("actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, outlet, key)
+        pair.connect()
+        stack.callback(pair.disconnect)
+        yield pair
+
+
+def _endpoint(outlet: FolderOutlet, key: AdminKey | None) -> contextlib.AbstractContextManager[str]:
+    return serving({"actor": outlet}, key)
+
+
+@contextlib.contextmanager
+def _key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]:
+    """The key as a file of our own, 0600, for the processes that we start."""
+    if key is None:
+        yield None
+        return
+    path = folder.logs / "admin.key"
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(key)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def publish(engine: FSDPEngine, pair: Pair | None, version: int, sample: torch.Tensor | None) -> Delivered | None:
+    """Carry the engine's weights over as ``version``. Every rank calls it, for all take part in gathering; the first
+    has the ``pair`` and hears the outcome. ``sample`` [T]: tokens over which the engines are compared with us."""
+    weights = whole_weights(engine, compute_dtype(engine.config))
+    compared = _probe(engine, sample) if sample is not None else None
+    if pair is None:
+        for _ in weights:
+            pass
+        return None
+    return pair.publish(version, weights, compared)
+
+
+def is_probed(version: int, first: int) -> bool:
+    return version == first or version % _PROBED_EVERY == 0
+
+
+@torch.no_grad()
+def _probe(engine: FSDPEngine, sample: torch.Tensor) -> dict[str, Any]:
+    ids = sample[None].to(engine.ranks.device)
+    logits = engine.outputs({"input_ids": ids, "attention_mask": torch.ones_like(ids, dtype=torch.bool)})
+    logprobs = torch.log_softmax(logits[0, -1].float(), -1).cpu()
+    return probe(logprobs, sample, _TOLERANCES[compute_dtype(engine.config)])

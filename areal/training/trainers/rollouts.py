@@ -1,0 +1,120 @@
+"""The first rank's side of rollouts: what comes from the controller as a batch, and what became of each prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from areal.errors import UsageFault
+from areal.training.data.batches import Batch, concat
+from areal.training.metrics import Metrics
+from areal.training.trainers.prompts import PromptStream
+
+if TYPE_CHECKING:
+    from areal.client.rollouts.controller import RolloutController
+    from areal.client.rollouts.ledger import Rollout
+
+NEEDED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions", "rewards")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """``groups`` [B]: rows of one episode (one prompt's group) have one number."""
+
+    batch: Batch
+    groups: Tensor
+    positions: tuple[int, ...]
+    metrics: Metrics
+
+
+@dataclass
+class Sampling:
+    """What is sampled, and how: passed on to the controller with every batch."""
+
+    workflow: Any
+    workflow_kwargs: Mapping[str, Any] | None
+    accept: Callable[[Any], bool] | str | None
+    group_size: int
+    dynamic_batch: bool = False
+
+
+class RolloutSource:
+    """``prompts`` are taken as the controller needs them; what is consumed, rejected or failed is told to their
+    frontier when the step that used it is done."""
+
+    def __init__(self, controller: RolloutController, prompts: PromptStream, sampling: Sampling) -> None:
+        self._controller = controller
+        self.prompts = prompts
+        self._sampling = sampling
+        self._last = time.monotonic()
+
+    def take(self) -> Taken:
+        """The next batch; an empty one is taken again. Raises TimedOut, RolloutsFailed."""
+        how = self._sampling
+        rollouts: list[Rollout] = []
+        while not rollouts:
+            rollouts = self._controller.take_prepared(
+                self.prompts, how.workflow, how.workflow_kwargs, how.accept, how.group_size, how.dynamic_batch
+            )
+        version = self._controller.get_version()
+        batch, groups = together(rollouts)
+        positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
+        return Taken(batch, groups, positions, self._metrics(rollouts, batch, version))
+
+    def consumed(self, positions: Sequence[int]) -> None:
+        """These were trained on. What is neither out any more nor among them was rejected, or failed for good."""
+        frontier = self.prompts.frontier
+        held = {row.position for row in self._controller.outstanding()}  # type: ignore[attr-defined]
+        ended = [position for position in frontier.out if position not in held]
+        frontier.consume(sorted({*ended, *positions}))
+
+    def _metrics(self, rollouts: Sequence[Rollout], batch: Batch, version: int) -> Metrics:
+        mask = batch["loss_mask"].bool()
+        lengths, rewards = mask.sum(1).float(), batch["rewards"].float()
+        ages = (version - batch["versions"][mask]).float()
+        now, before = time.monotonic(), self._last
+        self._last = now
+        stats = self._controller.export_stats()
+        numbers: Metrics = {
+            "reward/mean": float(rewards.mean()),
+            "reward/std": float(rewards.std(correction=0)),
+            "length/mean": float(lengths.mean()),
+            "length/max": float(lengths.max()),
+            "length/prompt": float((batch["attention_mask"].sum(1) - lengths).mean()),
+            "staleness/mean": float(ages.mean()) if len(ages) else 0.0,
+            "staleness/max": float(version - min(rollout.head_version for rollout in rollouts)),
+            "rollouts/seconds": sum(rollout.seconds for rollout in rollouts) / len(rollouts),
+            "rollouts/retried": float(sum(rollout.attempts > 1 for rollout in rollouts)),
+            "tokens": float(batch["attention_mask"].sum()),
+            "tokens_per_second": float(lengths.sum()) / max(now - before, 1e-9),
+        }
+        if "truncated" in batch:
+            numbers["length/truncated"] = float(batch["truncated"].float().mean())
+        names = ("rejected", "failed", "dropped", "running", "pending", "ready")
+        return numbers | {f"rollouts/{name}": float(stats[name]) for name in names}
+
+
+def together(rollouts: Sequence[Rollout]) -> tuple[Batch, Tensor]:
+    """The rows of all, one under the other, and the number of its rollout for each row."""
+    batches = [_checked(rollout) for rollout in rollouts]
+    shared = set.intersection(*(set(batch) for batch in batches))
+    batch = concat([{name: column for name, column in each.items() if name in shared} for each in batches])
+    counts = torch.tensor([len(each["attention_mask"]) for each in batches])
+    return batch, torch.repeat_interleave(torch.arange(len(batches)), counts)
+
+
+def _checked(rollout: Rollout) -> Mapping[str, Tensor]:
+    given = rollout.trajectory
+    missing = [name for name in NEEDED if not isinstance(given, Mapping) or name not in given]
+    if missing:
+        raise UsageFault(
+            f"episode {rollout.task_id} cannot be trained on: its trajectory has no {', '.join(missing)}",
+            hint="a workflow returns tensors of areal.api.workflow_api.Trajectory",
+        )
+    trajectory: Mapping[str, Tensor] = given
+    return trajectory

@@ -1,0 +1,173 @@
+"""GRPO against a running service: rollouts within their staleness, weights that arrive, prompts that are counted."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import (
+    EvaluatorConfig,
+    GenerationHyperparameters,
+    GRPOConfig,
+    InferenceEngineConfig,
+    NormConfig,
+    PPOActorConfig,
+    PPOCriticConfig,
+    RecoverConfig,
+    TrainDatasetConfig,
+    ValidDatasetConfig,
+)
+from areal.errors import UsageFault
+from areal.training.metrics import read_metrics
+from areal.training.trainers.ppo import PPOTrainer
+from tests.services.processes import Process, Processes
+from tests.services.weight_update.conftest import embedded_worker
+from tests.training.trainers.reversing import MODEL, engine, experiment, optimizer, prompts
+
+ANSWERS = GenerationHyperparameters(n_samples=4, max_new_tokens=8)
+WORKFLOW = {
+    "workflow": "areal.workflow.rlvr:RLVRWorkflow",
+    "workflow_kwargs": {
+        "reward_fn": "tests.training.trainers.rewards:reversed_digits",
+        "gconfig": ANSWERS,
+        "tokenizer": str(MODEL),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Service:
+    processes: Processes
+    gateway: Process
+    proxy: Process
+
+    def version(self) -> int:
+        version: int = self.proxy.call("GET", "/get_version", key=self.processes.key).json()["version"]
+        return version
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    processes = Processes(folder)
+    try:
+        _, proxy = embedded_worker(processes, "--state-dir", str(folder / "journal"))
+        router = processes.router()
+        gateway = processes.gateway(router)
+        processes.register(router, proxy, model="m")
+        yield Service(processes, gateway, proxy)
+    finally:
+        processes.stop()
+
+
+def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2, **more: Any) -> GRPOConfig:
+    actor = {
+        "optimizer": optimizer(3e-4),
+        "ppo_n_minibatches": 1,
+        "kl_ctl": 0.0,
+        "weight_update_mode": "shm",
+        "reward_norm": NormConfig(mean_level="group", std_level="group", group_size=4),
+    } | more.pop("actor", {})
+    rollout = InferenceEngineConfig(
+        gateway_addr=service.gateway.url,
+        admin_api_key=service.processes.key,
+        model="m",
+        max_head_offpolicyness=staleness,
+        max_concurrent_rollouts=16,
+    )
+    return GRPOConfig(
+        **experiment(tmp_path, total_train_steps=steps),
+        train_dataset=TrainDatasetConfig(batch_size=8),
+        gconfig=ANSWERS,
+        rollout=rollout,
+        actor=PPOActorConfig(**engine(**actor)),
+        **more,
+    )
+
+
+def _run(config: GRPOConfig, count: int = 200) -> list[dict[str, Any]]:
+    with PPOTrainer(config, prompts(count), prompts(8, seed=1)) as trainer:
+        trainer.train(**WORKFLOW)
+    return read_metrics(trainer.folder.metrics)
+
+
+def test_asynchronous_steps_stay_within_their_staleness_and_serve_what_they_learn(
+    tmp_path: Path, service: Service
+) -> None:
+    lines = _run(_config(tmp_path, service, 8, actor={"use_decoupled_loss": True}))
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert max(line["staleness/max"] for line in lines) <= 2
+    assert [line["prompts/consumed"] for line in lines] == [8.0 * step for step in range(1, 9)]
+    assert service.version() == 8
+    assert all(line["weights/paused_ms"] > 0 for line in lines)
+
+
+def test_synchronous_steps_train_on_what_the_newest_weights_sampled(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 4, staleness=0, actor={"use_decoupled_loss": True})
+    lines = _run(config)
+    for line in lines:
+        assert line["staleness/max"] == 0
+        assert abs(line["mismatch_kl"]) < 1e-4  # the engine's log-probabilities are the trainer's own
+        assert abs(line["importance_weight"] - 1) < 1e-4
+
+
+def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> None:
+    config = _config(
+        tmp_path,
+        service,
+        6,
+        actor={"kl_ctl": 0.05, "ppo_n_minibatches": 2, "gae_lambda": 0.95, "reward_norm": None},
+        critic=PPOCriticConfig(**engine(optimizer=optimizer(2e-3)), ppo_n_minibatches=2),
+        ref=PPOActorConfig(**engine()),
+    )
+    lines = _run(config)
+    assert lines[-1]["critic/loss"] < lines[0]["critic/loss"]
+
+
+def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 2)
+    config.evaluator = EvaluatorConfig(freq_steps=2, eval_before_train=True)
+    config.valid_dataset = ValidDatasetConfig()
+    lines = _run(config)
+    assert [line["step"] for line in lines if "eval/reward/mean" in line] == [0, 2]
+
+
+def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 6)
+    config.recover = RecoverConfig(mode="auto", freq_steps=2)
+    trained: list[int] = []
+
+    class Killed(Exception):
+        pass
+
+    def run(stop_at: int | None) -> None:
+        with PPOTrainer(config, prompts(200), None) as trainer:
+            take = trainer.train_step
+
+            def step() -> dict[str, float]:
+                if trainer.step == stop_at:
+                    raise Killed
+                before = trainer.frontier.consumed
+                metrics = take()
+                trained.append(trainer.frontier.consumed - before)
+                return metrics
+
+            trainer.train_step = step  # type: ignore[method-assign]
+            trainer.train(**WORKFLOW)
+            state = trainer.frontier.state()
+            assert state["frontier"] + len(state["beyond"]) == 48
+
+    with pytest.raises(Killed):
+        run(stop_at=5)
+    run(stop_at=None)
+    assert trained == [8] * 5 + [8] * 2  # step 5 was after the checkpoint: its prompts are trained on again
+    assert service.version() == 6
+
+
+def test_sizes_that_do_not_fit_are_an_error(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 1)
+    config.rollout.consumer_batch_size = 5
+    with pytest.raises(UsageFault, match=r"consumer_batch_size is 5 and train_dataset\.batch_size 8"):
+        PPOTrainer(config, prompts(20))
