@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TypeVar, overload
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ class Headers(Mapping[str, str]):
         self.raw = raw
 
     def __getitem__(self, name: str) -> str:
-        return self.raw[name.lower().encode()].decode("utf-8", "surrogateescape")
+        return self.raw[_key(name)].decode("utf-8", "surrogateescape")
 
     @overload
     def get(self, key: str, /) -> str | None: ...
@@ -27,7 +28,7 @@ class Headers(Mapping[str, str]):
     def get(self, key: str, /, default: str | T) -> str | T: ...
 
     def get(self, key: str, /, default: T | None = None) -> str | T | None:
-        value = self.raw.get(key.lower().encode())
+        value = self.raw.get(_key(key))
         return default if value is None else value.decode("utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
@@ -35,6 +36,11 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self.raw)
+
+
+@lru_cache(1024)
+def _key(name: str) -> bytes:
+    return name.lower().encode()
 
 
 def add_field(raw: dict[bytes, bytes], name: bytes, value: bytes) -> None:

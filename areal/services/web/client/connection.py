@@ -7,7 +7,6 @@ a slow caller holds back who answers. ``pour`` passes a body on from inside the 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
@@ -34,7 +33,7 @@ class Connection(asyncio.Protocol):
 
     def _fresh(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._parts: deque[bytes] = deque()
+        self._parts: list[bytes] = []
         self._held = 0
         self._header_bytes = 0
         self._begun = False
@@ -150,17 +149,17 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(Lost(f"the other side speaks no HTTP: {error}"))
             return
-        if self._sink is not None:
-            self._feed(self._sink)
-        else:
+        sink, parts = self._sink, self._parts
+        if sink is None:
             if self._held > _HIGH_WATER and not self._ended:
                 self.pause()
             self._wake()
-
-    def _feed(self, sink: Callable[[bytes], None]) -> None:
-        if self._parts:
+            return
+        if parts:
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
             try:
-                sink(self._take())
+                sink(data)
             except Exception as error:  # noqa: BLE001 - the boundary of a callback: whoever pours raises it
                 self._fail(error)
                 return

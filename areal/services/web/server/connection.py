@@ -70,6 +70,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._limits = server.limits
+        self._most_fields, self._most_head_bytes = server.limits.header_count, server.limits.header_bytes
         self._loop = server.loop
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: ApiError | None = None  # why a callback stopped the parser
@@ -158,17 +159,14 @@ class HttpConnection(asyncio.Protocol):
 
     def on_url(self, part: bytes) -> None:
         self._target += part
-        self._count(len(part))
+        self._head_bytes += len(part)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
-        self._count(len(name) + len(value))
-        add_field(self._raw, name, value)
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._fields > self._limits.header_count or self._head_bytes > self._limits.header_bytes:
+        self._head_bytes += len(name) + len(value)
+        if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self._stop(_head_too_large())
+        add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -264,6 +262,7 @@ class HttpConnection(asyncio.Protocol):
         self._check_begins(request)
         if request.is_http_1_0:
             request.keep_alive = False
+        request.chunked = not request.is_http_1_0 and request.method != "HEAD"
         framing = self._framing(request, response, "" if request.is_http_1_0 else "Transfer-Encoding: chunked\r\n")
         head = encode_head(response.status, response.headers, framing)
         request.stream = response
@@ -280,13 +279,12 @@ class HttpConnection(asyncio.Protocol):
         return f"{ids}{length}{_CLOSE}" if request.closes else ids + length
 
     def write_part(self, request: Request, data: bytes) -> None:
-        self._check_not_lost()
-        if not data or request.method == "HEAD":
-            return
-        if request.is_http_1_0:
-            self._transport.write(data)
-        else:
+        if self._lost or self._transport.is_closing():
+            raise ConnectionResetError("the caller is gone")
+        if request.chunked and data:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        elif request.method != "HEAD":
+            self._transport.write(data)
 
     async def wait_writable(self) -> None:
         """Return once the caller has caught up. Raises ConnectionResetError when it is gone."""
@@ -336,7 +334,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             if not response.prepared:
                 response.begin(request)
-            if not (request.is_http_1_0 or request.method == "HEAD" or self._transport.is_closing()):
+            if request.chunked and not self._transport.is_closing():
                 self._transport.write(b"0\r\n\r\n")
         self._current = self._task = self._source = None
         self._since = self._loop.time()

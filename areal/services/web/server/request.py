@@ -30,6 +30,7 @@ class Request:
         "_refusal",
         "_waiter",
         "answered",
+        "chunked",
         "closes",
         "complete",
         "connection",
@@ -63,6 +64,7 @@ class Request:
         self.expects_continue = False
         self.complete = False  # the whole body is here
         self.closes = False  # the answer's head said so
+        self.chunked = False  # so is the answer
         self.answered = False  # its last byte is written
         self.stream: StreamResponse | None = None  # the answer, where it is a stream that began
         self._parts: list[bytes] = []
