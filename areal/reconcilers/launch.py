@@ -78,7 +78,9 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
     argv += ["--state-dir", launch.data_folder]
     secret_env: dict[str, str] = {}
     if spec.external is not None:
-        argv += ["--engine", "external", "--engine-url", spec.external.url]
+        argv += ["--engine", "external", "--engine-url", spec.external.url, "--provider-api", spec.external.api]
+        if spec.external.allow_private:
+            argv.append("--allow-private")
         if spec.external.model:
             argv += ["--provider-model", spec.external.model]
         if spec.external.api_key_from is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, JsonValue
 from pydantic_core import PydanticCustomError
 
 from areal.resources.backend_grammar import INFERENCE_ENGINES, BackendError, parse_backend
 from areal.resources.blocks import Probes, Resources, Restart, SecretFrom, Strategy
+from areal.resources.external_url import UrlError, parse_external_url
 from areal.resources.fields import Name, Replicas, SpecModel, Text
 from areal.resources.tree import Path
 from areal.resources.update import Update
@@ -26,10 +27,15 @@ def _check_backend(text: str) -> str:
 
 
 class External(SpecModel):
-    """A model behind somebody's OpenAI-compatible endpoint: HTTP only, no tokens, no weights."""
+    """A model behind somebody's endpoint: HTTP only, no tokens, no weights."""
 
     url: Annotated[Text, Update.ROLL]
-    """Base URL, for example `https://api.openai.com/v1`."""
+    """Base URL, for example `https://api.openai.com/v1`. Link-local and metadata addresses are refused always."""
+    api: Annotated[Literal["openai", "anthropic"], Update.ROLL] = "openai"
+    """What is spoken there. `openai` (compatible): every API of ours asks it; `anthropic`: `/v1/messages` alone."""
+    allow_private: Annotated[bool, Update.ROLL] = False
+    """True: the URL may lead to a private address. This machine's own needs it only where the URL does not say so
+    itself (`localhost`, `127.0.0.1`, `[::1]`)."""
     model: Annotated[Text | None, Update.ROLL] = None
     """The model's name over there. Absent: the object's name."""
     api_key_from: Annotated[SecretFrom | None, Update.ROLL] = None
@@ -78,6 +84,11 @@ class ServedModel(SpecModel):
     """True: no process runs, nothing else is forgotten."""
 
     def problems(self) -> Iterator[tuple[Path, str]]:
+        if self.external is not None:
+            try:
+                parse_external_url(self.external.url, allow_private=self.external.allow_private)
+            except UrlError as error:
+                yield ("external", "url"), f'"{self.external.url}" {error}'
         served = {"backend": self.backend, "path": self.path, "lora": self.lora, "replicas": self.replicas}
         if self.external is not None:
             for name in (name for name, value in served.items() if value):

@@ -11,13 +11,15 @@ from typing import Any
 import aiohttp
 
 from areal.services.inference.data_proxy.deadline import idle_s
+from areal.services.inference.data_proxy.dialects.anthropic_writer import AnthropicWriter
 from areal.services.inference.data_proxy.dialects.external import answer_again, answer_with, chat_body
 from areal.services.inference.data_proxy.dialects.writer import Translated, Uses, Writer, named
 from areal.services.inference.data_proxy.fields import Fields
-from areal.services.inference.data_proxy.hearing import CHAT_PATH, Heard, hearing, say_again
+from areal.services.inference.data_proxy.hearing import CHAT_PATH, Heard, NotHeard, hearing, say_again
+from areal.services.inference.data_proxy.hearing_messages import hearing_messages
 from areal.services.inference.data_proxy.transcript import recorded_completion
 from areal.services.inference.data_proxy.visits import Visits
-from areal.services.inference.engines.clients.external import ExternalApi
+from areal.services.inference.engines.clients.external import ExternalApi, Redirected
 from areal.services.web import headers as names
 from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import ApiError, bad_request
@@ -48,11 +50,11 @@ class ExternalCalls:
         self._max_body_bytes = max_body_bytes
         self._idle_s = idle_s
 
-    def relay_to(self, path: str) -> Handler:
-        """The handler that relays to ``path`` under the API's base URL."""
+    def relay_to(self, path: str, *, keeps: bool = True) -> Handler:
+        """The handler that relays to ``path`` under the API's base URL. ``keeps``: a session's call is recorded."""
 
         async def handle(request: Request) -> AnyResponse:
-            return await self._relay(request, path)
+            return await (self._relay(request, path) if keeps else self._relay_unheard(request, path))
 
         return handle
 
@@ -69,6 +71,33 @@ class ExternalCalls:
             heard = hearing(visit, self._model, path, data)
             with api_failures():
                 async with self._api.post(path, data, request.id, timeout) as upstream:
+                    return await _pass_on(call, upstream, heard)
+
+    async def _relay_unheard(self, request: Request, path: str) -> AnyResponse:
+        self._visits.caller(request.headers)
+        body = await read_body(request, self._max_body_bytes)
+        call, data = _Call(request, time.perf_counter()), decode_object(body)
+        self._check_model(data.get("model"))
+        timeout, theirs = idle_s(request, self._idle_s), _anthropics_own(request)
+        with api_failures():
+            async with self._api.post(path, data, request.id, timeout, theirs) as upstream:
+                return await _pass_on(call, upstream, NotHeard())
+
+    async def relay_messages(self, request: Request) -> AnyResponse:
+        """Anthropic's API, asked as it is."""
+        caller = self._visits.caller(request.headers)
+        body = await read_body(request, self._max_body_bytes)
+        call, data = _Call(request, time.perf_counter()), decode_object(body)
+        self._check_model(data.get("model"))
+        timeout, theirs = idle_s(request, self._idle_s), _anthropics_own(request)
+        async with self._visits.enter(caller, request.headers, body) as visit:
+            if visit.replayed is not None:
+                writer = AnthropicWriter(visit.replayed[0].answer_id, self._model)
+                completion = recorded_completion(visit.replayed)
+                return await answer_again(writer, completion, request, stream=data.get("stream") is True)
+            heard = hearing_messages(visit, self._model, data)
+            with api_failures():
+                async with self._api.post("/messages", data, request.id, timeout, theirs) as upstream:
                     return await _pass_on(call, upstream, heard)
 
     def refuse(self, why: str) -> Handler:
@@ -141,6 +170,12 @@ async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse, heard: Heard) 
     return out
 
 
+def _anthropics_own(request: Request) -> dict[str, str]:
+    """What a caller may say of the version that it speaks."""
+    found = {name: request.headers.get(name) for name in ("anthropic-version", "anthropic-beta")}
+    return {name: value for name, value in found.items() if value}
+
+
 @contextlib.contextmanager
 def api_failures() -> Iterator[None]:
     """What went wrong at the API's end, as our caller is told it."""
@@ -148,6 +183,8 @@ def api_failures() -> Iterator[None]:
         yield
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise ApiError(503, f"the external API does not answer: {error}", code="engine_unavailable") from error
+    except Redirected as error:
+        raise ApiError(502, f"the external API's URL is not right: {error}", code="engine_failed") from error
     except TimeoutError as error:
         raise ApiError(504, "the external API made no progress", code="progress_timeout") from error
     except (aiohttp.ClientError, OSError) as error:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from areal.errors import UsageFault
+from areal.resources.external_url import ExternalUrl, UrlError, parse_external_url
 from areal.services.inference.data_proxy.keeping import add_keeping_arguments
 from areal.services.inference.engines.clients import TOKEN_ENGINES
+from areal.services.inference.engines.clients.external import Dialect
 from areal.services.web.body import DEFAULT_MAX_BODY_BYTES
 from areal.services.web.options import add_serve_arguments
 
@@ -25,6 +25,10 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine-url", required=True, help="for external: the API's base URL, with its /v1")
     parser.add_argument("--provider-model", help="external: the provider's name of the model (default: --model)")
     parser.add_argument("--provider-key-file", help=f"external: file with its key (else ${PROVIDER_KEY_VARIABLE})")
+    parser.add_argument(
+        "--provider-api", choices=[*Dialect], default=Dialect.OPENAI, type=Dialect, help="external: whose API it is"
+    )
+    parser.add_argument("--allow-private", action="store_true", help="external: the URL may lead to a private address")
     parser.add_argument("--tokenizer-path", help="folder with tokenizer.json")
     parser.add_argument("--chat-template", help="file with a chat template, instead of the tokenizer folder's")
     parser.add_argument("--tool-call-parser", help="how tool calls are written (default: as the template shows; none)")
@@ -42,27 +46,17 @@ def provider_key(key_file: str | None) -> str | None:
     if key_file is None:
         return os.environ.get(PROVIDER_KEY_VARIABLE) or None
     try:
-        return Path(key_file).read_text(encoding="ascii").strip() or None
+        key = Path(key_file).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise UsageFault(f"cannot read the provider's key file {key_file}: {error}") from error
+    if not key.isprintable() or " " in key:
+        raise UsageFault(f"the provider's key file {key_file} holds more than a key")
+    return key or None
 
 
-def external_base_url(text: str) -> str:
-    """The API's base URL without a trailing slash; ``/v1`` where no path is given. Raises UsageFault."""
-    parts = urlsplit(text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UsageFault(f"--engine-url {text!r} must be an http or https URL")
-    if parts.username or parts.query or parts.fragment:
-        raise UsageFault(
-            "--engine-url must hold no credentials, query or fragment", hint="keys go in --provider-key-file"
-        )
-    if _is_link_local(parts.hostname):
-        raise UsageFault(f"--engine-url {text!r} is a link-local address: cloud metadata lives there, no model")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
-
-
-def _is_link_local(host: str) -> bool:
+def external_url(text: str, *, allow_private: bool = False) -> ExternalUrl:
+    """The API's base URL. Raises UsageFault."""
     try:
-        return ipaddress.ip_address(host).is_link_local
-    except ValueError:
-        return False
+        return parse_external_url(text, allow_private=allow_private)
+    except UrlError as error:
+        raise UsageFault(f"--engine-url {text!r} {error}") from error

@@ -21,7 +21,7 @@ from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.keeping import keeping, keeping_details
 from areal.services.inference.data_proxy.keeping_metrics import count_journals
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
-from areal.services.inference.data_proxy.options import external_base_url, provider_key
+from areal.services.inference.data_proxy.options import external_url, provider_key
 from areal.services.inference.data_proxy.reading import load_parsers
 from areal.services.inference.data_proxy.session_routes import SessionRoutes
 from areal.services.inference.data_proxy.suspension import Suspension
@@ -29,13 +29,13 @@ from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.data_proxy.visits import Visits
 from areal.services.inference.data_proxy.weights import WeightRoutes
 from areal.services.inference.engines.clients import open_engine
-from areal.services.inference.engines.clients.external import ExternalApi
+from areal.services.inference.engines.clients.external import Dialect, ExternalApi
+from areal.services.inference.engines.clients.outside import open_outside
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
 from areal.services.web.client import HttpClient
 from areal.services.web.keys import AdminKey
 from areal.services.web.options import ServeOptions, serve_options
-from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
 from areal.services.web.server import Request, Response
 from areal.services.web.service import Handler, Service, json_response
@@ -126,33 +126,43 @@ def _token_engine(args: argparse.Namespace) -> Build:
 
 
 def _external(args: argparse.Namespace) -> Build:
-    base_url, key = external_base_url(args.engine_url), provider_key(args.provider_key_file)
+    url, key = external_url(args.engine_url, allow_private=args.allow_private), provider_key(args.provider_key_file)
+    name, dialect = args.provider_model or args.model, args.provider_api
 
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
-        async with open_session() as http:
-            yield build_on(ExternalApi(http, base_url, args.provider_model or args.model, key), options, vault)
+        async with open_outside(url, allow_private=args.allow_private) as http:
+            yield build_on(ExternalApi(http, url, name, key, dialect), options, vault)
 
     def build_on(api: ExternalApi, options: ServeOptions, vault: Vault | None) -> Service:
         watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
-        root = args.provider_model or args.model
-        about = lambda: {"root": root, **keeping_details(vault)}  # noqa: E731
+        about = lambda: {"root": name, **keeping_details(vault)}  # noqa: E731
         service = _service(args, options, watch, lambda: watch.state.not_ready, about)
         refuse_controls(service, "an external model is not ours to pause, to resize or to version")
         visits = Visits(vault, options.key)
         calls = ExternalCalls(args.model, api, visits, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
         _add_session_routes(service, args.model, vault, options.key)
-        handlers = {
-            "/v1/chat/completions": calls.relay_to("/chat/completions"),
-            "/v1/completions": calls.relay_to("/completions"),
-            "/v1/responses": calls.translated_by(responses.translate, "resp_"),
-            "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
-            "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
-        }
-        _add_model_routes(service, args.model, handlers, _access(vault))
+        _add_model_routes(service, args.model, _external_handlers(calls, dialect), _access(vault))
         return service
 
     return build
+
+
+def _external_handlers(calls: ExternalCalls, dialect: Dialect) -> dict[str, Handler]:
+    if dialect is Dialect.ANTHROPIC:
+        messages_only = calls.refuse("this model is behind Anthropic's API: ask it by /v1/messages")
+        return {
+            **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), messages_only),
+            "/v1/messages": calls.relay_messages,
+            "/v1/messages/count_tokens": calls.relay_to("/messages/count_tokens", keeps=False),
+        }
+    return {
+        "/v1/chat/completions": calls.relay_to("/chat/completions"),
+        "/v1/completions": calls.relay_to("/completions"),
+        "/v1/responses": calls.translated_by(responses.translate, "resp_"),
+        "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
+        "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
+    }
 
 
 def _service(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.options import external_base_url
+from areal.services.inference.data_proxy.options import external_url
 from tests.services.inference.houses import CHAT, House
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
@@ -95,12 +95,16 @@ def test_external_api_that_does_not_answer_is_503(processes: Processes) -> None:
     ],
 )
 def test_external_url_is_the_apis_base(given: str, used: str) -> None:
-    assert external_base_url(given) == used
+    assert external_url(given).text == used
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc", "api.example.com", "http://u:p@h/v1", "http://169.254.169.254/v1", "http://[fe80::1]/v1"]
+    "url",
+    [
+        *("file:///etc", "api.example.com", "http://u:p@h/v1", "http://169.254.169.254/v1", "http://[fe80::1]/v1"),
+        *("http://10.0.0.1/v1", "http://2130706433/v1", "http://0.0.0.0:80"),
+    ],
 )
 def test_external_url_that_is_none_or_reaches_metadata_is_refused(url: str) -> None:
     with pytest.raises(UsageFault):
-        external_base_url(url)
+        external_url(url)

@@ -1,7 +1,7 @@
 """Anthropic's Messages API: its bodies as chat bodies.
 
-Blocks become messages: what a tool returned is a message of its own, thinking is reasoning. Images and documents are
-refused: models here read text. https://docs.anthropic.com/en/api/messages
+Blocks become messages: what a tool returned is a message of its own, thinking is reasoning. Images become the chat
+API's parts, for models that see; documents are refused. https://docs.anthropic.com/en/api/messages
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def translate(fields: Fields, uses: Uses, *, counting: bool = False) -> Translat
     """``uses`` says which variables the chat template has. ``counting``: nothing is generated. Raises 400 naming the
     field."""
     fields.refuse(_REFUSED)
-    chat: dict[str, Any] = {"messages": _messages(fields.take("system"), fields.take("messages"))}
+    chat: dict[str, Any] = {"messages": chat_messages(fields.take("system"), fields.take("messages"))}
     if chat["messages"][-1]["role"] == "assistant":
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     chat |= _tools(fields)
@@ -108,7 +108,8 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _messages(system: object, messages: object) -> list[dict[str, Any]]:
+def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
+    """Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages must be a list with at least one message", param="messages")
     out: list[dict[str, Any]] = []
@@ -171,20 +172,40 @@ def _texts(content: object, where: str) -> list[str]:
 
 def _add_user(out: list[dict[str, Any]], content: object, where: str, known_calls: set[str]) -> None:
     """What tools returned first, as the chat APIs want it, then what the user says. Two turns in a row are one."""
-    texts = []
+    texts: list[str] = []
+    parts: list[dict[str, Any]] = []  # the same and what is no text, in order
     for kind, block, place in _blocks(content, where):
         if kind == "tool_result":
             out.append(_tool_result(block, place, known_calls))
         elif kind == "text":
             texts.append(_string(block, "text", place))
+            parts.append({"type": "text", "text": texts[-1]})
+        elif kind == "image":
+            parts.append(_image(block, place))
         else:
             raise _foreign(kind, place)
-    if texts and out and out[-1]["role"] == "user":
+    if len(parts) > len(texts):
+        out.append({"role": "user", "content": parts})
+    elif texts and out and out[-1]["role"] == "user" and isinstance(out[-1]["content"], str):
         out[-1]["content"] += "\n" + "\n".join(texts)
     elif texts:
         out.append({"role": "user", "content": "\n".join(texts)})
     elif not content:
         raise bad_request(f"{where} must not be empty", param=where)
+
+
+def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = block.get("source")
+    source: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    match source.get("type"):
+        case "url":
+            url = _string(source, "url", f"{where}.source")
+        case "base64":
+            kind, data = (_string(source, name, f"{where}.source") for name in ("media_type", "data"))
+            url = f"data:{kind};base64,{data}"
+        case _:
+            raise bad_request(f"{where}.source must be of type url or base64", param=f"{where}.source")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _tool_result(block: Mapping[str, Any], where: str, known_calls: set[str]) -> dict[str, Any]:

@@ -145,6 +145,10 @@ class _Conversation:
         else:
             self.messages.append({"role": role, "content": text})
 
+    def show(self, parts: list[dict[str, Any]]) -> None:
+        """What a user says with images in it, for models that see."""
+        self.messages.append({"role": "user", "content": parts})
+
     def think(self, text: str) -> None:
         """Reasoning comes first, so it begins an answer."""
         self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
@@ -187,7 +191,11 @@ def _add(conversation: _Conversation, item: object, where: str) -> None:
             if role not in ("user", "assistant", "system", "developer"):
                 message = f"{where}.role must be user, assistant, system or developer"
                 raise bad_request(message, param=f"{where}.role")
-            conversation.say(role, _said(item.get("content"), f"{where}.content", "" if role == "assistant" else "\n"))
+            content = item.get("content")
+            if role == "user" and isinstance(content, list) and any(map(_is_image, content)):
+                conversation.show(_parts(content, f"{where}.content"))
+            else:
+                conversation.say(role, _said(content, f"{where}.content", "" if role == "assistant" else "\n"))
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
             conversation.think(_said(parts, f"{where}.content", "\n"))
@@ -203,6 +211,24 @@ def _add(conversation: _Conversation, item: object, where: str) -> None:
             raise unsupported(f"{where}.type", _NOT_KEPT)
         case kind:
             raise unsupported(f"{where}.type", f"there is no {kind!r} here")
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "input_image"
+
+
+def _parts(content: list[Any], where: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        if not _is_image(part):
+            parts.append({"type": "text", "text": _said([part], where, "")})
+            continue
+        if part.get("file_id") is not None:
+            raise unsupported(f"{place}.file_id", "no files are kept here; give the image's URL or its data")
+        image = {"url": _string(part, "image_url", place)} | ({"detail": part["detail"]} if part.get("detail") else {})
+        parts.append({"type": "image_url", "image_url": image})
+    return parts
 
 
 def _said(content: object, where: str, between: str) -> str:

@@ -1,40 +1,77 @@
-"""An OpenAI-compatible API elsewhere, as an engine: bodies are relayed, nothing is tokenised.
+"""Somebody's HTTP API as an engine, OpenAI-compatible or Anthropic's: bodies are relayed, nothing is tokenised.
 
 Our model's name is replaced by theirs in the request and theirs by nothing in the answer: bytes go through as they
-come. Their key is sent to the configured origin only (no redirects), our callers' keys never are.
+come. Their key is sent to the configured origin only, our callers' keys never are. A redirect is a failure: what is
+behind it was not configured, and would be sent the body and the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from enum import StrEnum
 from typing import Any
 
 import aiohttp
 import orjson
 
+from areal.resources.external_url import ExternalUrl
 from areal.services.inference.engines.base import EngineState
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_CONNECT_S = 10.0
+ANTHROPIC_VERSION = "2023-06-01"
+
+
+class Dialect(StrEnum):
+    """What is spoken over there."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+class Redirected(aiohttp.ClientError):
+    """The API sends us elsewhere."""
 
 
 class ExternalApi:
-    def __init__(self, http: aiohttp.ClientSession, base_url: str, model: str, key: str | None) -> None:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: ExternalUrl,
+        model: str,
+        key: str | None,
+        dialect: Dialect = Dialect.OPENAI,
+    ) -> None:
         self._http = http
-        self._base_url = base_url
+        self._base_url = url.text
         self._model = model
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = _headers(dialect, key)
 
-    def post(
-        self, path: str, data: Mapping[str, Any], request_id: str, idle_s: float
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    @contextlib.asynccontextmanager
+    async def post(
+        self,
+        path: str,
+        data: Mapping[str, Any],
+        request_id: str,
+        idle_s: float,
+        more_headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The API's answer to ``data`` asked of our model; ``idle_s`` without a byte ends it."""
-        headers = {**self._headers, "Content-Type": "application/json", "x-request-id": request_id}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=idle_s)
-        body = orjson.dumps({**data, "model": self._model})
-        return self._http.post(
-            self._base_url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
-        )
+        headers = {**self._headers, **(more_headers or {}), "Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=idle_s)
+        async with self._http.post(
+            self._base_url + path,
+            data=orjson.dumps({**data, "model": self._model}),
+            headers={**headers, "x-request-id": request_id},
+            timeout=timeout,
+            allow_redirects=False,
+        ) as response:
+            if 300 <= response.status < 400:
+                raise Redirected(
+                    f"it redirects to {_shown(response.headers.get('Location', ''))}; name that URL itself"
+                )
+            yield response
 
     async def state(self) -> EngineState:
         """Ready when the API answers at all and takes our key."""
@@ -44,9 +81,20 @@ class ExternalApi:
             ) as response:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return EngineState(not_ready=f"{self._base_url} does not answer: {error!r}")
+            return EngineState(not_ready=f"{self._base_url} does not answer: {error or type(error).__name__}")
         if status in (401, 403):
             return EngineState(not_ready=f"{self._base_url} does not take the key: it answered {status}")
-        if status >= 500:
+        if 300 <= status < 400 or status >= 500:
             return EngineState(not_ready=f"{self._base_url} answered {status}")
         return EngineState(not_ready=None)
+
+
+def _headers(dialect: Dialect, key: str | None) -> dict[str, str]:
+    if dialect is Dialect.OPENAI:
+        return {"Authorization": f"Bearer {key}"} if key else {}
+    return {"anthropic-version": ANTHROPIC_VERSION} | ({"x-api-key": key} if key else {})
+
+
+def _shown(location: str | None) -> str:
+    """Where to, without what may be secret in it."""
+    return (location or "").partition("?")[0][:200] or "nowhere"
