@@ -89,7 +89,9 @@ class Relay:
         """Answer ``request`` from a worker's ``path``: from the one that holds ``journal`` where it is a session's."""
         body = await read_body(request, self._table.limits.max_body_bytes)
         started = time.perf_counter()
-        envelope = read_envelope(body, journal, with_prefix=self._table.snapshot.strategy == "prefix")
+        # Calls of the admin are recorded too: the turns of one conversation belong into one journal.
+        with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
+        envelope = read_envelope(body, journal, with_prefix=with_prefix)
         model = await self._resolve(envelope.model if journal is None else self._table.model_of_journal(journal))
         return await self._until_answered(Call(request, path, body, envelope, model, started))
 

@@ -131,4 +131,5 @@ def tag_of_session(session_id: str) -> str:
 
 
 def passed_on(said: Said) -> Response:
-    return Response(said.status, said.body, headers={"Content-Type": said.content_type})
+    again = {"Retry-After": said.headers["Retry-After"]} if "Retry-After" in said.headers else {}
+    return Response(said.status, said.body, headers={"Content-Type": said.content_type, **again})

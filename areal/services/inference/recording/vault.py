@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from areal.errors import UsageFault
@@ -29,14 +29,17 @@ _MOST_OWN_FOLDERS = 100
 
 class Vault:
     """Open with ``open_vault``; ``run`` is its background work. ``elsewhere``: tags of the journals under the same root
-    that this process does not hold."""
+    that this process does not hold. ``leaving``: it is about to go, and takes nothing over any more."""
 
     def __init__(self, root: Path, own: Journal, adopt_after_s: float) -> None:
         self.root = root
         self.own = own
         self.elsewhere: tuple[str, ...] = ()
+        self.leaving: Callable[[], bool] = lambda: False
         self._adopt_after_s = adopt_after_s
         self._free_since: dict[Path, float] = {}
+        self._held_elsewhere: set[Path] = set()
+        self._siblings = False
         self.journals: dict[str, Journal] = {own.tag: own}
         self.unreadable: dict[Path, str] = {}
         self._ready = asyncio.Event()
@@ -89,15 +92,22 @@ class Vault:
                     continue
                 if journal is not self.own and journal.is_spent():
                     await self._retire(journal)
-            await self.adopt(self._adopt_after_s)
+            if not self.leaving():
+                await self.adopt(self._adopt_after_s)
             await asyncio.sleep(_SWEEP_S)
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
-        """Take over every journal whose lock has been free for ``after_s``: their tags. One that cannot be read is
-        reported and left."""
+        """Take over every journal that was left, or whose lock has been free for ``after_s``: their tags. Where others
+        live it is one at a time, so that all get some. One that cannot be read is reported and left."""
         async with self._adopting:
             candidates = others(self.root, {journal.folder.path for journal in self})
-            adopted = [tag for path in candidates if (tag := await self._adopt(path, after_s)) is not None]
+            adopted: list[str] = []
+            for path in candidates:
+                if adopted and self._siblings:
+                    break  # they take their share
+                if (tag := await self._adopt(path, after_s)) is not None:
+                    adopted.append(tag)
+            self._siblings = any(path in self._held_elsewhere for path in candidates)
             self.elsewhere = tuple(
                 tag
                 for path in candidates
@@ -111,7 +121,9 @@ class Vault:
         folder = hold(path)
         if folder is None:
             self._free_since.pop(path, None)
+            self._held_elsewhere.add(path)
             return None
+        self._held_elsewhere.discard(path)
         now = asyncio.get_running_loop().time()
         if not folder.left and now - self._free_since.setdefault(path, now) < after_s:
             folder.release()

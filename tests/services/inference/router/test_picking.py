@@ -62,6 +62,20 @@ def test_prefix_without_a_prefix_balances() -> None:
     assert len(picks("prefix", 100, CallKey())) > 1
 
 
+def test_recorded_conversation_stays_where_it_began_and_passes_an_overloaded_worker_by() -> None:
+    [home] = picks("auto", 20, CallKey(prefix=b"a conversation"))
+    busy = {**IDLE, next(worker.addr for worker in WORKERS if worker.id == home): 1e6}
+    assert home not in picks("auto", 50, CallKey(prefix=b"a conversation"), busy)
+
+
+def test_recorded_conversations_spread_over_a_pool_of_any_size() -> None:
+    for size in (4, 500):
+        pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(size)]
+        picker = Picker(random.Random(1))
+        found = {picker.pick("auto", pool, CallKey(prefix=bytes([n]) * 16), lambda w: 0.0).id for n in range(256)}
+        assert len(found) > min(size, 100) * 0.7
+
+
 @given(st.binary(min_size=1, max_size=16), st.sampled_from(WORKERS))
 def test_rendezvous_moves_only_the_share_of_the_worker_that_left(key: bytes, left: WorkerEntry) -> None:
     before = rendezvous(key, WORKERS)

@@ -1,0 +1,168 @@
+"""The human in the loop, and online mode: whoever has the admin key chats and rewards, and takes what is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.services.inference.houses import CHAT, later
+from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
+from tests.services.inference.test_refusals import refused
+from tests.services.processes import Answer
+
+Build = Callable[..., RecordingHouse]
+
+
+@pytest.fixture
+def online(recording: RecordingHouse) -> RecordingHouse:
+    """The shared house, with nothing left that other tests did not fetch."""
+    while items := take(recording, 1000):
+        acknowledge(recording, items)
+    return recording
+
+
+class Human:
+    """A conversation with the admin's key."""
+
+    def __init__(self, house: RecordingHouse, opening: str) -> None:
+        self._house = house
+        self.messages: list[dict[str, Any]] = []
+        self.opening = opening
+        self.ids: list[str] = []
+
+    def say(self, text: str | None = None) -> None:
+        self.messages.append({"role": "user", "content": text or self.opening})
+        answer = self._house.admin("POST", CHAT, {"messages": self.messages})
+        assert answer.status == 200, answer.body
+        self.ids.append(answer.json()["id"])
+        self.messages.append(answer.json()["choices"][0]["message"])
+
+
+def reward(house: RecordingHouse, value: float, **more: Any) -> dict[str, Any]:
+    answer = house.admin("POST", "/rl/set_reward", {"reward": value, **more})
+    assert answer.status == 200, answer.body
+    said: dict[str, Any] = answer.json()
+    return said
+
+
+def take(house: RecordingHouse, limit: int = 10, wait: float = 0.0) -> list[dict[str, Any]]:
+    answer = house.admin("GET", f"/trajectories?limit={limit}&wait={wait}")
+    assert answer.status == 200, answer.body
+    items: list[dict[str, Any]] = answer.json()["items"]
+    return items
+
+
+def acknowledge(house: RecordingHouse, items: list[dict[str, Any]]) -> int:
+    answer = house.admin("POST", "/trajectories/ack", {"lease_ids": [item["lease_id"] for item in items]})
+    assert answer.status == 200, answer.body
+    released: int = answer.json()["released"]
+    return released
+
+
+def on_two_replicas(house: RecordingHouse) -> list[Human]:
+    """Conversations on each replica, as their answers' ids show."""
+    found: dict[str, Human] = {}
+    number = 0
+    while len(found) < 2:
+        human = Human(house, f"conversation {number}")
+        human.say()
+        found.setdefault(human.ids[0].split("-")[1][:8], human)
+        number += 1
+        assert number < 100
+    return list(found.values())
+
+
+def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: RecordingHouse) -> None:
+    human = Human(online, "a conversation of several turns")
+    human.say()
+    human.say("and then?")
+    human.say("and in the end?")
+    said = reward(online, 0.5)
+    assert said["trajectory_ready"]
+    [item] = take(online)
+    rows = [row for row in item["rows"] if row["interaction_id"] in human.ids]
+    assert [row["interaction_id"] for row in rows] == human.ids
+    assert [row["parent_id"] for row in rows] == [None, *human.ids[:-1]]
+    assert item["traj"]["rewards"][-1] == 0.5
+    assert acknowledge(online, [item]) == 1
+    assert acknowledge(online, [item]) == 0
+
+
+def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: RecordingHouse) -> None:
+    for human in on_two_replicas(online):
+        human.say("once more")
+        said = reward(online, 1.0)
+        assert human.ids[-1] in online.admin("GET", f"/rl/sessions/{said['session_id']}").body.decode()
+    items = take(online)
+    assert len({tag_of(item["session_id"]) for item in items}) == 2
+    acknowledge(online, items)
+
+
+def test_reward_by_interaction_reaches_the_other_replica(online: RecordingHouse) -> None:
+    first, last = on_two_replicas(online)
+    first.say("and then?")
+    last.say("the last word")
+    said = reward(online, 0.25, interaction_id=first.ids[-1])
+    assert said["trajectory_ready"]
+    acknowledge(online, take(online))
+
+
+def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None:
+    house = build(proxy_flags=("--visibility-timeout", "0.3"))
+    for rollout in house.on_each_replica():
+        rollout.chat("a")
+        rollout.reward(1.0)
+    items = take(house)
+    assert len(items) == 2
+    assert take(house) == []
+    again = take(house, wait=20.0)
+    while len(again) < 2:
+        again += take(house, wait=20.0)
+    assert sorted(item["lease_id"] for item in again) == sorted(item["lease_id"] for item in items)
+    assert acknowledge(house, items) == 2
+    assert take(house, wait=0.5) == []
+
+
+def test_whoever_waits_is_told_of_a_trajectory_of_any_replica(online: RecordingHouse) -> None:
+    for rollout in online.on_each_replica():
+        waiting = later(take, online, 10, 30.0)
+        rollout.chat("a")
+        rollout.reward(1.0)
+        [item] = waiting.result(40)
+        assert item["session_id"] == rollout.session_id
+        acknowledge(online, [item])
+
+
+def test_session_that_is_not_online_is_offered_to_nobody(online: RecordingHouse) -> None:
+    rollout = online.begin(online=False)
+    rollout.chat("a")
+    rollout.reward(1.0)
+    assert take(online) == []
+    assert len(rollout.export()["rows"]) == 1
+
+
+def test_limit_holds_over_all_replicas(online: RecordingHouse) -> None:
+    for rollout in online.on_each_replica():
+        rollout.chat("a")
+        rollout.reward(1.0)
+    one = take(online, 1)
+    rest = take(online, 10)
+    assert (len(one), len(rest)) == (1, 1)
+    acknowledge(online, one + rest)
+
+
+@pytest.mark.parametrize("query", ["wait=-1", "wait=301", "wait=nan", "wait=x", "limit=x", "limit=1025", "limit=-1"])
+def test_query_that_cannot_be_is_400(online: RecordingHouse, query: str) -> None:
+    refused(online.admin("GET", f"/trajectories?{query}"))
+
+
+@pytest.mark.parametrize("leases", [None, "lse-aaaaaaaa-1-0", [1], ["lease"], [None]])
+def test_leases_that_are_none_are_400(online: RecordingHouse, leases: object) -> None:
+    assert refused(online.admin("POST", "/trajectories/ack", {"lease_ids": leases}))["param"] == "lease_ids"
+
+
+def test_lease_of_an_unknown_journal_is_404(online: RecordingHouse) -> None:
+    answer: Answer = online.admin("POST", "/trajectories/ack", {"lease_ids": ["lse-aaaaaaaa-1-0"]})
+    refused(answer, 404)
