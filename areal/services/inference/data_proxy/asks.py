@@ -92,8 +92,9 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         rest = after_recorded(template, shown, spoken, end, thinks=reading.thinks)
         return None if rest is None else rest + reading.prompt_end(rest)
 
-    ask = _ask(fields, (), sampling, answering)
-    return replace(ask, reading=reading, messages=given, text=prompt, after_answer=after_answer)
+    return _ask(
+        fields, (), sampling, answering, reading=reading, messages=given, text=prompt, after_answer=after_answer
+    )
 
 
 def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced: bool) -> bool:
@@ -114,10 +115,12 @@ def _ask(
     prompts: tuple[Callable[[], list[int]], ...],
     sampling: Sampling,
     answering: Answering,
+    **more: Any,
 ) -> Ask:
     metadata, store = fields.mapping("metadata"), fields.flag("store", True)
-    fields.accept(_NO_EFFECT)
-    return Ask(prompts, sampling, answering, fields.ignored(), metadata, store)
+    if not fields.is_empty:
+        fields.accept(_NO_EFFECT)
+    return Ask(prompts, sampling, answering, fields.ignored(), metadata, store, **more)
 
 
 def _chat_logprobs(fields: Fields, capabilities: Capabilities) -> int | None:
@@ -159,8 +162,7 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         raise unsupported("best_of", "only as many choices are made as n says")
     if sampling.n * len(prompts) > MAX_PROMPTS:
         raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
-    ask = _ask(fields, prompts, sampling, answering)
-    return replace(ask, echo=echo, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
+    return _ask(fields, prompts, sampling, answering, echo=echo, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
 
 
 def _prompts(value: object, codec: TextCodec) -> tuple[Callable[[], list[int]], ...]:

@@ -32,6 +32,14 @@ class Fields:
     def given(self, name: str) -> bool:
         return name in self._left
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._left
+
+    def has_none(self, names: frozenset[str]) -> bool:
+        """Whether none of ``names`` is given: most calls say little, and asking for each field costs its share."""
+        return names.isdisjoint(self._left)
+
     def number(self, name: str, default: float, low: float, high: float) -> float:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -97,6 +105,8 @@ class Fields:
 
     def ignored(self) -> tuple[str, ...]:
         """What nobody asked for, as it can stand in a header."""
+        if not self._left:
+            return ()
         names = sorted(quote(name, safe="") for name in self._left)
         more = len(names) - _MOST_IGNORED_NAMES
         return tuple(names) if more <= 0 else (*names[:_MOST_IGNORED_NAMES], f"and {more} more")

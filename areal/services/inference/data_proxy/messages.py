@@ -11,6 +11,7 @@ from areal.services.inference.data_proxy.templating import ChatTemplate
 from areal.services.web.errors import bad_request
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_PLAIN_ROLES = ("system", "user", "assistant")  # with text alone they are as a template wants them
 
 
 def read_messages(value: object, template: ChatTemplate) -> list[dict[str, Any]]:
@@ -24,6 +25,8 @@ def _message(value: object, where: str, template: ChatTemplate) -> dict[str, Any
     if not isinstance(value, dict):
         raise bad_request(f"{where} must be an object", param=where)
     role = value.get("role")
+    if len(value) == 2 and role in _PLAIN_ROLES and type(value.get("content")) is str:
+        return value
     if role not in _ROLES:
         raise bad_request(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     if role == "developer" and not template.knows_developer:

@@ -28,7 +28,7 @@ from areal.services.inference.data_proxy.samples import call_ids, samples_of, sa
 from areal.services.inference.data_proxy.shapes import Frame
 from areal.services.inference.data_proxy.tokenizer import DECODE_US, CodecPool, TextCodec
 from areal.services.inference.data_proxy.visits import Answer, Visit, Visits
-from areal.services.inference.engines.base import Capabilities, EngineCall
+from areal.services.inference.engines.base import Capabilities, EngineCall, Sampling
 from areal.services.web.body import decode_object, read_body
 from areal.services.web.errors import bad_request
 from areal.services.web.server import AnyResponse, Request, Response
@@ -110,20 +110,20 @@ class ModelCalls:
         prompts = await make_prompts(ask, self._codec, self._pool, visit if visit.keeps(ask.store) else None, size)
         with named(asked.names):
             room = self._room(ask, prompts.longest)
-        ask = replace(ask, sampling=replace(ask.sampling, max_new_tokens=room))
+        sampling = ask.sampling if ask.sampling.max_new_tokens == room else replace(ask.sampling, max_new_tokens=room)
         frame = self._frame(ask, prompts.ids, visit.answer_id(asked.id_prefix))
         prepared = Prepared(
             request=request,
             ask=ask,
             frame=frame,
             shape=asked.shape(frame),
-            drives=self._drives(frame, ask),
+            drives=self._drives(frame, ask, sampling),
             idle_s=idle_s(request, self._limits.request_timeout_s),
             clock=clock,
             visit=visit,
             prompt_text=prompts.text,
         )
-        held = sum(map(len, prompts.ids)) + (ask.sampling.max_new_tokens or 0) * len(frame.choices)
+        held = sum(map(len, prompts.ids)) + (room or 0) * len(frame.choices)
         self.tokens_in_flight += held
         try:
             answer = self._answering.stream if ask.answering.stream else self._answering.whole
@@ -188,13 +188,11 @@ class ModelCalls:
     def _tail(self, prompt: list[int]) -> str:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
 
-    def _drives(self, frame: Frame, ask: Ask) -> tuple[Drive, ...]:
+    def _drives(self, frame: Frame, ask: Ask, sampling: Sampling) -> tuple[Drive, ...]:
         each = frame.per_prompt
         return tuple(
             Drive(
-                EngineCall(
-                    f"{frame.answer_id}-{index}", prompt, ask.sampling, ask.answering.response_format, ask.adapter
-                ),
+                EngineCall(f"{frame.answer_id}-{index}", prompt, sampling, ask.answering.response_format, ask.adapter),
                 frame.choices[index * each : (index + 1) * each],
             )
             for index, prompt in enumerate(frame.prompts)

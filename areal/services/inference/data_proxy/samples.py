@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,22 +10,29 @@ from areal.services.inference.data_proxy.choice import Choice, Update
 from areal.services.inference.data_proxy.shapes import Frame, assistant_message
 from areal.services.inference.engines.base import EngineDelta, FinishReason
 from areal.services.inference.recording.conversation import Conversation, text_mark
+from areal.services.inference.recording.packing import token_array
 from areal.services.inference.recording.values import TokenSample, TokenTurn, Turn
 
 
 def samples_of(frame: Frame, conversation: Conversation | None, prompt_text: str | None) -> list[TokenSample]:
-    """To be run off the event loop. ``prompt_text`` is a chat's, from which the next turn goes on."""
-    return [_sample(frame, choice, conversation, prompt_text) for choice in frame.choices]
+    """``prompt_text`` is a chat's, from which the next turn goes on."""
+    prompts = [token_array(prompt) for prompt in frame.prompts]
+    each = frame.per_prompt
+    return [
+        _sample(frame, choice, prompts[choice.index // each], conversation, prompt_text) for choice in frame.choices
+    ]
 
 
-def _sample(frame: Frame, choice: Choice, conversation: Conversation | None, prompt_text: str | None) -> TokenSample:
+def _sample(
+    frame: Frame, choice: Choice, prompt: array[int], conversation: Conversation | None, prompt_text: str | None
+) -> TokenSample:
     assert choice.finish_reason is not None
     text = None
     if prompt_text is not None:
         text = text_mark(prompt_text + frame.codec.decode(choice.token_ids, skip_special=False))
     return TokenSample(
-        prompt_ids=frame.prompts[choice.index // frame.per_prompt],
-        output_ids=choice.token_ids,
+        prompt_ids=prompt,
+        output_ids=token_array(choice.token_ids),
         logprobs=choice.logprobs,
         versions=choice.versions,
         finish_reason=choice.finish_reason.value,

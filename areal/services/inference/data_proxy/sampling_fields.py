@@ -30,8 +30,19 @@ class Answering:
     response_format: Mapping[str, Any] | None
 
 
+_ANSWERING = frozenset({"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format"})
+_SAMPLING = frozenset(
+    {
+        "stop_token_ids", "ignore_eos", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
+        "frequency_penalty", "repetition_penalty", "logit_bias", "n",
+    }
+)  # fmt: skip
+
+
 def read_answering(fields: Fields, top_logprobs: int | None, capabilities: Capabilities) -> Answering:
     stream = fields.flag("stream")
+    if fields.has_none(_ANSWERING):
+        return Answering(stream, False, (), top_logprobs, True, False, None)
     return Answering(
         stream=stream,
         include_usage=_include_usage(fields, stream),
@@ -70,6 +81,8 @@ def read_sampling(
     fields: Fields, codec: TextCodec, answering: Answering, capabilities: Capabilities, max_tokens: int | None
 ) -> Sampling:
     """Raises 400 naming what is out of range, or what this engine has not got."""
+    if fields.has_none(_SAMPLING) and not answering.stops and answering.top_logprobs is None:
+        return Sampling(max_tokens, stop_token_ids=codec.sorted_end_ids)
     stop_ids = fields.token_ids("stop_token_ids", codec.vocab_size)
     ignore_eos = fields.flag("ignore_eos")
     sampling = Sampling(

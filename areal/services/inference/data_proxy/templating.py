@@ -83,10 +83,23 @@ class ChatTemplate:
             raise bad_request(f"the chat template refuses these messages: {error}", param="messages") from error
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """``message.role`` is what templates do most: found at once in what JSON gives, and where JSON's own methods are not
+    meant, which the sandbox decides."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            found = obj.get(attribute, _MISSING)
+            return found if found is not _MISSING else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+_DICT_NAMES = frozenset(dir(dict))
+_MISSING = object()
+
+
 def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)

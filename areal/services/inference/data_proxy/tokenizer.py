@@ -40,6 +40,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self.template = template
         self.end_ids = frozenset(end_ids)
+        self.sorted_end_ids = tuple(sorted(self.end_ids))
         self.max_positions = max_positions
         self.vocab_size = max(tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
         added = tokenizer.get_added_tokens_decoder()

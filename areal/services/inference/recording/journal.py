@@ -120,7 +120,7 @@ class Journal:
         recorded = await self._change(lambda now: changes.record(self._write, self.warm, session, call, now, limit))
         for place, sample in enumerate(call.samples):
             if isinstance(sample, TokenSample) and sample.text is not None:
-                tokens = token_array([*sample.prompt_ids, *sample.output_ids])
+                tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
                 self._recent.put(recorded.first + place, Known(tokens, sample.text))
         self.on_ready()  # the chat may have sealed the trajectory before
         return recorded
