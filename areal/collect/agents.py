@@ -64,11 +64,17 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
 
 
 def refusal(status: int, document: Any) -> EpisodeFailed:
-    """What a status means for an episode: the service's trouble is worth another try, a refusal is not."""
+    """What a status means for an episode: the service's trouble and a session that is gone are worth another try, a
+    refusal is not."""
     error = document.get("error") if isinstance(document, Mapping) else None
-    said = str(error.get("message")) if isinstance(error, Mapping) else str(document)[:200]
-    passing = status >= 500 or status in (408, 425, 429)
-    return EpisodeFailed(Kind.UNREACHABLE if passing else Kind.REFUSED, f"{status}: {said}", status)
+    error = error if isinstance(error, Mapping) else {"message": str(document)[:200]}
+    if status >= 500 or status in (408, 425, 429):
+        kind = Kind.UNREACHABLE
+    elif status == 401 or error.get("code") in ("session_not_found", "session_ended"):
+        kind = Kind.LOST
+    else:
+        kind = Kind.REFUSED
+    return EpisodeFailed(kind, f"{status}: {error.get('message')}", status)
 
 
 def named_agent(text: str) -> Agent:

@@ -18,7 +18,10 @@ from areal.collect.failures import EpisodeFailed, Kind
 from areal.collect.output import OutputFolder
 from areal.collect.sessions import Exported, Session, SessionService, in_order
 from areal.collect.statistics import Tally, outcome_of
+from areal.errors import ArealError, NotFound
 from areal.trajectories.record import Episode, total_reward
+
+_PATIENCE = 8  # attempts in a row without an answer, beside those that run at the same time
 
 Score = Callable[[Mapping[str, Any]], float]
 
@@ -66,6 +69,7 @@ class Collection:
         self._plan = plan
         self._lock = threading.Lock()
         self._broken: list[BaseException] = []
+        self._silent = 0  # failures to reach the service since it last answered an episode
         self.tally = Tally(len(examples) * plan.samples)
 
     def run(self, interrupted: threading.Event, tick: Callable[[Tally], None], every_s: float = 0.2) -> None:
@@ -115,7 +119,7 @@ class Collection:
             exported = self._service.export(session)
         except EpisodeFailed as failure:
             if failure.kind is not Kind.LOST:
-                raise
+                raise ArealError(f"session {session_id} of an earlier run: {failure.message}") from failure
             return False
         if exported is None or (self._score is not None and not exported.rewarded):
             self._drop(name, session)
@@ -155,6 +159,7 @@ class Collection:
                 except EpisodeFailed as failure:
                     self._output.failed(name, attempt, failure)
                     last = attempt == self._plan.retries or not failure.worth_retrying or interrupted.is_set()
+                    self._count_silence(failure)
                     with self._lock:
                         if last:
                             self.tally.failed[failure.kind] += 1
@@ -163,6 +168,14 @@ class Collection:
         finally:
             with self._lock:
                 self.tally.running -= 1
+
+    def _count_silence(self, failure: EpisodeFailed) -> None:
+        """A service that is away fails every episode in turn: better to stop, and go on when it is back."""
+        with self._lock:
+            self._silent = self._silent + 1 if failure.kind is Kind.UNREACHABLE else 0
+            if self._silent >= _PATIENCE + 2 * self._plan.concurrency and not self._broken:
+                message = f"the service has not answered {self._silent} attempts in a row: {failure.message}"
+                self._broken.append(ArealError(message, hint="areal inf status; then the same command with --resume"))
 
     def _attempt(self, group: _Group, sample: int) -> None:
         began, example = time.monotonic(), group.example
@@ -176,6 +189,7 @@ class Collection:
         except EpisodeFailed:
             self._drop(_name(example.number, sample), session)
             raise
+        self._silent = 0
         self._finish(example, sample, exported, said.answer, time.monotonic() - began)
 
     def _session(self, group: _Group, sample: int) -> Session:
@@ -191,7 +205,17 @@ class Collection:
             return group.sessions.pop(sample)
 
     def _start(self, task: str, count: int) -> list[Session]:
-        return self._service.start(task, count, self._plan.model)
+        """A service that refuses to start a session refuses all of them: its model or its key is another one."""
+        try:
+            return self._service.start(task, count, self._plan.model)
+        except EpisodeFailed as failure:
+            if failure.kind is Kind.UNREACHABLE:
+                raise
+            problem = NotFound if failure.status == 404 else ArealError
+            raise problem(
+                f"the service does not start sessions of {self._plan.model}: {failure.message}",
+                hint="areal inf models lists its models; the key has to be the service's own",
+            ) from failure
 
     def _said(self, example: Example, session: Session) -> Said:
         access = Access(f"{self._service.url}/v1", session.key, self._plan.model, self._plan.timeout_s)

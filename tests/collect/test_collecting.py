@@ -189,7 +189,7 @@ def test_resume_of_something_else_names_what_differs(bench: Bench, collecting: C
         ('{"prompt": "x"}\n', ("--agent", "json:lods"), 4, 'did you mean "loads"'),
         ('{"prompt": "x"}\n', ("--reward", "json:lods"), 1, 'did you mean "loads"'),
         ('{"prompt": "x"}\n', ("--agent", "json:loads", "--temperature", "1"), 2, "--temperature"),
-        ('{"prompt": "x"}\n', ("--model", "other"), 8, "1 refused"),
+        ('{"prompt": "x"}\n', ("--model", "other"), 4, "does not start sessions of other: 404"),
     ],
     ids=lambda value: value.strip() if isinstance(value, str) and value[:1] in "{[" else None,
 )
@@ -207,3 +207,11 @@ def test_missing_data_set_is_not_found(bench: Bench, collecting: Collecting) -> 
     assert collecting("./nothing.jsonl").code == 4
     said = collecting("someone/some-set")
     assert said.code == 4 and "pip install datasets" in said.err
+
+
+def test_service_that_is_away_ends_the_run_early_and_says_how_to_go_on(collecting: Collecting) -> None:
+    data = collecting.data(*({"prompt": str(each)} for each in range(200)))
+    said = collecting(data, "--model", "x", "--gateway", "http://127.0.0.1:9", "--concurrency", "2", "--retries", "0")
+    assert said.code == 1
+    assert "has not answered" in said.err and "--resume" in said.err
+    assert len(collecting.failures()) < 20

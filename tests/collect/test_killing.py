@@ -17,7 +17,7 @@ import pytest
 from tests.cli.conftest import Spawner
 from tests.collect.conftest import Bench, Collecting
 
-REQUESTS = 1 + 2 * 5  # models, and for each episode start, chat, reward, export, acknowledge
+REQUESTS = 5  # of an episode: start, chat, reward, export, acknowledge
 
 
 class Crossing(ThreadingHTTPServer):
@@ -83,14 +83,15 @@ def crossing(bench: Bench) -> Iterator[Crossing]:
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("prompts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kill_9_anywhere_loses_nothing_and_doubles_nothing(
-    bench: Bench, collecting: Collecting, crossing: Crossing, spawn: Spawner, heard: bool
+    bench: Bench, collecting: Collecting, crossing: Crossing, spawn: Spawner, heard: bool, prompts: int
 ) -> None:
-    data = collecting.data({"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": "x"})
-    for at in range(2, REQUESTS + 1):
-        folder = Path(collecting.folder / f"out-{at}")
+    data = collecting.data(*({"prompt": str(each), "answer": "x"} for each in range(prompts)))
+    for at in range(2, 1 + REQUESTS * prompts + 1):  # the first asks for the models
+        folder = collecting.folder / f"out-{at}"
         words = ["inf", "collect", "--dataset", data, "--output", str(folder), "--gateway", crossing.url]
-        words += ["--reward", "exact", "--concurrency", "2", "--retries", "0"]
+        words += ["--reward", "exact", "--reward-processes", "1", "--concurrency", "2", "--retries", "0"]
         killed = spawn(*words)
         crossing.arm(at, heard=heard, pid=killed.popen.pid)
         assert killed.finish().code == -signal.SIGKILL, f"request {at} never came"
@@ -98,7 +99,8 @@ def test_kill_9_anywhere_loses_nothing_and_doubles_nothing(
         said = collecting.areal(*words, "--resume", "-o", "json")
         assert said.code == 0, said.err
         lines = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
-        assert sorted(line["episode"] for line in lines) == ["0-0", "1-0"], f"killed at {at}"
+        assert sorted(line["episode"] for line in lines) == [f"{each}-0" for each in range(prompts)], f"killed at {at}"
+        assert [line["reward"] for line in lines] == [0.0] * prompts
         assert_forgotten(bench, folder)
 
 
