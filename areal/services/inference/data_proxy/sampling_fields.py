@@ -33,8 +33,8 @@ class Answering:
 _ANSWERING = frozenset({"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format"})
 _SAMPLING = frozenset(
     {
-        "stop_token_ids", "ignore_eos", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
-        "frequency_penalty", "repetition_penalty", "logit_bias", "n",
+        "stop_token_ids", "ignore_eos", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "n",
     }
 )  # fmt: skip
 

@@ -84,8 +84,8 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """``message.role`` is what templates do most: found at once in what JSON gives, and where JSON's own methods are not
-    meant, which the sandbox decides."""
+    """``message.role`` is what templates do most: found at once in an object of JSON's, unless it may be a method's name,
+    which the sandbox decides."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT_NAMES:
