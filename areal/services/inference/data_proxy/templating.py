@@ -84,7 +84,7 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """``message.role`` is what templates do most: found at once in an object of JSON's, unless it may be a method's name,
+    """``message.role`` is what templates do most: found at once in a JSON object, unless it may be a method's name,
     which the sandbox decides."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
