@@ -150,7 +150,7 @@ def _claim(path: Path, asked: Mapping[str, Any], *, resume: bool) -> str:
         before = json.loads(about.read_bytes())
         run_id = before["run_id"]
         _same(path, before, asked)
-    elif any(path.glob(f"{TRAJECTORIES}*")):
+    elif _has_begun(path):
         raise Conflict(f"{path} holds trajectories, but no run.json that says of what", hint="choose another --output")
     else:
         _write_whole(about, {"format": _FORMAT, "run_id": run_id, **asked})

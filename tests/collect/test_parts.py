@@ -1,0 +1,242 @@
+"""The parts of a collection by themselves: numbers, names of code, rewards in processes, files that were cut."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import random
+import signal
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.cli.inf.collecting import ProgressLine, bar, summary_page
+from areal.collect.agents import refusal
+from areal.collect.failures import EpisodeFailed, Kind
+from areal.collect.loading import call_with, load_named
+from areal.collect.output import open_folder
+from areal.collect.rewards import RewardPool
+from areal.collect.scoring import exact, number
+from areal.collect.sessions import in_order
+from areal.collect.statistics import Outcome, Tally, groups, spread, summary
+from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.trajectories.record import Episode
+from tests.trajectories.samples import branched
+
+numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
+
+
+@given(numbers)
+def test_spread_is_that_of_the_whole_and_its_quantiles_are_values(values: list[float]) -> None:
+    found = spread(values)
+    assert found is not None
+    assert found["mean"] == pytest.approx(statistics.fmean(values), abs=1e-5)
+    assert found["std"] == pytest.approx(statistics.pstdev(values), abs=1e-3)
+    quantiles = [found[name] for name in ("min", "p50", "p90", "p99", "max")]
+    assert quantiles == sorted(quantiles) and set(quantiles) <= set(values)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), max_size=20))
+def test_groups_that_agree_are_counted_as_such(given_rewards: list[tuple[int, float]]) -> None:
+    found = groups([Outcome(prompt, reward, 1, 1, 1, False, 1.0) for prompt, reward in given_rewards])
+    by_prompt = [[r for p, r in given_rewards if p == prompt] for prompt in range(4)]
+    several = [rewards for rewards in by_prompt if len(rewards) > 1]
+    if not several:
+        assert found is None
+        return
+    assert found is not None
+    assert found["prompts"] == len(several)
+    assert found["all_equal"] == sum(len(set(rewards)) == 1 for rewards in several)
+    assert found["all_best"] <= found["all_equal"]
+
+
+def tally() -> Tally:
+    made = Tally(10, [Outcome(n, float(n % 2), 2, 30, 8, n == 3, 0.5) for n in range(4)], before=2)
+    made.failed.update({"reward": 1})
+    made.running = 3
+    return made
+
+
+def test_summary_counts_rates_of_this_run_alone_and_reads_well() -> None:
+    found = summary(tally(), 4.0)
+    assert (found["done"], found["done_before"], found["missing"], found["truncated"]) == (4, 2, 6, 1)
+    assert (found["tokens_per_second"], found["generated_tokens"]) == (4.0, 32)
+    page = summary_page({"output": "out", "model": "m", **found})
+    assert "4 of 10 episodes of m in out (2 of them by earlier runs)" in page
+    assert "failed     1: reward 1" in page
+    assert summary(Tally(0), 0.0)["reward"] is None
+
+
+def test_progress_off_a_terminal_is_quiet_until_its_time() -> None:
+    stream = io.StringIO()
+    with ProgressLine(quiet=False, stream=stream) as line:
+        line(tally())
+    assert stream.getvalue() == ""
+    line._said_at = -math.inf
+    line(tally())
+    assert stream.getvalue().startswith("collected 4 of 10  reward 0.500  3 running  1 failed")
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 80))
+def test_bar_has_its_width_and_is_full_only_at_the_end(done: int, total: int, width: int) -> None:
+    drawn = bar(min(done, total), total, width)
+    assert len(drawn) == width
+    assert (drawn == "█" * width) == (done >= total)
+
+
+# -- user code
+
+
+def test_call_gets_what_it_takes_and_no_more() -> None:
+    given_all = {"a": 1, "b": 2, "data": "unused"}
+    assert call_with(lambda data, b: (data, b), "x", given=given_all) == ("x", 2)
+    assert call_with(lambda data, **rest: sorted(rest), "x", given=given_all) == ["a", "b"]
+    assert call_with(lambda *, a=0, z=5: (a, z), given=given_all) == (1, 5)
+    assert call_with(len, "xyz", given=given_all) == 3
+    with pytest.raises(TypeError):
+        call_with(lambda a, missing: None, given=given_all)
+
+
+def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import neighbour\nclass A:\n    def run(self): return neighbour.N\nX = 3\n")
+    (tmp_path / "neighbour.py").write_text("N = 7\n")
+    (tmp_path / "broken.py").write_text("1/0\n")
+    assert load_named("json:loads", "-f") is json.loads
+    assert load_named(f"{tmp_path}/mine.py:A", "-f")().run() == 7
+    for text, error in [
+        ("json", UsageFault),
+        (f"{tmp_path}/mine.py:X", UsageFault),
+        (f"{tmp_path}/no.py:f", NotFound),
+        ("json:nothing", NotFound),
+    ]:
+        with pytest.raises(error):
+            load_named(text, "-f")
+    with pytest.raises(ArealError, match="ZeroDivisionError") as caught:
+        load_named(f"{tmp_path}/broken.py:f", "-f")
+    assert "broken.py" in (caught.value.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (503, {"error": {"message": "busy"}}, Kind.UNREACHABLE),
+        (429, {}, Kind.UNREACHABLE),
+        (400, {"error": {"message": "no"}}, Kind.REFUSED),
+        (401, {"error": {"message": "unknown key"}}, Kind.LOST),
+        (409, {"error": {"message": "over", "code": "session_ended"}}, Kind.LOST),
+        (404, "<html>", Kind.REFUSED),
+    ],
+)
+def test_answers_are_told_apart_by_who_can_act(status: int, body: Any, kind: Kind) -> None:
+    assert refusal(status, body).kind is kind
+
+
+def test_rewards_go_in_the_order_of_the_conversation_so_that_the_last_seals() -> None:
+    assert in_order({"c": 3.0, "a": 1.0}, ["a", "b", "c"]) == [("a", 1.0), ("c", 3.0)]
+    assert in_order({"": 9.0, "a": 1.0}, ["a"]) == [("a", 1.0), ("", 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "completion", "answer", "value"),
+    [
+        (exact, " 42\n", 42, 1.0),
+        (exact, "42.", 42, 0.0),
+        (number, "first 7, then 1,234.50", "x #### 1234.5", 1.0),
+        (number, "none", "none", 0.0),
+        (number, "-3", "3", 0.0),
+    ],
+)
+def test_built_in_rewards(reward: Any, completion: str, answer: object, value: float) -> None:
+    assert reward(completion, answer) == value
+
+
+# -- rewards in processes
+
+MISBEHAVING = """
+import os, sys, time
+def reward(completion):
+    print("to stdout"); sys.stdout.flush()
+    return {"hang": lambda: time.sleep(60), "die": lambda: os.kill(os.getpid(), 9), "raise": lambda: 1 / 0,
+            "nan": lambda: float("nan"), "text": lambda: "high"}.get(completion, lambda: 0.5)()
+"""
+
+
+def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> None:
+    (tmp_path / "misbehaving.py").write_text(MISBEHAVING)
+    kinds = {}
+    with RewardPool(f"{tmp_path}/misbehaving.py:reward", 1, 0.5) as pool:
+        for completion in ("hang", "die", "raise", "nan", "text"):
+            with pytest.raises(EpisodeFailed) as caught:
+                pool.score({"completion": completion})
+            kinds[completion] = caught.value.kind
+            assert pool.score({"completion": "fine", "unused": object()}) == 0.5
+        pids = [worker._process.pid for worker in pool._all]
+    assert kinds == {"hang": Kind.REWARD_TIMEOUT} | dict.fromkeys(("die", "raise", "nan", "text"), Kind.REWARD)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_reward_that_cannot_be_loaded_is_told_before_anything_starts() -> None:
+    with pytest.raises(ArealError, match="no module 'nowhere'"), RewardPool("nowhere:f", 2, 1.0):
+        pass
+
+
+# -- the folder
+
+ASKED = {"dataset": "d", "model": "m"}
+
+
+def test_folder_keeps_what_was_whole_wherever_its_writer_was_cut(tmp_path: Path) -> None:
+    episodes = [Episode(f"{n}-0", branched().interactions, n, 0) for n in range(3)]
+    folder = open_folder(tmp_path, ASKED, parquet=False, resume=False)
+    for episode in episodes:
+        folder.write(episode)
+    folder.started("3-0", "s-3")
+    folder.close({}, complete=False)
+    lines, journal = tmp_path / "trajectories.jsonl", tmp_path / "journal.jsonl"
+    whole, noted = lines.read_bytes(), journal.read_bytes()
+    ends = [at for at, byte in enumerate(whole, 1) if byte == 10]
+    for at in random.Random(7).sample(range(len(whole)), 12) + ends:
+        lines.write_bytes(whole[:at])
+        journal.write_bytes(noted + b'{"op": "star')
+        again = open_folder(tmp_path, ASKED, parquet=False, resume=True)
+        assert [each.episode for each in again.episodes()] == [f"{n}-0" for n in range(sum(end <= at for end in ends))]
+        assert again.left.sessions == {"3-0": "s-3"}
+        again.close({}, complete=False)
+
+
+def test_folder_is_for_one_run_of_one_kind(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path, ASKED, parquet=False, resume=False)
+    folder.close({}, complete=False)
+    folder = open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False)  # nothing was in it
+    folder.write(branched())
+    folder.close({}, complete=False)
+    with pytest.raises(Conflict, match="holds a run already"):
+        open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False)
+    with pytest.raises(Conflict) as caught:
+        open_folder(tmp_path, ASKED, parquet=False, resume=True)
+    assert caught.value.detail == "model: other there, m now"
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(Conflict, match=r"no run\.json"):
+        open_folder(tmp_path, ASKED, parquet=False, resume=True)
+
+
+def test_parquet_that_is_there_makes_its_lines_superfluous(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    folder = open_folder(tmp_path, ASKED, parquet=True, resume=False)
+    folder.write(branched())
+    lines = (tmp_path / "trajectories-00000.jsonl").read_bytes()
+    folder.close({}, complete=True)
+    (tmp_path / "trajectories-00000.jsonl").write_bytes(lines)  # as a kill between the two leaves it
+    (tmp_path / "trajectories-00001.tmp").write_bytes(b"half")
+    again = open_folder(tmp_path, ASKED, parquet=True, resume=True)
+    assert [each.episode for each in again.episodes()] == ["0-0"]
+    again.close({}, complete=True)
+    assert sorted(each.name for each in tmp_path.glob("traj*")) == ["trajectories-00000.parquet"]
