@@ -10,7 +10,7 @@ from areal.errors import UsageFault
 from areal.resources.external_url import ExternalUrl, UrlError, parse_external_url
 from areal.services.inference.data_proxy.keeping import add_keeping_arguments
 from areal.services.inference.engines.clients import TOKEN_ENGINES
-from areal.services.inference.engines.clients.external import Dialect
+from areal.services.inference.engines.clients.dialect import Dialect
 from areal.services.web.body import DEFAULT_MAX_BODY_BYTES
 from areal.services.web.options import add_serve_arguments
 

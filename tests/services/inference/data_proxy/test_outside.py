@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from areal.resources.external_url import parse_external_url
-from areal.services.inference.engines.clients.external import ANTHROPIC_VERSION, Dialect, ExternalApi, Redirected
+from areal.services.inference.engines.clients.dialect import Dialect
+from areal.services.inference.engines.clients.external import ANTHROPIC_VERSION, ExternalApi, Redirected
 from areal.services.inference.engines.clients.outside import open_outside
 from tests.services.inference.houses import CHAT, later
 from tests.services.processes import Answer, Process, Processes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from enum import StrEnum
 from typing import Any
 
 import aiohttp
@@ -17,17 +16,11 @@ import orjson
 
 from areal.resources.external_url import ExternalUrl
 from areal.services.inference.engines.base import EngineState
+from areal.services.inference.engines.clients.dialect import Dialect
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _CONNECT_S = 10.0
 ANTHROPIC_VERSION = "2023-06-01"
-
-
-class Dialect(StrEnum):
-    """What is spoken over there."""
-
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
 
 
 class Redirected(aiohttp.ClientError):
