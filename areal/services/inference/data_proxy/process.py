@@ -5,49 +5,54 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.control import EngineControl
+from areal.services.inference.data_proxy.callers import Callers
+from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
 from areal.services.inference.data_proxy.counts import TokenCounts
+from areal.services.inference.data_proxy.dialects import anthropic, responses
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
+from areal.services.inference.data_proxy.export_routes import ExportRoutes
+from areal.services.inference.data_proxy.external_calls import ExternalCalls
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.keeping import keeping, keeping_details
+from areal.services.inference.data_proxy.keeping_metrics import count_journals
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
+from areal.services.inference.data_proxy.options import external_url, provider_key
 from areal.services.inference.data_proxy.reading import load_parsers
-from areal.services.inference.data_proxy.serving import (
-    Build,
-    add_model_routes,
-    add_session_routes,
-    model_access,
-    open_service,
-)
+from areal.services.inference.data_proxy.session_routes import SessionRoutes
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.data_proxy.visits import Visits
 from areal.services.inference.data_proxy.weights import WeightRoutes
 from areal.services.inference.engines.clients import open_engine
+from areal.services.inference.engines.clients.dialect import Dialect
+from areal.services.inference.engines.clients.external import ExternalApi
+from areal.services.inference.engines.clients.outside import open_outside
 from areal.services.inference.recording.vault import Vault
+from areal.services.web.access import Access
 from areal.services.web.client import HttpClient
+from areal.services.web.keys import AdminKey
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.serve import run_service, serve
-from areal.services.web.service import Service
+from areal.services.web.server import Request, Response
+from areal.services.web.service import Handler, Service, json_response
 from areal.services.web.stage import report_stage
+from areal.services.web.tasks import background
+
+_EXTERNAL_PERIOD_S = 15.0
+
+Build = Callable[[ServeOptions, Vault | None], AbstractAsyncContextManager[Service]]
 
 
 def run_data_proxy(args: argparse.Namespace) -> None:
     """Serve until told to stop. Raises UsageFault for flags that do not fit together."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     options = serve_options(args)
-    if args.engine == "external":
-        from areal.services.inference.data_proxy.external_process import (
-            external_model,  # with an HTTP client of its own
-        )
-
-        build = external_model(args)
-    else:
-        build = _token_engine(args)
+    build = _external(args) if args.engine == "external" else _token_engine(args)
 
     async def run() -> None:
         async with keeping(args) as vault, build(options, vault) as service:
@@ -91,7 +96,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
 
         limits = ProxyLimits(args.max_body_bytes, args.request_timeout, context, lambda: watch.state.adapters)
         pool = CodecPool(args.tokenizer_threads)
-        service = open_service(args, options, watch, not_ready, details)
+        service = _service(args, options, watch, not_ready, details)
         control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
         counts = TokenCounts(service.metrics)
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
@@ -103,7 +108,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
         WeightRoutes(engine, control).add_to(service)
-        add_session_routes(service, args.model, vault, options.key)
+        _add_session_routes(service, args.model, vault, options.key)
         handlers = {
             "/v1/chat/completions": calls.chat,
             "/v1/completions": calls.completion,
@@ -112,10 +117,102 @@ def _token_engine(args: argparse.Namespace) -> Build:
             "/v1/messages/count_tokens": calls.count_tokens,
         }
         admitted = {path: control.admitting(each) for path, each in handlers.items()}
-        add_model_routes(service, args.model, admitted, model_access(vault))
+        _add_model_routes(service, args.model, admitted, _access(vault))
         try:
             yield service
         finally:
             http.close()
 
     return build
+
+
+def _external(args: argparse.Namespace) -> Build:
+    url, key = external_url(args.engine_url, allow_private=args.allow_private), provider_key(args.provider_key_file)
+    name, dialect = args.provider_model or args.model, args.provider_api
+
+    @contextlib.asynccontextmanager
+    async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
+        async with open_outside(url, allow_private=args.allow_private) as http:
+            yield build_on(ExternalApi(http, url, name, key, dialect), options, vault)
+
+    def build_on(api: ExternalApi, options: ServeOptions, vault: Vault | None) -> Service:
+        watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
+        about = lambda: {"root": name, **keeping_details(vault)}  # noqa: E731
+        service = _service(args, options, watch, lambda: watch.state.not_ready, about)
+        refuse_controls(service, "an external model is not ours to pause, to resize or to version")
+        visits = Visits(vault, options.key)
+        calls = ExternalCalls(args.model, api, visits, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
+        _add_session_routes(service, args.model, vault, options.key)
+        _add_model_routes(service, args.model, _external_handlers(calls, dialect), _access(vault))
+        return service
+
+    return build
+
+
+def _external_handlers(calls: ExternalCalls, dialect: Dialect) -> dict[str, Handler]:
+    if dialect is Dialect.ANTHROPIC:
+        messages_only = calls.refuse("this model is behind Anthropic's API: ask it by /v1/messages")
+        return {
+            **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), messages_only),
+            "/v1/messages": calls.relay_messages,
+            "/v1/messages/count_tokens": calls.relay_to("/messages/count_tokens", keeps=False),
+        }
+    return {
+        "/v1/chat/completions": calls.relay_to("/chat/completions"),
+        "/v1/completions": calls.relay_to("/completions"),
+        "/v1/responses": calls.translated_by(responses.translate, "resp_"),
+        "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
+        "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
+    }
+
+
+def _service(
+    args: argparse.Namespace,
+    options: ServeOptions,
+    watch: EngineWatch,
+    not_ready: Callable[[], str | None],
+    details: Callable[[], dict[str, Any]],
+) -> Service:
+    def about() -> dict[str, Any]:
+        return {"model": args.model, "engine": args.engine, "version": watch.state.version, **details()}
+
+    service = Service(
+        "data-proxy",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=not_ready,
+        details=about,
+    )
+
+    @contextlib.asynccontextmanager
+    async def watching() -> AsyncIterator[None]:
+        async with background("engine-watch", watch.run):
+            yield
+
+    service.beside(watching)
+    version = service.metrics.gauge("areal_weight_version", "Version of the weights that sample now; -1: none is set.")
+    version.set_function(lambda: -1 if watch.state.version is None else watch.state.version)
+    return service
+
+
+def _access(vault: Vault | None) -> Access:
+    """Who may call a model: without a journal there are no session keys."""
+    return Access.CALLER if vault is None else Access.SESSION
+
+
+def _add_session_routes(service: Service, model: str, vault: Vault | None, key: AdminKey | None) -> None:
+    if vault is not None:
+        SessionRoutes(vault, Callers(vault, key), key, model).add_to(service)
+        ExportRoutes(vault).add_to(service)
+        count_journals(service.metrics, vault)
+
+
+def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler], access: Access) -> None:
+    async def models(request: Request) -> Response:
+        entry = {"id": model, "object": "model", "created": 0, "owned_by": "areal"}
+        return json_response({"object": "list", "data": [entry], "models": [model]})
+
+    for path, handler in handlers.items():
+        service.route("POST", path, handler, access)
+    service.route("POST", "/chat/completions", handlers["/v1/chat/completions"], access)
+    service.route("GET", "/v1/models", models, Access.CALLER)
