@@ -11,14 +11,22 @@ if TYPE_CHECKING:
     from areal.api.workflow_api import RolloutWorkflow
     from areal.client import AsyncInferenceClient, InferenceClient, RolloutController, RolloutControllerV2
     from areal.dataset import get_custom_dataset
+    from areal.training.trainers.dpo import DPOTrainer
+    from areal.training.trainers.ppo import PPOTrainer
+    from areal.training.trainers.rw import RWTrainer
+    from areal.training.trainers.sft import SFTTrainer
 
 __version__ = "0.1.0"
 __all__ = [
     "AsyncInferenceClient",
+    "DPOTrainer",
     "InferenceClient",
+    "PPOTrainer",
+    "RWTrainer",
     "RolloutController",
     "RolloutControllerV2",
     "RolloutWorkflow",
+    "SFTTrainer",
     "__version__",
     "get_custom_dataset",
     "load_expr_config",
@@ -30,6 +38,10 @@ _HOMES = {
     "RolloutWorkflow": "areal.api.workflow_api",
     "get_custom_dataset": "areal.dataset",
     "load_expr_config": "areal.api.cli_args",
+    "DPOTrainer": "areal.training.trainers.dpo",
+    "PPOTrainer": "areal.training.trainers.ppo",
+    "RWTrainer": "areal.training.trainers.rw",
+    "SFTTrainer": "areal.training.trainers.sft",
 }
 
 

@@ -142,6 +142,9 @@ class PPOConfig(BaseExperimentConfig):
     teacher: Annotated[TrainEngineConfig | None, Absent("there is no distillation")] = None
     dynamic_bs: bool = False
     async_training: bool = True
+    workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; one of one's own says it in code
+    workflow_kwargs: dict[str, Any] = field(default_factory=dict)
+    reward_fn: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

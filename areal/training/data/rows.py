@@ -11,33 +11,43 @@ from areal.errors import UsageFault
 from areal.training.data.batches import Batch
 
 
-def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0, prefix: str = "") -> Batch:
-    """Rows with ``input_ids`` and ``loss_mask`` (lists of ints, equally long; ``prefix`` before both names)."""
-    ids, masks = f"{prefix}input_ids", f"{prefix}loss_mask"
+def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
+    """Rows with ``input_ids`` and ``loss_mask``: lists of ints, equally long."""
     for number, row in enumerate(rows):
-        _check(number, row, ids, masks)
-    width = max(len(row[ids]) for row in rows)
-    lengths = torch.tensor([len(row[ids]) for row in rows])
-    padded = torch.tensor([[*row[ids], *[pad_id] * (width - len(row[ids]))] for row in rows])
-    masked = torch.tensor([[*row[masks], *[0] * (width - len(row[ids]))] for row in rows])
+        _check(number, row)
+    sizes = [len(row["input_ids"]) for row in rows]
+    width, lengths = max(sizes), torch.tensor(sizes)
+    padded = torch.tensor(
+        [[*row["input_ids"], *[pad_id] * (width - size)] for row, size in zip(rows, sizes, strict=True)]
+    )
+    masked = torch.tensor([[*row["loss_mask"], *[0] * (width - size)] for row, size in zip(rows, sizes, strict=True)])
     masked[:, 0] = 0  # the first token follows nothing
     return {"input_ids": padded, "attention_mask": torch.arange(width) < lengths[:, None], "loss_mask": masked.bool()}
 
 
 def paired_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
-    """Preferences: the chosen and the rejected answer of each row, one after the other."""
-    sides = ("chosen_", "rejected_")
-    flat = [
-        {"input_ids": row.get(f"{side}input_ids"), "loss_mask": row.get(f"{side}loss_mask")}
-        for row in rows
-        for side in sides
-    ]
+    """Preferences with ``chosen_ids`` and ``rejected_ids``: both answers of each row, one after the other. What they
+    begin with in common is the prompt."""
+    flat = [side for number, row in enumerate(rows) for side in _sides(number, row)]
     return token_batch(flat, pad_id)
 
 
-def _check(number: int, row: Mapping[str, Any], ids: str, masks: str) -> None:
-    tokens, mask = row.get(ids), row.get(masks)
+def _sides(number: int, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    missing = [name for name in ("chosen_ids", "rejected_ids") if not row.get(name)]
+    if missing:
+        raise UsageFault(f"row {number} of the batch has no {missing[0]}: it has {sorted(row)}")
+    chosen, rejected = list(row["chosen_ids"]), list(row["rejected_ids"])
+    shared = next(
+        (place for place, (left, right) in enumerate(zip(chosen, rejected, strict=False)) if left != right),
+        min(len(chosen), len(rejected)) - 1,
+    )
+    return [{"input_ids": ids, "loss_mask": [0] * shared + [1] * (len(ids) - shared)} for ids in (chosen, rejected)]
+
+
+def _check(number: int, row: Mapping[str, Any]) -> None:
+    tokens, mask = row.get("input_ids"), row.get("loss_mask")
     if tokens is None or mask is None:
-        raise UsageFault(f"row {number} of the batch has no {ids if tokens is None else masks}: it has {sorted(row)}")
+        missing = "input_ids" if tokens is None else "loss_mask"
+        raise UsageFault(f"row {number} of the batch has no {missing}: it has {sorted(row)}")
     if len(tokens) != len(mask) or not len(tokens):
         raise UsageFault(f"row {number} of the batch has {len(tokens)} tokens and a mask of {len(mask)}")

@@ -17,7 +17,7 @@ from areal.training.trainers.offline import OfflineTrainer
 
 
 class PreferenceTrainer(OfflineTrainer):
-    """Rows have ``chosen_input_ids``, ``chosen_loss_mask``, and the same of ``rejected_``."""
+    """Rows have ``chosen_ids`` and ``rejected_ids``: prompt and answer."""
 
     rows_a_sample = 2
 

@@ -16,12 +16,9 @@ def digits(seed: int) -> list[int]:
     return [ZERO + random.Random(seed).randrange(10) for seed in range(4 * seed, 4 * seed + 4)]
 
 
-def _row(answer: list[int], asked: list[int], prefix: str = "") -> dict[str, Any]:
+def _row(answer: list[int], asked: list[int]) -> dict[str, Any]:
     prompt = [BOS, *asked, ASKS]
-    return {
-        f"{prefix}input_ids": [*prompt, *answer, EOS],
-        f"{prefix}loss_mask": [0] * len(prompt) + [1] * (len(answer) + 1),
-    }
+    return {"input_ids": [*prompt, *answer, EOS], "loss_mask": [0] * len(prompt) + [1] * (len(answer) + 1)}
 
 
 def solved(count: int, first: int = 0) -> list[dict[str, Any]]:
@@ -31,7 +28,7 @@ def solved(count: int, first: int = 0) -> list[dict[str, Any]]:
 def preferences(count: int, first: int = 0) -> list[dict[str, Any]]:
     """The reversed digits are chosen; the digits as they were are rejected."""
     return [
-        _row(asked[::-1], asked, "chosen_") | _row(asked, asked, "rejected_")
+        {"chosen_ids": _row(asked[::-1], asked)["input_ids"], "rejected_ids": _row(asked, asked)["input_ids"]}
         for asked in map(digits, range(first, first + count))
     ]
 

@@ -1,0 +1,75 @@
+"""``python -m areal.training --driver MODULE:FUNCTION -- --config FILE key=value ...``: a driver's process.
+
+The working folder is on the import path. A failure that a user can act on is its message and a hint, with the exit
+status of its kind; anything else is a traceback and status 1. SIGTERM ends the run as an interrupt does: what is open
+is closed, and the newest checkpoint stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from areal.api.registry import load_attr
+from areal.errors import ArealError, UsageFault
+
+_INTERRUPTED = 128 + signal.SIGTERM
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m areal.training")
+    parser.add_argument("--driver", required=True, help="module:function")
+    parser.add_argument("args", nargs="*", help="passed on to the driver")
+    given = parser.parse_args(argv)
+    logging.basicConfig(level=os.environ.get("AREAL_LOG_LEVEL", "INFO").upper(), format=_FORMAT)
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        status = _driver(given.driver)(given.args)
+    except ArealError as error:
+        sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return _INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def _driver(path: str) -> Callable[[Sequence[str]], object]:
+    """Raises UsageFault saying why it cannot be imported."""
+    try:
+        found = load_attr(path, "driver")
+    except ArealError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        raise UsageFault(f"driver {path} cannot be imported: {where}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise UsageFault(f"driver {path} is no function, but {type(found).__name__}")
+    try:
+        inspect.signature(found).bind([])
+    except TypeError as error:
+        raise UsageFault(f"driver {path} cannot be called with one list of arguments: {error}") from error
+    except ValueError:  # no signature to be had
+        pass
+    return found  # type: ignore[no-any-return]
+
+
+def _interrupt(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The built-in drivers, one a trainer type: ``main(args)`` as a driver of one's own would be.
+
+What a driver of one's own says in code (the workflow, the reward) is said in the configuration here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from areal.api.cli_args import DPOConfig, GRPOConfig, PPOConfig, RWConfig, SFTConfig, load_expr_config
+from areal.api.config.experiment import BaseExperimentConfig
+from areal.errors import UsageFault
+
+ENTRY_POINTS = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")} | {
+    "null": "areal.training.drivers:evaluate"
+}
+"""By ``trainer.type``."""
+
+
+def grpo(args: Sequence[str]) -> None:
+    """Online reinforcement learning with group baselines."""
+    _online(load_expr_config(args, GRPOConfig)[0])
+
+
+def ppo(args: Sequence[str]) -> None:
+    """Online reinforcement learning with a critic, where the configuration has one."""
+    _online(load_expr_config(args, PPOConfig)[0])
+
+
+def evaluate(args: Sequence[str]) -> None:
+    """Rollouts of the validation set, no training."""
+    from areal.training.trainers.evaluation import Evaluation
+
+    config = load_expr_config(args, PPOConfig)[0]
+    with Evaluation(config, _rows(config, None, "valid")) as evaluation:
+        evaluation.run(**_workflow(config))
+
+
+def sft(args: Sequence[str]) -> None:
+    """Supervised fine-tuning."""
+    from areal.training.trainers.sft import SFTTrainer
+
+    config = load_expr_config(args, SFTConfig)[0]
+    tokenizer = _tokenizer(config)
+    with SFTTrainer(config, _rows(config, tokenizer, "train", "sft"), _rows(config, tokenizer, "valid", "sft")) as run:
+        run.train()
+
+
+def rw(args: Sequence[str]) -> None:
+    """A reward model of preferences."""
+    from areal.training.trainers.rw import RWTrainer
+
+    config = load_expr_config(args, RWConfig)[0]
+    tokenizer = _tokenizer(config)
+    with RWTrainer(config, _rows(config, tokenizer, "train", "rw"), _rows(config, tokenizer, "valid", "rw")) as run:
+        run.train()
+
+
+def dpo(args: Sequence[str]) -> None:
+    """Direct preference optimisation."""
+    from areal.training.trainers.dpo import DPOTrainer
+
+    config = load_expr_config(args, DPOConfig)[0]
+    tokenizer = _tokenizer(config)
+    with DPOTrainer(config, _rows(config, tokenizer, "train", "rw"), _rows(config, tokenizer, "valid", "rw")) as run:
+        run.train()
+
+
+def _online(config: PPOConfig) -> None:
+    from areal.training.trainers.ppo import PPOTrainer
+
+    with PPOTrainer(config, _rows(config, None, "train"), _rows(config, None, "valid")) as run:
+        run.train(**_workflow(config))
+
+
+def _workflow(config: PPOConfig) -> dict[str, Any]:
+    """The keywords of ``train``. The reward of a single-turn workflow is ``reward_fn``."""
+    kwargs = dict(config.workflow_kwargs)
+    if config.workflow == RLVR:
+        reward = config.reward_fn or kwargs.get("reward_fn")
+        if not reward:
+            raise UsageFault(
+                "nothing says what an answer is worth",
+                hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
+            )
+        kwargs = {"tokenizer": config.tokenizer_path, "gconfig": config.gconfig, **kwargs, "reward_fn": reward}
+    evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in kwargs else kwargs
+    return {"workflow": config.workflow, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
+
+
+RLVR = "areal.workflow.rlvr:RLVRWorkflow"
+
+
+def _tokenizer(config: BaseExperimentConfig) -> Any:
+    from areal.dataset.tokenizers import load_hf_tokenizer
+
+    return load_hf_tokenizer(config.tokenizer_path)
+
+
+def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = "rl") -> Any:
+    from areal.dataset import get_custom_dataset
+
+    dataset = config.train_dataset if which == "train" else config.valid_dataset
+    if dataset is None or not dataset.path:
+        if which == "train":
+            raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
+        return None
+    if tokenizer is None and dataset.max_length is not None:
+        tokenizer = _tokenizer(config)
+    split = dataset.split or ("train" if which == "train" else "test")
+    return get_custom_dataset(split, dataset, tokenizer, type=dataset.type or kind)

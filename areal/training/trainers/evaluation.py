@@ -1,0 +1,73 @@
+"""Evaluation of what is served: rollouts of a data set and their rewards; no weights are touched, no torch is needed
+but for the rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from areal.api.cli_args import PPOConfig
+from areal.client.rollouts.controller import RolloutController
+from areal.errors import UsageFault
+from areal.training.metrics import Metrics, MetricsLog, open_trackers
+from areal.training.progress import Progress
+from areal.training.run_folder import run_folder
+
+
+class Evaluation:
+    """``gconfig.n_samples`` answers to each row of ``dataset``."""
+
+    def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
+        if not dataset:
+            raise UsageFault("there is nothing to evaluate on", hint="valid_dataset.path=FILE")
+        self.config = config
+        self.dataset = dataset
+        self.folder = run_folder(config)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self.folder.prepare()
+        trackers = open_trackers(self.config, self.folder.root)
+        self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
+        self._stack.callback(self.log.close)
+        self.config.rollout.dump_to_file = True
+        self.controller = self._stack.enter_context(RolloutController(self.config.rollout, seed=self.config.seed))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(
+        self,
+        workflow: Any,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        eval_workflow_kwargs: Mapping[str, Any] | None = None,
+    ) -> Metrics:
+        """Batches of ``rollout.consumer_batch_size`` rows at a time; the mean over all at the end."""
+        size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
+        progress, rewards = Progress(len(self.dataset)), list[float]()
+        for first in range(0, len(self.dataset), size):
+            rows = [self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))]
+            given = self.controller.rollout_batch(
+                rows, workflow, eval_workflow_kwargs or workflow_kwargs, group_size=self.config.gconfig.n_samples
+            )
+            rewards += [float(reward) for each in given for reward in each["rewards"]]
+            progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
+        progress.close()
+        metrics: Metrics = {
+            "eval/reward/mean": _mean(rewards),
+            "eval/reward/std": statistics.pstdev(rewards) if rewards else math.nan,
+            "eval/rollouts": float(len(rewards)),
+            "eval/failed": float(len(self.controller.failures())),
+        }
+        self.log.write(0, metrics)
+        (self.folder.root / "evaluation.json").write_text(json.dumps(metrics, indent=1) + "\n")
+        return metrics
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    return statistics.fmean(rewards) if rewards else math.nan

@@ -1,0 +1,137 @@
+"""A driver's process: what it runs, how it fails, how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from areal.training.checkpoints import Checkpoints
+from areal.training.metrics import read_metrics
+from tests.training.trainers.reversing import MODEL
+
+REPOSITORY = Path(__file__).parents[3]
+FOLDER = "runs/reversing/t"
+
+
+def _command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "areal.training", *words]
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_command(*words), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=120)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{n:04d}"}, {"role": "assistant", "content": f"{n:04d}"[::-1]}]}
+        for n in range(1000, 1200)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        f"""\
+experiment_name: reversing
+trial_name: t
+cluster: {{fileroot: {tmp_path}}}
+total_train_steps: 4
+train_dataset: {{path: {tmp_path}/rows.jsonl, batch_size: 16}}
+recover: {{mode: auto, freq_steps: 2}}
+model:
+  path: {MODEL}
+  dtype: float32
+  optimizer: {{lr: 5.0e-4}}
+"""
+    )
+    return path
+
+
+def test_builtin_driver_trains_to_the_end_of_its_config(tmp_path: Path, config: Path) -> None:
+    done = _run(tmp_path, "--driver", "areal.training.drivers:sft", "--", "--config", str(config), "seed=3")
+    assert done.returncode == 0, done.stderr
+    assert "step 4/4" in done.stderr
+    assert len(read_metrics(tmp_path / FOLDER / "metrics.jsonl")) == 4
+
+
+def test_driver_of_ones_own_is_found_in_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\ndef main(args):\n    print('got', args)\n    return 7\n")
+    done = _run(tmp_path, "--driver", "mine:main", "--", "--config", "x.yaml", "~key", "+a.b=1")
+    assert done.stdout == "got ['--config', 'x.yaml', '~key', '+a.b=1']\n"
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("driver", "says"),
+    [
+        ("nowhere:main", "nowhere"),
+        ("json:nothing", "nothing"),
+        ("broken:main", "ZeroDivisionError"),
+        ("narrow:main", "cannot be called with one list of arguments"),
+    ],
+)
+def test_driver_that_cannot_be_had_is_one_clear_line(tmp_path: Path, driver: str, says: str) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "narrow.py").write_text("def main():\n    pass\n")
+    done = _run(tmp_path, "--driver", driver)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_fault_names_file_line_and_key_and_exits_3(tmp_path: Path, config: Path) -> None:
+    config.write_text(config.read_text().replace("lr:", "lrr:"))
+    done = _run(tmp_path, "--driver", "areal.training.drivers:sft", "--", "--config", str(config))
+    assert done.returncode == 3
+    assert "sft.yaml:10: model.optimizer.lrr" in done.stderr
+    assert "lr" in done.stderr.split("did you mean")[1]
+
+
+def test_dataset_that_is_not_there_exits_4(tmp_path: Path, config: Path) -> None:
+    done = _run(
+        tmp_path,
+        "--driver",
+        "areal.training.drivers:sft",
+        "--",
+        "--config",
+        str(config),
+        "train_dataset.path=./no.jsonl",
+    )
+    assert done.returncode == 4
+    assert "no.jsonl" in done.stderr
+
+
+def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_path: Path, config: Path) -> None:
+    words = ["--driver", "areal.training.drivers:sft", "--", "--config", str(config), "total_train_steps=100000"]
+    process = subprocess.Popen(_command(*words), cwd=tmp_path, env=_environment(), stderr=subprocess.PIPE, text=True)
+    checkpoints = Checkpoints(tmp_path / FOLDER / "checkpoints")
+    try:
+        deadline = time.monotonic() + 90
+        while checkpoints.newest() is None:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert errors.endswith("stopped\n")
+    newest = checkpoints.newest()
+    assert newest is not None
+    last = newest.step + 2
+    done = _run(tmp_path, *words[:-1], f"total_train_steps={last}")
+    assert done.returncode == 0, done.stderr
+    assert f"resumed after step {newest.step}" in done.stderr
+    assert read_metrics(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"] >= last
