@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,20 +25,24 @@ from areal.collect.loading import call_with, load_named
 
 @dataclass(frozen=True)
 class Access:
-    """The session that an agent talks to. ``base_url`` ends in ``/v1``, as OpenAI's SDK wants it."""
+    """The session that an agent talks to. ``base_url`` ends in ``/v1``, as OpenAI's SDK wants it.
+    ``tokens``: whether the reward wants the answer's token ids."""
 
     base_url: str
     api_key: str = field(repr=False)
     model: str = ""
     timeout_s: float = 600.0
+    tokens: bool = False
 
 
 @dataclass(frozen=True)
 class Said:
-    """What an agent returned. ``rewards`` by interaction id; the empty id is the last interaction."""
+    """What an agent returned. ``rewards`` by interaction id; the empty id is the last interaction. ``tokens``: ids of
+    prompt and answer, where they were asked for."""
 
     answer: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Agent = Callable[[Example, Access], Said]
@@ -50,6 +54,8 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
     def ask(example: Example, access: Access) -> Said:
         client = AdminClient(access.base_url, access.api_key, timeout_s=access.timeout_s)
         body = {"model": access.model, "messages": list(example.messages), **sampling}
+        if access.tokens:
+            body["return_token_ids"] = True
         try:
             status, document = client.post("/chat/completions", body)
         except TimeoutError as error:
@@ -58,7 +64,9 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
             raise EpisodeFailed(Kind.UNREACHABLE, f"{access.base_url}: {error}") from error
         if status != 200:
             raise refusal(status, document)
-        return Said(document["choices"][0]["message"].get("content") or "")
+        (choice,) = document["choices"]
+        ids = {"prompt_ids": document.get("prompt_token_ids") or [], "completion_ids": choice.get("token_ids") or []}
+        return Said(choice["message"].get("content") or "", tokens=ids if access.tokens else {})
 
     return ask
 

@@ -1,11 +1,12 @@
 """One process that computes rewards: ``python -m areal.collect.reward_worker module:function``.
 
 A line of JSON in, the fields; a line out: ``{"reward": 1.0}`` or ``{"error": "..."}``. The first line out says whether
-the function could be loaded. What user code prints goes to stderr.
+the function could be loaded, and what it takes. What user code prints goes to stderr.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -25,10 +26,17 @@ def main() -> int:
     except ArealError as error:
         _say(out, {"error": error.message, "hint": error.hint})
         return 2
-    _say(out, {"ready": True})
+    _say(out, {"ready": True, "takes": named_parameters(function)})
     for line in sys.stdin:
         _say(out, scored(function, json.loads(line)))
     return 0
+
+
+def named_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin
+        return []
 
 
 def scored(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from areal.errors import ArealError
 
 _LOAD_S = 120.0
 _GRACE_S = 2.0
+_TOKENS = frozenset(("prompt_ids", "completion_ids"))
 
 
 class _Worker:
@@ -71,7 +72,8 @@ class _Worker:
 
 
 class RewardPool:
-    """``size`` processes of one reward function, ``module:function`` or a built-in name. A context manager."""
+    """``size`` processes of one reward function, ``module:function`` or a built-in name. A context manager.
+    ``wants_tokens``: it names token ids among its parameters."""
 
     def __init__(self, spec: str, size: int, deadline_s: float) -> None:
         self._spec = BUILT_IN.get(spec, spec)
@@ -80,6 +82,7 @@ class RewardPool:
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock = threading.Lock()
+        self.wants_tokens = False
 
     def __enter__(self) -> RewardPool:
         """Raises ArealError with what the first process said when it cannot load the function."""
@@ -128,4 +131,5 @@ class RewardPool:
             raise ArealError(f"--reward {self._spec}: its process did not start: {error}") from error
         if "error" in said:
             raise ArealError(str(said["error"]), hint=said.get("hint"))
+        self.wants_tokens = not _TOKENS.isdisjoint(said["takes"])
         return worker

@@ -29,13 +29,14 @@ Score = Callable[[Mapping[str, Any]], float]
 @dataclass(frozen=True)
 class Plan:
     """``samples`` episodes of each example, ``concurrency`` at once. ``retries``: how often a failed one is tried
-    again, ``timeout_s``: how long its agent may take."""
+    again, ``timeout_s``: how long its agent may take, ``tokens``: the reward wants token ids."""
 
     model: str
     samples: int = 1
     concurrency: int = 32
     retries: int = 1
     timeout_s: float = 600.0
+    tokens: bool = False
 
 
 @dataclass
@@ -218,7 +219,8 @@ class Collection:
             ) from failure
 
     def _said(self, example: Example, session: Session) -> Said:
-        access = Access(f"{self._service.url}/v1", session.key, self._plan.model, self._plan.timeout_s)
+        plan = self._plan
+        access = Access(f"{self._service.url}/v1", session.key, plan.model, plan.timeout_s, plan.tokens)
         return run_within(self._agent, example, access)
 
     def _reward(self, example: Example, session: Session, said: Said) -> None:
@@ -285,4 +287,4 @@ def _fields(example: Example, said: Said) -> dict[str, Any]:
         "completion": said.answer,
         "completions": said.answer,
     }
-    return {**example.fields, **ours}
+    return {**example.fields, **ours, **said.tokens}

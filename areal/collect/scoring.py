@@ -1,7 +1,8 @@
 """Rewards that need no code of one's own: ``--reward exact`` and ``--reward number``.
 
 A reward is a function of an example's fields and of ``completion``, the text of the answer; it takes the keywords that
-it needs, among them ``prompt``, ``messages``, ``completion`` and ``completions`` (the same, under a usual name).
+it needs, among them ``prompt``, ``messages``, ``completion`` and ``completions`` (the same, under a usual name), and of
+a single turn ``prompt_ids`` and ``completion_ids``.
 """
 
 from __future__ import annotations

@@ -143,6 +143,21 @@ def test_failed_episodes_are_tried_again_and_a_later_run_mends_them(bench: Bench
     assert mended.json["reward"] is None and mended.json["unrewarded"] == 3
 
 
+WITH_TOKENS = """
+def reward(prompt, completions, prompt_ids, completion_ids, answer, **data):
+    assert completions == "it is 2" and prompt_ids and data["question"]
+    return len(completion_ids) / 100
+"""
+
+
+def test_reward_of_the_training_signature_gets_token_ids(bench: Bench, collecting: Collecting) -> None:
+    script(bench.engine, text="it is 2")
+    reward = collecting.code(WITH_TOKENS)
+    assert collecting(collecting.data(QUESTIONS[0]), "--reward", f"{reward}:reward").code == 0
+    (line,) = collecting.lines()
+    assert line["reward"] == pytest.approx(line["interactions"][0]["loss_mask"].count(1) / 100)
+
+
 SLOW = """
 import time
 def agent(data, base_url, api_key, model):

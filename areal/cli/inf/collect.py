@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from areal.collect.agents import Agent
     from areal.collect.dataset import Dataset
     from areal.collect.output import OutputFolder
-    from areal.collect.runner import Score
+    from areal.collect.rewards import RewardPool
     from areal.collect.statistics import Tally
 
 _EPISODE_S = 600.0
@@ -148,28 +149,23 @@ def _run(
     from areal.collect.sessions import SessionService
 
     service = SessionService(chosen.url, chosen.key, given["discount"], given["style"])
-    plan = Plan(given["model"], given["n_samples"], given["concurrency"], given["retries"], cli.timeout_s or _EPISODE_S)
-    with _scoring(given) as score, ProgressLine(quiet=cli.quiet) as line:
+    with _scoring(given) as pool, ProgressLine(quiet=cli.quiet) as line:
+        score, tokens = (pool.score, pool.wants_tokens) if pool is not None else (None, False)
+        seconds = cli.timeout_s or _EPISODE_S
+        plan = Plan(given["model"], given["n_samples"], given["concurrency"], given["retries"], seconds, tokens)
         collection = Collection(service, agent, score, output, limited(dataset, given["limit"]), plan)
         collection.run(interrupted, line)
     return collection.tally
 
 
-class _scoring:
+def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardPool | None]:
     """The reward's processes while they are needed; None where no --reward is given."""
+    from areal.collect.rewards import RewardPool
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        from areal.collect.rewards import RewardPool
-
-        size = min(given["reward_processes"], given["concurrency"])
-        self._pool = RewardPool(given["reward"], size, given["reward_timeout"]) if given["reward"] else None
-
-    def __enter__(self) -> Score | None:
-        return self._pool.__enter__().score if self._pool is not None else None
-
-    def __exit__(self, *exc: Any) -> None:
-        if self._pool is not None:
-            self._pool.__exit__(*exc)
+    if not given["reward"]:
+        return nullcontext()
+    size = min(given["reward_processes"], given["concurrency"])
+    return RewardPool(given["reward"], size, given["reward_timeout"])
 
 
 def _finish(

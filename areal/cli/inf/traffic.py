@@ -18,7 +18,6 @@ from areal.cli.output.table import field as shown
 from areal.cli.remote import Gateway
 from areal.client.admin import AdminClient
 from areal.client.prometheus import Page, added, buckets, growth, parse, quantile
-from areal.errors import ArealError
 
 _TIMEOUT_S = 1.0
 _AT_ONCE = 16
@@ -60,9 +59,7 @@ class Traffic:
 
 
 def _look(chosen: Gateway) -> Look:
-    gateway = _page(chosen.url, chosen.key)
-    if gateway is None:
-        raise ArealError(f"the gateway {chosen.url} does not tell its metrics", hint="give its key with --api-key-file")
+    gateway = parse(str(chosen.get("/metrics")))
     workers = chosen.get("/workers").get("workers", [])
     addresses = [str(worker["worker_addr"]) for worker in workers]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:

@@ -108,8 +108,10 @@ def _chosen(
     if sort == "recorded":
         first = list(islice(episodes, limit + 1))
         return first[:limit], len(first) > limit
-    every = sorted(episodes, key=_KEYS[sort])
-    return every[:limit], len(every) > limit
+    import heapq
+
+    first = heapq.nsmallest(limit + 1, episodes, key=_KEYS[sort])  # holds no more than these
+    return first[:limit], len(first) > limit
 
 
 _KEYS = {
