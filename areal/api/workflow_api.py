@@ -19,7 +19,8 @@ Trajectory: TypeAlias = "dict[str, torch.Tensor]"
 """Rows of one episode (or group), right-padded:
 
     input_ids i64 [B, S], attention_mask bool [B, S]                                                          needed
-    loss_mask i64, logprobs f32, versions i64 (-1 on prompt), turn_ids i32 (-1 on prompt) [B, S]; rewards f32 [B]
+    loss_mask i64, logprobs f32, versions i64 (-1 on prompt), turn_ids i32 (-1 on prompt) [B, S]
+    rewards f32, original_rewards f32 (before discounts), truncated bool (its last answer was cut off)            [B]
 """
 
 Reward: TypeAlias = float | Mapping[str, float] | None

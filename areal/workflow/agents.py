@@ -11,16 +11,18 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from areal.api.workflow_api import AgentWorkflow, RolloutWorkflow, Trajectory
 from areal.errors import ArealError, UsageFault
 
 if TYPE_CHECKING:
     from areal.client.inference import AsyncSession
+    from areal.client.trajectories import Trajectories
 
 _log = logging.getLogger(__name__)
 _CLEAN_UP_S = 10.0
+_ONLINE_WAIT_S = 30.0
 
 
 class SharedHttp:
@@ -43,10 +45,6 @@ class SharedHttp:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
-
-
-class Judged(Protocol):
-    async def __call__(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any: ...
 
 
 class SessionWorkflow(RolloutWorkflow):
@@ -82,22 +80,36 @@ class SessionWorkflow(RolloutWorkflow):
                 raise
             exported = await session.export(**how, format="json")  # an external model's: text, no columns
         await session.client.acknowledge(exported)
-        return {"interactions": list(exported.interactions)} if exported.interactions else exported.torch()
+        return {"interactions": list(exported.interactions)} if exported.interactions else rows_of(exported)
+
+
+def rows_of(exported: Trajectories) -> Trajectory:
+    """The columns as tensors, and which rows ended because there was no more room."""
+    import torch
+
+    columns: Trajectory = exported.torch()
+    return {**columns, "truncated": torch.tensor([bool(about["truncated"]) for about in exported.rows])}
 
 
 async def give(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
-    """Reward the episode and end it."""
+    """Reward the episode and seal it, whatever time the service leaves for further rewards."""
     if not isinstance(reward, Mapping):
-        await session.reward(float(reward))
-        return
-    order = await _interactions(session)
-    unknown = [name for name in reward if name not in order]
-    if unknown:
-        raise UsageFault(f"the agent rewards {unknown[0]!r}, which is no interaction of its session")
-    for name in sorted(reward, key=order.index):
-        await session.reward(float(reward[name]), name)
-    if order and order[-1] not in reward:
+        ready = (await session.reward(float(reward))).trajectory_ready
+    else:
+        ready = await _give_by_turn(session, reward)
+    if not ready:
         await session.end()
+
+
+async def _give_by_turn(session: AsyncSession, rewards: Mapping[str, float]) -> bool:
+    """Oldest turn first; whether the trajectory is sealed by it."""
+    order, ready = await _interactions(session), False
+    for name in rewards:
+        if name not in order:
+            raise UsageFault(f"the agent rewards {name!r}, which is no interaction of its session")
+    for name in sorted(rewards, key=order.index):
+        ready = (await session.reward(float(rewards[name]), name)).trajectory_ready
+    return ready
 
 
 async def _interactions(session: AsyncSession) -> list[str]:
@@ -117,6 +129,18 @@ async def _discard_quietly(session: AsyncSession) -> None:
     with contextlib.suppress(ArealError, TimeoutError):
         async with asyncio.timeout(_CLEAN_UP_S):
             await _discard(session)
+
+
+class OnlineEpisodes(RolloutWorkflow):
+    """Trajectories of real users: whatever session has one ready. An episode waits until there is one."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
+        while True:
+            leases = await engine.client.lend(1, wait_s=_ONLINE_WAIT_S)
+            if leases:
+                trajectory = rows_of(leases[0].trajectories)
+                await engine.client.acknowledge_leases(leases)
+                return trajectory
 
 
 class AgentEpisodes(SessionWorkflow):

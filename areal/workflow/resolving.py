@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from areal.api.registry import Registry
 from areal.api.workflow_api import RolloutWorkflow
 from areal.errors import UsageFault
-from areal.workflow.agents import AgentEpisodes, SharedHttp
+from areal.workflow.agents import AgentEpisodes, OnlineEpisodes, SharedHttp
 from areal.workflow.grouped import GroupedWorkflow
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Workflows:
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
         """Raises UsageFault for what is no workflow, and what its constructor raises."""
+        if workflow is None and self._agent is not None and self._agent.mode == "online":
+            workflow = OnlineEpisodes
         if workflow is None:
             workflow = self._agent.agent_cls_path if self._agent is not None else None
         if not workflow:

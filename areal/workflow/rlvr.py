@@ -54,6 +54,7 @@ class RLVRWorkflow(RolloutWorkflow):
             versions=[-1] * before + answer.output_versions,
             turn_ids=[-1] * before + [0] * after,
             reward=reward,
+            truncated=answer.stop_reason == "length",
         )
 
     def _input_ids(self, data: dict[str, Any]) -> list[int]:

@@ -20,8 +20,9 @@ def row(
     versions: Sequence[int],
     turn_ids: Sequence[int],
     reward: float,
+    truncated: bool = False,
 ) -> Trajectory:
-    """One row [1, S], no padding. ``rewards`` is [1]."""
+    """One row [1, S], no padding. ``rewards`` and ``truncated`` (the last answer was cut off) are [1]."""
     import torch
 
     columns: dict[str, torch.Tensor] = {
@@ -33,6 +34,7 @@ def row(
         "attention_mask": torch.ones((1, len(input_ids)), dtype=torch.bool),
         "rewards": torch.tensor([reward], dtype=torch.float32),
         "original_rewards": torch.tensor([reward], dtype=torch.float32),
+        "truncated": torch.tensor([truncated]),
     }
     return columns
 

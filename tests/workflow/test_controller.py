@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,21 @@ def test_prepare_batch_goes_on_through_the_loader_and_its_epochs(make: Make) -> 
         seen += values(controller.prepare_batch(loader, AtOnce()))
         controller.set_version(step + 1)
     assert sorted(seen) == sorted([0, 1, 2, 3, 4, 5] * 2)
+
+
+def test_endless_staleness_reads_no_more_prompts_than_are_needed(make: Make) -> None:
+    controller, read = make(consumer_batch_size=2, max_head_offpolicyness=10**9, max_concurrent_rollouts=4), []
+
+    class Loader:
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            for number in range(10**9):
+                read.append(number)
+                yield {"n": number}
+
+    loader = Loader()
+    for _ in range(3):
+        assert len(controller.prepare_batch(loader, AtOnce())) == 2
+    assert len(read) < 60
 
 
 def test_filtered_rollouts_are_replaced_by_other_prompts(make: Make) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from areal.api.cli_args import AgentConfig, GenerationHyperparameters, InferenceEngineConfig
 from areal.api.env_api import ChatModel, Environment
-from areal.client import RolloutController, RolloutsFailed
+from areal.client import InferenceClient, RolloutController, RolloutsFailed
 from areal.errors import UsageFault
 from areal.utils.hf_utils import load_hf_tokenizer
 from areal.workflow.environment import EnvironmentWorkflow
@@ -72,6 +72,13 @@ def assert_logprobs_are_the_models(folder: Path, group: dict[str, torch.Tensor])
         mask = group["loss_mask"][place, 1:length].bool()
         torch.testing.assert_close(mine[mask], group["logprobs"][place, 1:length][mask], atol=1e-4, rtol=0)
         assert set(group["versions"][place, 1:length][mask].tolist()) == {0}
+
+
+def test_answer_without_room_is_marked_by_its_real_stop_reason(controller: RolloutController, tokenizer: Any) -> None:
+    for budget, truncated in ((2, True), (32, False)):
+        workflow = RLVRWorkflow(reverse_reward, GCONFIG.new(max_new_tokens=budget), tokenizer)
+        (group,) = controller.rollout_batch(ROWS[:1], workflow, group_size=3)
+        assert group["truncated"].tolist() == [truncated] * 3
 
 
 def test_workflow_by_name_and_tokenizer_by_folder(digits: Place, controller: RolloutController) -> None:
@@ -151,6 +158,18 @@ def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
     assert controller.rollout_batch([{**ROWS[0], "reject": True}], Mathematician) == []
     left = digits.proxy.call("GET", "/rl/sessions?limit=1000", key=digits.key).json()["sessions"]
     assert [each["task_id"] for each in left if each["state"] != "removed" and each["task_id"] != "__hitl__"] == []
+
+
+def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
+    with InferenceClient(digits.proxy.url, digits.key, model="digits") as client:
+        for number in range(2):
+            session = client.start_session("a user", online=True)
+            session.chat(ROWS[0]["messages"], max_tokens=8)
+            session.reward(float(number))
+        for controller in controller_of(digits, agent=AgentConfig(mode="online")):
+            batch = controller.prepare_batch(None)
+        assert sorted(each["rewards"].tolist() for each in batch) == [[0.0], [1.0]]
+        assert client.lend() == []
 
 
 class Angry:

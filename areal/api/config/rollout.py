@@ -34,7 +34,7 @@ class AgentConfig:
     """Agents that talk to an OpenAI or Anthropic base URL. ``turn_discount``: how much a turn's reward counts for the
     turn before it. ``mode`` online: episodes are conversations of real users, not of a data set."""
 
-    mode: Literal["inline", "online", "subproc"] = "inline"
+    mode: Literal["inline", "online"] = "inline"
     turn_discount: float = 1.0
     export_style: Literal["individual", "concat"] = "individual"
     agent_cls_path: str = ""
@@ -49,7 +49,7 @@ class AgentConfig:
         default_factory=list
     )
     prefix_matcher: Annotated[str | None, Absent("the conversation tree is that of the messages")] = None
-    subproc_max_workers: int = 4
+    subproc_max_workers: Annotated[int, Inert("agents run inline, as tasks")] = 4
     drop_retry_orphans: Annotated[bool, Inert("retries are never recorded twice")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 

@@ -6,19 +6,16 @@ service is found by address and key. It is not started here, and outlives the co
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from areal.api.registry import load_attr
-from areal.client.errors import CallerError, DeadlineExceeded
-from areal.client.inference import AsyncInferenceClient
+from areal.client.errors import CallerError
 from areal.client.loop_thread import LoopThread
 from areal.client.rollouts.admission import Window
 from areal.client.rollouts.dump import write_rollouts
@@ -26,7 +23,8 @@ from areal.client.rollouts.engine import EpisodeEngine
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes
 from areal.client.rollouts.executor import Executor, RolloutsFailed
 from areal.client.rollouts.ledger import Failure, Item, Ledger, Rollout
-from areal.errors import NotFound, TimedOut, UsageFault
+from areal.client.rollouts.service import Service, find_service, open_service
+from areal.errors import NotFound, TimedOut
 from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
 from areal.workflow.resolving import Workflows
 
@@ -34,10 +32,8 @@ if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
 
 _log = logging.getLogger(__name__)
-_ADDRESS, _KEY_FILE, _MODEL = "AREAL_INFERENCE_ADDR", "AREAL_INFERENCE_KEY_FILE", "AREAL_INFERENCE_MODEL"
 _LEAST_FAILURES = 8
 _QUEUE_FACTOR = 16
-_POLL_S = 0.5
 _REMEMBERED_TASKS = 65536
 
 Accept = Callable[[Any], bool] | str | None
@@ -82,21 +78,21 @@ class RolloutController:
         Arguments are accepted for drivers that pass what they start servers with, and not needed."""
         if self._thread is not None:
             return
-        address, key, model = self.service()
+        service = self.service()
         self._thread = LoopThread("areal-rollouts")
         try:
-            self._thread.run(self._open(address, key, model))
+            self._thread.run(self._open(service))
         except BaseException:
             self.destroy()
             raise
 
-    async def _open(self, address: str, key: str | None, model: str | None) -> None:
+    def service(self) -> Service:
+        """Address, admin key and model that episodes are sampled from. Raises UsageFault, NotFound."""
+        return find_service(self.config, Service(self._address or "", self._key, self._model), os.environ)
+
+    async def _open(self, service: Service) -> None:
         config = self.config
-        self._client = AsyncInferenceClient(address, key, model=model, timeout_s=config.request_timeout)
-        await self._client.wait_ready(config.setup_timeout)
-        if config.min_required_servers > 1:
-            await self._wait_servers(config.min_required_servers, config.setup_timeout)
-        self._context = await self._room()
+        self._client, self._context = await open_service(service, config)
         pool_of_this_loop(config.reward_workers)
         window = Window(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
         episodes = Episodes(
@@ -104,46 +100,6 @@ class RolloutController:
         )
         most_failures = max(_LEAST_FAILURES, 2 * config.consumer_batch_size)
         self._executor = Executor(Ledger(window, seed=self._seed), episodes, most_failures)
-
-    async def _room(self) -> int | None:
-        """Tokens that the model has room for; None where the service does not say."""
-        entries = await self._client.model_entries()
-        mine = [each for each in entries if self._client.model in (None, each["id"])]
-        return mine[0].get("max_model_len") if mine else None
-
-    async def _wait_servers(self, wanted: int, timeout_s: float) -> None:
-        ready = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    workers = await self._client.workers.list()
-                    ready = sum(each["state"] == "ready" for each in workers if self._serves(each))
-                    if ready >= wanted:
-                        return
-                    await asyncio.sleep(_POLL_S)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"{ready} of {wanted} servers are ready after {timeout_s:g} s") from error
-
-    def _serves(self, worker: Mapping[str, Any]) -> bool:
-        return self._client.model is None or worker.get("model") in (None, self._client.model)
-
-    def service(self) -> tuple[str, str | None, str | None]:
-        """Address, admin key and model that episodes are sampled from. Raises UsageFault, NotFound."""
-        config, environment = self.config, os.environ
-        address = self._address or config.gateway_addr or environment.get(_ADDRESS)
-        if not address:
-            raise UsageFault(
-                "nothing says where the inference service is",
-                hint=f"rollout.gateway_addr=http://HOST:PORT, or {_ADDRESS}; areal inf status shows it",
-            )
-        key = self._key or config.admin_api_key or None
-        key_file = config.admin_api_key_file or environment.get(_KEY_FILE)
-        if key is None and key_file:
-            try:
-                key = Path(key_file).expanduser().read_text(encoding="ascii").strip()
-            except OSError as error:
-                raise NotFound(f"the key file {key_file} cannot be read: {error.strerror}") from error
-        return address, key, self._model or config.model or environment.get(_MODEL) or None
 
     def destroy(self) -> None:
         """Episodes that run are given up. Idempotent; the service goes on."""
@@ -276,7 +232,7 @@ class RolloutController:
 
     def prepare_batch(
         self,
-        dataloader: Iterable[Any],
+        dataloader: Iterable[Any] | None,
         workflow: Any = None,
         workflow_kwargs: Mapping[str, Any] | None = None,
         should_accept_fn: Accept = None,
@@ -285,8 +241,9 @@ class RolloutController:
         timeout: float | None = None,
     ) -> list[Any]:
         """The next batch of ``consumer_batch_size`` trajectories, while episodes for later ones run on. ``dataloader``
-        gives rows or lists of rows, over and over. ``dynamic_bs``: what was accepted of that many episodes, perhaps
-        fewer. Arguments count for the prompts that are submitted by this call."""
+        gives rows or lists of rows, over and over; None in online mode, where users make the episodes.
+        ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the prompts that are
+        submitted by this call."""
         taken = self.take_prepared(
             dataloader, workflow, workflow_kwargs, should_accept_fn, group_size, dynamic_bs, timeout
         )
@@ -294,7 +251,7 @@ class RolloutController:
 
     def take_prepared(
         self,
-        dataloader: Iterable[Any],
+        dataloader: Iterable[Any] | None,
         workflow: Any = None,
         workflow_kwargs: Mapping[str, Any] | None = None,
         should_accept_fn: Accept = None,
@@ -305,7 +262,7 @@ class RolloutController:
         """As ``prepare_batch``, with versions, prompts and task ids."""
         make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
-        enough = executor.ledger.window.size
+        enough = min(executor.ledger.window.size, self.config.concurrency + 2 * count)
         while True:
             missing = enough - self._loop.call(lambda: len(executor.ledger.pending))
             items = [make(row, None) for row in itertools.islice(rows, max(0, missing))]
@@ -314,8 +271,10 @@ class RolloutController:
             if (taken := self._loop.run(take)) is not None:
                 return self._taken(taken)
 
-    def _rows(self, dataloader: Iterable[Any]) -> Iterator[Row]:
+    def _rows(self, dataloader: Iterable[Any] | None) -> Iterator[Row]:
         """One endless stream for each loader, continued from call to call."""
+        if dataloader is None:
+            return itertools.repeat({})
         key = id(dataloader)
         if key not in self._streams or self._streams[key][0] is not dataloader:
             self._streams[key] = (dataloader, _endless(dataloader))

@@ -38,6 +38,24 @@ class _Answer:
         self.stop_reason = choice["finish_reason"]
 
 
+class GroupSessions:
+    """Sessions for the members of a group, all started by whoever needs one first: they may share a replica, and so
+    the prompt's place in its cache."""
+
+    def __init__(self, client: AsyncInferenceClient, task_id: str, size: int) -> None:
+        self._client = client
+        self._task_id = task_id
+        self._size = size
+        self._lock = asyncio.Lock()
+        self._group: AsyncGroup | None = None
+
+    async def of(self, member: int) -> AsyncGroup:
+        async with self._lock:
+            if self._group is None:
+                self._group = await self._client.start_group(self._task_id, self._size)
+        return replace(self._group, sessions=(self._group.sessions[member],))
+
+
 @dataclass
 class EpisodeEngine:
     """An ``InferenceEngine``. ``member`` is the place in the group; ``seeded``: sampling depends on nothing but the
@@ -50,6 +68,7 @@ class EpisodeEngine:
     context: int | None = None  # tokens that the model has room for
     seeded: bool = False
     member: int = 0
+    sessions: GroupSessions | None = None
     _calls: int = 0
 
     @property
@@ -63,12 +82,20 @@ class EpisodeEngine:
     def get_version(self) -> int:
         return self.version()
 
-    def for_member(self, member: int) -> EpisodeEngine:
-        """The engine of one episode of a group."""
-        return replace(self, member=member, _calls=0)
+    def for_group(self, size: int) -> list[EpisodeEngine]:
+        """One for each episode of a group."""
+        sessions = GroupSessions(self.client, self._session_task, size)
+        return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
-        return await self.client.start_group(self.task_id[:256], count)
+        sessions, self.sessions = self.sessions, None
+        if sessions is not None and count == 1:
+            return await sessions.of(self.member)
+        return await self.client.start_group(self._session_task, count)
+
+    @property
+    def _session_task(self) -> str:
+        return self.task_id[:256]
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         if req.image_data:
