@@ -45,7 +45,9 @@ class Said:
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
-Agent = Callable[[Example, Access], Said]
+Agent = Callable[[Example, Access], Said]  # raises EpisodeFailed, and ends within the access's timeout
+
+_GRACE_S = 0.5  # for an async agent to end after its deadline
 
 
 def single_turn(sampling: Mapping[str, Any]) -> Agent:
@@ -64,11 +66,18 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
             raise EpisodeFailed(Kind.UNREACHABLE, f"{access.base_url}: {error}") from error
         if status != 200:
             raise refusal(status, document)
-        (choice,) = document["choices"]
-        ids = {"prompt_ids": document.get("prompt_token_ids") or [], "completion_ids": choice.get("token_ids") or []}
-        return Said(choice["message"].get("content") or "", tokens=ids if access.tokens else {})
+        try:
+            return _answer(document, tokens=access.tokens)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EpisodeFailed(Kind.REFUSED, f"{access.base_url} answered no completion: {error!r}") from error
 
     return ask
+
+
+def _answer(document: Any, *, tokens: bool) -> Said:
+    choice = document["choices"][0]
+    ids = {"prompt_ids": document.get("prompt_token_ids") or [], "completion_ids": choice.get("token_ids") or []}
+    return Said(choice["message"].get("content") or "", tokens=ids if tokens else {})
 
 
 def refusal(status: int, document: Any) -> EpisodeFailed:
@@ -89,7 +98,7 @@ def named_agent(text: str) -> Agent:
     """Raises ArealError when there is no such code. It is looked up once, here."""
     found = load_named(text, "--workflow")
 
-    def run(example: Example, access: Access) -> Said:
+    def call(example: Example, access: Access) -> Said:
         function: Any = found() if inspect.isclass(found) else found
         function = getattr(function, "run", function)
         given = {"base_url": access.base_url, "api_key": access.api_key, "model": access.model}
@@ -98,7 +107,9 @@ def named_agent(text: str) -> Agent:
             returned = asyncio.run(_within(returned, access.timeout_s))
         return _said(returned)
 
-    return run
+    return lambda example, access: _run_within(
+        lambda: call(example, access), f"episode-{example.number}", access.timeout_s
+    )
 
 
 async def _within(awaitable: Any, timeout_s: float) -> Any:
@@ -124,27 +135,37 @@ def _number(value: Any) -> float:
         raise EpisodeFailed(Kind.AGENT, message) from error
 
 
-def run_within(agent: Agent, example: Example, access: Access) -> Said:
-    """Run it on a thread of its own, at most ``access.timeout_s``; one that does not end is left behind: its session is
-    ended by the caller, so that what it still asks for is refused. Raises EpisodeFailed."""
+def _run_within(work: Callable[[], Said], name: str, timeout_s: float) -> Said:
+    """On a thread of its own, since nothing can stop a call from without: one that does not end in time is left behind,
+    and the caller ends its session, so that what it still asks for is refused."""
     outcome: list[Said | BaseException] = []
 
-    def work() -> None:
+    def run() -> None:
         try:
-            outcome.append(agent(example, access))
+            outcome.append(work())
         except BaseException as error:  # noqa: BLE001 - the boundary to user code: its failure is data
             outcome.append(error)
 
-    thread = threading.Thread(target=work, name=f"episode-{example.number}", daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
-    thread.join(access.timeout_s + 0.5)
+    thread.join(timeout_s + _GRACE_S)
     if not outcome:
-        raise EpisodeFailed(Kind.TIMEOUT, f"the agent did not end within {access.timeout_s:g} s")
+        raise EpisodeFailed(Kind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
     found = outcome[0]
     if isinstance(found, Said):
         return found
-    if isinstance(found, EpisodeFailed):
-        raise found
-    if isinstance(found, TimeoutError):
-        raise EpisodeFailed(Kind.TIMEOUT, f"the agent did not end within {access.timeout_s:g} s") from found
-    raise EpisodeFailed(Kind.AGENT, f"{type(found).__name__}: {found}") from found
+    raise found if isinstance(found, EpisodeFailed) else _blamed(found, timeout_s) from found
+
+
+def _blamed(error: BaseException, timeout_s: float) -> EpisodeFailed:
+    """Whose failure an agent's exception is. The clients that people use say when it was the service."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError):
+        return EpisodeFailed(Kind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
+    if type(error).__module__.partition(".")[0] in ("openai", "anthropic"):
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int):
+            return EpisodeFailed(refusal(status, {}).kind, said, status)
+        if type(error).__name__ in ("APIConnectionError", "APITimeoutError"):
+            return EpisodeFailed(Kind.UNREACHABLE, said)
+    return EpisodeFailed(Kind.AGENT, said)

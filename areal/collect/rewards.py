@@ -86,15 +86,21 @@ class RewardPool:
 
     def __enter__(self) -> RewardPool:
         """Raises ArealError with what the first process said when it cannot load the function."""
-        self._idle.put(self._started())
-        for _ in range(self._size - 1):
-            self._idle.put(self._started())
+        try:
+            for worker in [self._spawned() for _ in range(self._size)]:  # they load at the same time
+                self._idle.put(self._loaded(worker))
+        except BaseException:
+            self._end(kill=True)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end(kill=kind is not None)
+
+    def _end(self, *, kill: bool) -> None:
         with self._lock:
             for worker in self._all:
-                worker.end(kill=kind is not None)
+                worker.end(kill=kill)
             self._all.clear()
 
     def score(self, given: Mapping[str, Any]) -> float:
@@ -119,12 +125,15 @@ class RewardPool:
         with self._lock:
             self._all.discard(worker)
         worker.end(kill=True)
-        return self._started()
+        return self._loaded(self._spawned())
 
-    def _started(self) -> _Worker:
+    def _spawned(self) -> _Worker:
         worker = _Worker(self._spec)
         with self._lock:
             self._all.add(worker)
+        return worker
+
+    def _loaded(self, worker: _Worker) -> _Worker:
         try:
             said = worker.ask(None, _LOAD_S)
         except (OSError, ValueError) as error:

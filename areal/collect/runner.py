@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal.collect.agents import Access, Agent, Said, run_within
+from areal.collect.agents import Access, Agent, Said
 from areal.collect.dataset import Example
 from areal.collect.failures import EpisodeFailed, Kind
 from areal.collect.output import OutputFolder
@@ -221,7 +221,7 @@ class Collection:
     def _said(self, example: Example, session: Session) -> Said:
         plan = self._plan
         access = Access(f"{self._service.url}/v1", session.key, plan.model, plan.timeout_s, plan.tokens)
-        return run_within(self._agent, example, access)
+        return self._agent(example, access)
 
     def _reward(self, example: Example, session: Session, said: Said) -> None:
         """Rewards what there is to reward, and seals the trajectory."""

@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.cli.inf.collecting import ProgressLine, bar, summary_page
-from areal.collect.agents import refusal
+from areal.collect.agents import _blamed, refusal
 from areal.collect.failures import EpisodeFailed, Kind
 from areal.collect.loading import call_with, load_named
 from areal.collect.output import open_folder
@@ -186,6 +188,47 @@ def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> Non
 def test_reward_that_cannot_be_loaded_is_told_before_anything_starts() -> None:
     with pytest.raises(ArealError, match="no module 'nowhere'"), RewardPool("nowhere:f", 2, 1.0):
         pass
+
+
+ORPHANS = """
+import os, sys, threading
+from areal.collect.rewards import RewardPool
+pool = RewardPool(sys.argv[1], 1, 60.0).__enter__()
+threading.Thread(target=pool.score, args=({},), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_reward_that_never_ends_goes_with_its_collector(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("def f():\n    print('scoring', flush=True)\n    while True: pass\n")
+    argv = [sys.executable, "-c", ORPHANS, f"{tmp_path}/endless.py:f"]
+    collector = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    assert collector.stderr is not None
+    assert collector.stderr.readline() == "scoring\n"
+    collector.kill()
+    collector.wait()
+    assert collector.stderr.read() == "", "it comes to its end with the last that writes to it"
+
+
+class APIConnectionError(Exception):
+    """As the SDKs of the two APIs raise it."""
+
+
+@pytest.mark.parametrize(
+    ("module", "status", "kind"),
+    [
+        ("openai", None, Kind.UNREACHABLE),
+        ("openai._exceptions", 503, Kind.UNREACHABLE),
+        ("anthropic", 401, Kind.LOST),
+        ("anthropic", 400, Kind.REFUSED),
+        ("requests", 503, Kind.AGENT),
+    ],
+)
+def test_agents_exception_is_blamed_on_whom_its_client_blames(module: str, status: int | None, kind: Kind) -> None:
+    error = type("APIConnectionError", (APIConnectionError,), {"__module__": module})("x")
+    if status is not None:
+        error.status_code = status  # type: ignore[attr-defined]
+    assert _blamed(error, 1.0).kind is kind
 
 
 # -- the folder
