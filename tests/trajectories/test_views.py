@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -161,6 +163,14 @@ def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
     assert f"script-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     assert "innerHTML" not in reader.scripts[1] and "eval" not in reader.scripts[1]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node here to read the script")
+def test_script_of_the_page_is_javascript(tmp_path: Path) -> None:
+    script = tmp_path / "viewer.js"
+    script.write_text(parsed(page([branched()], letters(), title="t")).scripts[1], encoding="utf-8")
+    checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
 
 
 @given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), st.lists))

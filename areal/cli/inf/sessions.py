@@ -20,7 +20,7 @@ from areal.cli.output.units import age, clock
 from areal.cli.remote import Gateway
 from areal.errors import NotFound
 
-_PAGE = 1000
+_PAGE = 200  # a data proxy answers a page in one go, while its calls wait
 _STATES = ("active", "ended", "removed")
 
 
