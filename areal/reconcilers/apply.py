@@ -9,6 +9,7 @@ from areal.errors import ArealError, Conflict, UsageFault
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
+from areal.reconcilers.engine_flags import check_engine_args
 from areal.reconcilers.manifests import check_against_state, rendered, wanted_of
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed
@@ -27,7 +28,7 @@ _NO_LIMIT = 1 << 20
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
     """The plan that ``apply`` would run. Read-only."""
-    return _prepare(Desk.open(ctx), request, _wish(request)).plan
+    return _prepare(Desk.open(ctx), request, _wish(ctx, request)).plan
 
 
 def drift(ctx: Context, refs: Iterable[str] | None = None) -> Plan:
@@ -42,7 +43,7 @@ def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
     if saved is not None:
         request, wish = saved.request, _Wish(saved.wanted)
     else:
-        wish = _wish(request)
+        wish = _wish(ctx, request)
     if request.dry_run:
         return outcome_of(_prepare(desk, request, wish).plan, dry_run=True)
     return converge(
@@ -73,9 +74,10 @@ class _Wish:
     rendered: Rendered | None = None
 
 
-def _wish(request: ApplyRequest) -> _Wish:
+def _wish(ctx: Context, request: ApplyRequest) -> _Wish:
     """Raises ManifestError with every diagnostic of every file."""
     found = rendered(request.source)
+    check_engine_args(found, ctx.home.root / "cache" / "engine-flags")
     return _Wish(tuple(wanted_of(resource) for resource in found.resources), found)
 
 

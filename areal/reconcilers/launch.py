@@ -17,6 +17,7 @@ import areal
 from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
 from areal.resources.blocks import LivenessProbe
+from areal.resources.engine_flags import flag_name
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.model import ModelSpec
 from areal.resources.paths import resolve_model_path
@@ -179,7 +180,7 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     null is left out, a map is JSON."""
     argv: list[str] = []
     for name, value in arguments.items():
-        flag = "--" + _kebab(str(name))
+        flag = "--" + flag_name(str(name))
         if value is True:
             argv.append(flag)
         elif value is False or value is None:
@@ -193,11 +194,6 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
-
-
-def _kebab(name: str) -> str:
-    spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
-    return spaced.replace("_", "-").strip("-")
 
 
 def _python(module: str, launch: Launch, log_level: str) -> list[str]:

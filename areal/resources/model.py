@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from areal.resources.backend_grammar import INFERENCE_ENGINES, BackendError, parse_backend
 from areal.resources.blocks import Probes, Resources, Restart, SecretFrom, Strategy
+from areal.resources.engine_flags import engine_arg_faults
 from areal.resources.external_url import UrlError, parse_external_url
 from areal.resources.fields import Name, Replicas, SpecModel, Text
 from areal.resources.tree import Path
@@ -52,7 +53,8 @@ class ServedModel(SpecModel):
     tokenizer_path: Annotated[Text | None, Update.ROLL] = None
     """Tokenizer, spelled like `path`. Absent: beside the weights."""
     engine_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
-    """Arguments of the engine by name, passed as they are: `max-model-len: 8192`."""
+    """Arguments of the engine by name, passed as they are: `max-model-len: 8192`. Checked against the embedded engine's
+    own, and against those of the vLLM or SGLang that is installed here."""
     proxy_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
     """Arguments of the data proxies by name, passed as they are."""
     env: Annotated[dict[str, str], Update.ROLL] = {}
@@ -94,9 +96,17 @@ class ServedModel(SpecModel):
             for name in (name for name, value in served.items() if value):
                 yield (name,), 'does not go with "external", which has no engine of ours'
             return
+        for argument, fault in engine_arg_faults(self._engine(), self.engine_args):
+            yield ("engineArgs", argument), fault
         for name in ("backend", "path"):
             if served[name] is None:
                 yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'
+
+    def _engine(self) -> str:
+        """Its name; empty where none is named."""
+        return (
+            parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True).parts[0].engine if self.backend else ""
+        )
 
 
 class ModelSpec(ServedModel):

@@ -116,7 +116,7 @@ def test_fault_of_one_item_names_it() -> None:
 
 def test_expressions_of_a_whole_rendering_are_bounded() -> None:
     big = "${{ range(19000) }}"
-    spec = f"{{backend: embedded, path: m, engineArgs: {{a: '{big}', b: '{big}', c: '{big}'}}}}"
+    spec = f"{{backend: vllm, path: m, engineArgs: {{a: '{big}', b: '{big}', c: '{big}'}}}}"
     template = f"{{kind: Model, metadata: {{name: 'm${{{{ index }}}}'}}, spec: {spec}}}"
     found = faults(_generate('{each: "${{ range(200) }}"}', template))
     assert any(TOO_MUCH in fault for fault in found)

@@ -25,7 +25,7 @@ spec:
 apiVersion: areal.dev/v1alpha1
 kind: Model
 metadata: {name: alone}
-spec: {backend: embedded, path: /alone, engineArgs: {a: 1, b: 2}}
+spec: {backend: vllm, path: /alone, engineArgs: {a: 1, b: 2}}
 ---
 apiVersion: areal.dev/v1alpha1
 kind: AgentService
@@ -162,7 +162,7 @@ def test_fault_after_patching_points_to_whoever_wrote_it(tmp_path: Path) -> None
     found = [str(fault) for fault in _faults(root / "prod")]
     assert found == [
         f'{root}/prod/areal.overlay.yaml:8:17: spec.replicas: expected an integer, got "many"',
-        f'{root}/base/m.yaml:12:61: spec.replicaz: unknown field (did you mean "replicas"?)',
+        f'{root}/base/m.yaml:12:57: spec.replicaz: unknown field (did you mean "replicas"?)',
     ]
 
 

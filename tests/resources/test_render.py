@@ -46,7 +46,7 @@ def test_resource_is_sparse_and_as_written() -> None:
           annotations: {areal.dev/protect: "true"}
           dependsOn: [trainjob/warm-up, TrainJob/warm-up]
         spec:
-          backend: embedded
+          backend: vllm
           path: ./m
           engineArgs: {max-batch-size: 8, ratio: 1e-3}
         """
@@ -54,7 +54,7 @@ def test_resource_is_sparse_and_as_written() -> None:
     assert (found.kind, found.name, found.ref) == ("Model", "qwen", Ref("Model", "qwen"))
     assert found.labels == {"team": "rl"} and found.annotations == {"areal.dev/protect": "true"}
     assert found.depends_on == ("TrainJob/warm-up",)
-    assert found.spec == {"backend": "embedded", "path": "./m", "engineArgs": {"max-batch-size": 8, "ratio": 0.001}}
+    assert found.spec == {"backend": "vllm", "path": "./m", "engineArgs": {"max-batch-size": 8, "ratio": 0.001}}
     assert (found.source.file, found.source.line, len(found.source.sha256)) == ("<stdin>", 1, 64)
     assert str(found.pos_of(("engineArgs", "ratio"))) == "<stdin>:11:42"
     assert str(found.pos_of(("no", "such"))) == "<stdin>:9:3"
@@ -199,7 +199,7 @@ def test_what_is_written_out_renders_back(items: list[tuple[str, int, dict[str, 
             "apiVersion": API_VERSION,
             "kind": "Model",
             "metadata": {"name": name},
-            "spec": {"backend": "embedded", "path": "m", "replicas": replicas, "engineArgs": args},
+            "spec": {"backend": "vllm", "path": "m", "replicas": replicas, "engineArgs": args},
         }
         for name, replicas, args in items
     ]

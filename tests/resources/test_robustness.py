@@ -156,7 +156,7 @@ def test_deep_but_allowed_trees_pass_every_stage(tmp_path: Path, depth: int) -> 
         "apiVersion": API_VERSION,
         "kind": "Model",
         "metadata": {"name": "a"},
-        "spec": {"backend": "embedded", "path": "m", "engineArgs": {"deep": deep, "more": "${{ values.deep }}"}},
+        "spec": {"backend": "vllm", "path": "m", "engineArgs": {"deep": deep, "more": "${{ values.deep }}"}},
     }
     (tmp_path / "v.yaml").write_text(json.dumps({"deep": deep}))
     found = render(RenderRequest(("-",), stdin=json.dumps(document), values_files=(str(tmp_path / "v.yaml"),)))

@@ -1,0 +1,99 @@
+"""``engineArgs`` against the flags that an engine has; pure.
+
+The embedded engine's are written down here (a test compares them with the engine's own parser), so that a manifest is
+checked where no engine is installed. Other engines' come from whoever asked an installed one for its ``--help``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from areal.resources.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a flag takes: one of ``choices``, or a ``type``."""
+
+    type: type = str
+    choices: tuple[str, ...] = ()
+
+
+EMBEDDED: Mapping[str, Flag] = {
+    "dtype": Flag(choices=("auto", "float32", "bfloat16", "float16")),
+    "device": Flag(),
+    "max-batch-size": Flag(int),
+    "max-model-len": Flag(int),
+    "prefill-tokens": Flag(int),
+    "kv-memory-gib": Flag(float),
+    "threads": Flag(int),
+    "drain-timeout": Flag(float),
+}
+_OURS: Mapping[str, Mapping[str, str]] = {  # flags that come from elsewhere in a manifest, or are nobody's choice
+    "embedded": {
+        "model-path": "path",
+        "lora": "lora",
+        "log-level": "logLevel of the service",
+        **dict.fromkeys(("host", "port", "admin-key-file"), ""),
+    },
+    "vllm": {
+        "model": "path",
+        "tensor-parallel-size": "backend",
+        "pipeline-parallel-size": "backend",
+        "lora-modules": "lora",
+        "enable-lora": "lora",
+        **dict.fromkeys(("host", "port", "worker-extension-cls"), ""),
+    },
+    "sglang": {
+        "model-path": "path",
+        "tp-size": "backend",
+        "pp-size": "backend",
+        "lora-paths": "lora",
+        "enable-lora": "lora",
+        **dict.fromkeys(("host", "port"), ""),
+    },
+}
+
+
+def flag_name(name: str) -> str:
+    """``maxBatchSize``, ``max_batch_size`` -> ``max-batch-size``."""
+    spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
+    return spaced.replace("_", "-").strip("-")
+
+
+def engine_arg_faults(
+    engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """(argument, what is wrong with it). ``known``: the engine's flags without dashes; None: nobody could be asked.
+
+    An argument of a flag that takes a map may be written with its key after a dot.
+    """
+    if engine == "embedded":
+        known = EMBEDDED
+    for name, value in arguments.items():
+        flag = flag_name(name).partition(".")[0]
+        if flag in _OURS.get(engine, {}):
+            where = _OURS[engine][flag]
+            yield name, f"is set by areal itself{f', from {where}' if where else ''}"
+        elif known is not None and flag not in known:
+            yield name, f"the {engine} engine has no such argument{did_you_mean(flag, known)}"
+        elif engine == "embedded" and (fault := _value_fault(EMBEDDED[flag], value)):
+            yield name, fault
+
+
+def _value_fault(flag: Flag, value: Any) -> str | None:
+    """Values of the embedded engine's flags. Null leaves a flag out."""
+    if value is None:
+        return None
+    if flag.choices:
+        if value in flag.choices:
+            return None
+        return f"{value!r} is not one of {', '.join(flag.choices)}{did_you_mean(str(value), flag.choices)}"
+    if flag.type is str:
+        return None if isinstance(value, str) else f"must be a text, not {value!r}"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (flag.type is int and not isinstance(value, int)):
+        return f"must be {'a whole number' if flag.type is int else 'a number'}, not {value!r}"
+    return None if value > 0 or (flag.type is float and value == 0) else f"must be above 0, not {value!r}"
