@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +37,16 @@ class Subject:
         )
 
     async def run(self, prompt: list[int], **options: object) -> list[EngineDelta]:
-        return [delta async for delta in self.client.generate(self.call(prompt, **options))]  # type: ignore[arg-type]
+        """By ``pour``, which is what a data proxy uses."""
+        deltas: list[EngineDelta] = []
+        await self.client.pour(self.call(prompt, **options), deltas.append, lambda flow: None)  # type: ignore[arg-type]
+        return deltas
+
+    async def idle(self) -> None:
+        """Return once the engine has nothing left to do."""
+        async with asyncio.timeout(20):
+            while await self.process.unfinished(self.http):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # another process's state has no event to wait for
 
 
 def _sampling(options: dict[str, object]) -> Sampling:

@@ -109,14 +109,30 @@ async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject)
         assert torch.allclose(values, row[[token for token, _ in entry]], atol=TOLERANCE)
 
 
+async def test_deltas_one_by_one_are_those_that_are_poured(engine: Subject) -> None:
+    options = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True, "top_logprobs": 2}
+    poured = await engine.run(PROMPT, **options)
+    drawn = [delta async for delta in engine.client.generate(engine.call(PROMPT, **options))]
+    assert tokens(drawn) == tokens(poured) and drawn[-1].finish_reason is poured[-1].finish_reason
+    assert len(told(drawn)) == len(told(poured)) == 30
+
+
+async def test_sink_that_raises_ends_the_call_in_the_engine(engine: Subject) -> None:
+    def sink(delta: EngineDelta) -> None:
+        raise ConnectionResetError("nobody listens")
+
+    with pytest.raises(ConnectionResetError):
+        call = engine.call(PROMPT, max_new_tokens=480, ignore_eos=True)
+        await engine.client.pour(call, sink, lambda flow: None)
+    await engine.idle()
+
+
 async def test_leaving_a_call_ends_it_in_the_engine(engine: Subject) -> None:
     async with contextlib.aclosing(
         engine.client.generate(engine.call(PROMPT, max_new_tokens=480, ignore_eos=True, n=4))
     ) as deltas:
         assert (await anext(deltas)).token_ids
-    async with asyncio.timeout(20):
-        while await engine.process.unfinished(engine.http):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # another process's state has no event to wait for
+    await engine.idle()
 
 
 async def test_calls_side_by_side_are_as_alone(engine: Subject) -> None:

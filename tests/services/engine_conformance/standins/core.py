@@ -20,7 +20,11 @@ from areal.services.inference.engines.embedded.streams import Delta, Stream, Str
 
 
 class Refused(Exception):
-    """The caller's mistake, in the engine's words."""
+    """The caller's mistake, in the engine's words. ``of_tokens``: a prompt holds what is no token."""
+
+    def __init__(self, message: str, *, of_tokens: bool = False) -> None:
+        super().__init__(message)
+        self.of_tokens = of_tokens
 
 
 class Core:
@@ -46,7 +50,7 @@ class Core:
         if not prompt or len(prompt) >= limits.max_length:
             raise Refused(f"the prompt has {len(prompt)} tokens, the context is {limits.max_length}")
         if not all(type(token) is int and 0 <= token < vocabulary for token in prompt):
-            raise Refused("a token id is out of vocabulary")
+            raise Refused("a token id is out of vocabulary", of_tokens=True)
         if adapter is not None and adapter not in self.loaded.adapters:
             raise Refused(f"no adapter {adapter}")
         try:

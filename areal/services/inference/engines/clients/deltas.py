@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from areal.services.inference.engines.base import EngineDelta, EngineFailed
+from areal.services.inference.engines.base import EngineDelta, EngineError, EngineFailed, EngineRefused
 
 ReadObject = Callable[[dict[str, Any]], Iterable[EngineDelta]]
 """The deltas in one JSON object of an answer. Raises EngineFailed for one that says that the engine failed."""
@@ -50,11 +50,11 @@ class JsonLines:
 
     def _deltas(self, payloads: Iterable[bytes]) -> Iterator[EngineDelta]:
         deltas: list[EngineDelta] = []
-        failure: EngineFailed | None = None
+        failure: EngineError | None = None
         try:
             for payload in payloads:
                 deltas += self._read(orjson.loads(payload))
-        except EngineFailed as error:
+        except EngineError as error:
             failure = error
         except MISREAD as error:
             failure = makes_no_sense(error)
@@ -89,9 +89,15 @@ class JsonEvents(JsonLines):
 
 
 def check_event(data: Mapping[str, Any]) -> None:
-    """Raises EngineFailed for an error event."""
-    if "error" in data:
-        raise EngineFailed(f"the engine failed: {data['error']}")
+    """Raises EngineFailed for an error event; EngineRefused for one that calls the request wrong, which some engines
+    say only after a good status."""
+    if "error" not in data:
+        return
+    told = data["error"] if isinstance(data["error"], Mapping) else {"message": data["error"]}
+    code, message = told.get("code"), str(told.get("message") or told)
+    if isinstance(code, int) and 400 <= code < 500 and code != 429:
+        raise EngineRefused(message)
+    raise EngineFailed(f"the engine failed: {message}")
 
 
 def merged(deltas: Sequence[EngineDelta]) -> Iterable[EngineDelta]:

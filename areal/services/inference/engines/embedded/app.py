@@ -55,6 +55,7 @@ class EngineRoutes:
             "max_model_len": engine.limits.max_length,
             "memory_released": engine.memory_released,
             "adapters": sorted(self._loaded.adapters),
+            "structured": self._loaded.grammars is not None,
         }
 
     def add_to(self, service: Service) -> None:
