@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from areal.trajectories.record import Episode
-from areal.trajectories.view import Token, Turn, text_of_messages
+from areal.trajectories.view import Stretch, Token, Turn, stretches, text_of_messages
 
 Paint = Literal["logprob", "version", "mask"]
 
@@ -38,7 +38,7 @@ def _spelled(character: str) -> str:
 
 def render(episode: Episode, conversation: Sequence[Turn], *, paint: Paint | None) -> str:
     """``paint`` None: no colours."""
-    lines = [_head(episode, paint)]
+    lines = [_head(episode, paint), *_tree(stretches(conversation))]
     versions = sorted({version for turn in conversation for version in turn.versions})
     for turn in conversation:
         lines.append("")
@@ -47,6 +47,22 @@ def render(episode: Episode, conversation: Sequence[Turn], *, paint: Paint | Non
         body = _messages(turn) if turn.row.response is not None else _tokens(turn, paint, versions)
         lines += [f"{indent}  {line}".rstrip() for line in body]
     return "\n".join(lines)
+
+
+def _tree(found: Sequence[Stretch], before: str = "  ") -> list[str]:
+    """The shape of a conversation that branches; nothing for one that does not."""
+    if before == "  " and len(found) == 1 and not found[0].branches:
+        return []
+    lines = []
+    for place, stretch in enumerate(found):
+        last = place == len(found) - 1
+        first, final = stretch.turns[0], stretch.turns[-1]
+        span = first.number if first is final else f"{first.number} … {final.number}"
+        rewards = [turn.row.original_reward for turn in stretch.turns if turn.row.rewarded]
+        reward = f"  reward {sum(rewards):g}" if rewards else ""
+        lines.append(f"{before}{'└─' if last else '├─'} {span}{reward}")
+        lines += _tree(stretch.branches, before + ("   " if last else "│  "))
+    return lines
 
 
 def legend(paint: Paint | None, versions: Sequence[int] = ()) -> str:

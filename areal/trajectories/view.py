@@ -15,8 +15,6 @@ from typing import Any
 from areal.trajectories.decoding import Decoder
 from areal.trajectories.record import Episode, Interaction
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -39,6 +37,11 @@ class Turn:
     depth: int
     shown_before: int
     tokens: tuple[Token, ...]
+
+    @property
+    def branch(self) -> str:
+        """The letters of its number."""
+        return self.number.lstrip("0123456789")
 
     @property
     def generated(self) -> list[Token]:
@@ -66,13 +69,15 @@ def turns(episode: Episode, decoder: Decoder | None) -> list[Turn]:
     for row in episode.interactions:
         children.setdefault(row.parent_id if row.parent_id in rows else None, []).append(row)
     found: list[Turn] = []
-    waiting = [(row, 1, branch) for row, branch in _branches(children.get(None, []), "")][::-1]
+    roots = children.get(None, [])
+    waiting = [(row, 1, int(len(roots) > 1), branch) for row, branch in _branches(roots, "")][::-1]
     while waiting:
-        row, place, branch = waiting.pop()
+        row, place, depth, branch = waiting.pop()
         parent = rows.get(row.parent_id) if row.parent_id is not None else None
-        found.append(_turn(row, f"{place}{branch}", len(branch), parent, decoder))
+        found.append(_turn(row, f"{place}{branch}", depth, parent, decoder))
         following = _branches(children.get(row.interaction_id, []), branch)
-        waiting += [(child, place + 1, name) for child, name in following][::-1]
+        deeper = depth + (len(following) > 1)
+        waiting += [(child, place + 1, deeper, name) for child, name in following][::-1]
     return found
 
 
@@ -80,7 +85,12 @@ def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interactio
     """Each with the name of its branch: a letter more where there are several."""
     if len(rows) == 1:
         return [(rows[0], branch)]
-    return [(row, branch + _LETTERS[min(place, len(_LETTERS) - 1)]) for place, row in enumerate(rows)]
+    return [(row, branch + _letters(place)) for place, row in enumerate(rows)]
+
+
+def _letters(place: int) -> str:
+    """``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: none begins another, so that a branch is named after its own."""
+    return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 
 def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None, decoder: Decoder | None) -> Turn:
@@ -94,6 +104,35 @@ def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None,
         for at in range(before, len(ids))
     )
     return Turn(row, number, depth, before, tokens)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Turns that follow one another without a branch. ``branches``: what goes on from the last of them."""
+
+    turns: tuple[Turn, ...]
+    branches: tuple[Stretch, ...]
+
+
+def stretches(conversation: Sequence[Turn]) -> tuple[Stretch, ...]:
+    """The conversation's shape, from its turns in reading order."""
+    named: dict[str, list[Turn]] = {}
+    for turn in conversation:
+        named.setdefault(turn.branch, []).append(turn)
+
+    def below(branch: str) -> tuple[Stretch, ...]:
+        return tuple(
+            Stretch(tuple(named[name]), below(name))
+            for name in named
+            if name != branch and name.startswith(branch) and _parent_of(name, named) == branch
+        )
+
+    return (Stretch(tuple(named[""]), below("")),) if "" in named else below("")
+
+
+def _parent_of(branch: str, known: Mapping[str, object]) -> str:
+    """The longest branch that this one goes on from."""
+    return next((branch[:end] for end in range(len(branch) - 1, 0, -1) if branch[:end] in known), "")
 
 
 def text_of_messages(row: Interaction) -> list[tuple[str, str]]:

@@ -20,9 +20,9 @@ from areal.errors import ArealError, NotFound
 from areal.trajectories import terminal
 from areal.trajectories.decoding import Decoder, load_decoder
 from areal.trajectories.html import harmless, page
-from areal.trajectories.view import turns
+from areal.trajectories.view import Stretch, stretches, turns
 from tests.services.tokenizer_folder import write_tokenizer
-from tests.trajectories.samples import branched, external
+from tests.trajectories.samples import branched, external, interaction
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> \x1b[31m\x07\u202e\u2028 & ' \""
 
@@ -48,6 +48,45 @@ def test_conversations_that_share_nothing_are_branches_from_the_start() -> None:
     first, *_ = branched().interactions
     several = replace(branched(), interactions=(first, replace(first, interaction_id="z", parent_id="gone")))
     assert [turn.number for turn in turns(several, None)] == ["1a", "1b"]
+
+
+def test_shape_of_a_conversation_that_branches_is_drawn_first() -> None:
+    episode = branched()
+    text = terminal.render(episode, turns(episode, letters()), paint=None)
+    assert text.splitlines()[1:4] == ["  └─ 1", "     ├─ 2a  reward 0", "     └─ 2b … 3b  reward 1"]
+    line = replace(episode, interactions=episode.interactions[:2])
+    assert "─" not in terminal.render(line, turns(line, letters()), paint=None)
+
+
+def test_many_samples_of_one_prompt_have_names_of_their_own() -> None:
+    rows = tuple(interaction(str(place), [1], [2]) for place in range(80))
+    conversation = turns(replace(branched(), interactions=rows), None)
+    assert len({turn.number for turn in conversation}) == 80
+    assert {turn.depth for turn in conversation} == {1}
+    assert (conversation[24].number, conversation[25].number, conversation[79].number) == ("1y", "1za", "1zzze")
+    assert len(stretches(conversation)) == 80
+
+
+@given(st.lists(st.integers(-1, 20), max_size=12))
+def test_every_turn_stands_in_exactly_one_stretch_after_its_parent(parents: list[int]) -> None:
+    rows = tuple(
+        interaction(str(place), [1], [2], parent=str(parent) if 0 <= parent < place else None)
+        for place, parent in enumerate(parents)
+    )
+    conversation = turns(replace(branched(), interactions=rows), None)
+    assert sorted(turn.row.interaction_id for turn in conversation) == sorted(row.interaction_id for row in rows)
+    seen: list[str] = []
+
+    def walk(found: tuple[Stretch, ...]) -> None:
+        for stretch in found:
+            for turn in stretch.turns:
+                parent = turn.row.parent_id
+                assert parent is None or parent in seen
+                seen.append(turn.row.interaction_id)
+            walk(stretch.branches)
+
+    walk(stretches(conversation))
+    assert sorted(seen) == sorted(row.interaction_id for row in rows)
 
 
 @given(st.text(max_size=40), st.integers(1, 4))
