@@ -14,6 +14,9 @@ import yaml
 from areal.resources.scalars import BadScalar, resolve_plain
 
 
+_BREAKS = "\x85\u2028\u2029"
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -30,8 +33,9 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _misread(text: str) -> bool:
-    """Whether our loader would not read the bare text as text; PyYAML quotes what 1.1 would misread by itself."""
-    if text == "<<":
+    """Whether our loader would not read the bare text as text; PyYAML quotes what 1.1 would misread by itself, but for
+    line breaks that are none in 1.2."""
+    if text == "<<" or any(each in text for each in _BREAKS):
         return True
     try:
         return not isinstance(resolve_plain(text), str)
