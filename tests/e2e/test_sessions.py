@@ -31,6 +31,7 @@ def test_sessions_of_a_killed_data_proxy_come_back_and_the_others_never_notice(t
     talks.assert_all_is_there_once()
 
 
+@pytest.mark.slow
 def test_rolling_restart_loses_no_turn_of_any_session(two: Box) -> None:
     before = two.pids()
     with Talks(two, 4) as talks:

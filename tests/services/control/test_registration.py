@@ -77,7 +77,7 @@ def test_name_that_the_router_refuses_leaves_nothing_behind(house: House, tokeni
         ({"model": "m"}, "data_proxy_addrs"),
         ({"model": "m", "data_proxy_addrs": []}, "data_proxy_addrs"),
         ({"model": "m", "data_proxy_addrs": ["http://h/x"]}, "data_proxy_addrs"),
-        ({"model": "m", "data_proxy_addrs": ["127.0.0.1:1"], "url": "http://api"}, "url"),
+        ({"model": "m", "data_proxy_addrs": ["127.0.0.1:1"], "api_key": "k"}, "api_key"),
     ],
 )
 def test_malformed_registration_is_400_and_names_the_field(house: House, body: dict[str, Any], param: str) -> None:

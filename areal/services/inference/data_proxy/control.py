@@ -156,7 +156,7 @@ def refuse_controls(service: Service, why: str) -> None:
         raise ApiError(400, why, code="unsupported_by_engine")
 
     routes: list[tuple[str, str, Handler]]
-    routes = [("POST", path, refused) for path in CONTROL_PATHS]
+    routes = [("POST", path, refused) for path in (*CONTROL_PATHS, "/configure_backend")]
     for method, path, handler in [*routes, ("GET", "/get_version", refused)]:
         service.route(method, path, handler, Access.ADMIN)
 

@@ -68,6 +68,12 @@ def _uid() -> str:
     return os.environ.get(_RUN_UID) or f"manual-{uuid4().hex[:12]}"
 
 
+def registrations_file(vault: Vault | None) -> Path | None:
+    """Where what is registered at this run is kept for its restart."""
+    uid = os.environ.get(_RUN_UID)
+    return vault.root / f"{uid}.models.json" if vault is not None and uid else None
+
+
 def keeping_details(vault: Vault | None) -> dict[str, Any]:
     """What the router has to know: which journals are here, which others there are, how many sessions live."""
     if vault is None:

@@ -10,15 +10,15 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.backend import BackendRoute
 from areal.services.inference.data_proxy.callers import Callers
 from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
 from areal.services.inference.data_proxy.counts import TokenCounts
-from areal.services.inference.data_proxy.dialects import anthropic, responses
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.export_routes import ExportRoutes
-from areal.services.inference.data_proxy.external_calls import ExternalCalls
+from areal.services.inference.data_proxy.external_models import ExternalModels
 from areal.services.inference.data_proxy.generation import Generator
-from areal.services.inference.data_proxy.keeping import keeping, keeping_details
+from areal.services.inference.data_proxy.keeping import keeping, keeping_details, registrations_file
 from areal.services.inference.data_proxy.keeping_metrics import count_journals
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_url, provider_key
@@ -29,9 +29,6 @@ from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
 from areal.services.inference.data_proxy.visits import Visits
 from areal.services.inference.data_proxy.weights import WeightRoutes
 from areal.services.inference.engines.clients import open_engine
-from areal.services.inference.engines.clients.dialect import Dialect
-from areal.services.inference.engines.clients.external import ExternalApi
-from areal.services.inference.engines.clients.outside import open_outside
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
 from areal.services.web.client import HttpClient
@@ -88,6 +85,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
                 "root": watch.state.root,
                 "adapters": list(watch.state.adapters),
                 "paused": suspension.active,
+                "models": others.names,
                 **keeping_details(vault),
             }
 
@@ -108,7 +106,8 @@ def _token_engine(args: argparse.Namespace) -> Build:
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
         WeightRoutes(engine, control).add_to(service)
-        _add_session_routes(service, args.model, vault, options.key)
+        BackendRoute(args.engine, engine, control, http, headers).add_to(service)
+        others = _external_models(args, visits, vault)
         handlers = {
             "/v1/chat/completions": calls.chat,
             "/v1/completions": calls.completion,
@@ -117,7 +116,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
             "/v1/messages/count_tokens": calls.count_tokens,
         }
         admitted = {path: control.admitting(each) for path, each in handlers.items()}
-        _add_model_routes(service, args.model, admitted, _access(vault))
+        _add_routes(service, others, admitted, vault, options.key)
         try:
             yield service
         finally:
@@ -127,6 +126,11 @@ def _token_engine(args: argparse.Namespace) -> Build:
 
 
 def _external(args: argparse.Namespace) -> Build:
+    from areal.services.inference.data_proxy.external_calls import ExternalCalls
+    from areal.services.inference.data_proxy.external_handlers import external_handlers
+    from areal.services.inference.engines.clients.external import ExternalApi
+    from areal.services.inference.engines.clients.outside import open_outside
+
     url, key = external_url(args.engine_url, allow_private=args.allow_private), provider_key(args.provider_key_file)
     name, dialect = args.provider_model or args.model, args.provider_api
 
@@ -137,33 +141,16 @@ def _external(args: argparse.Namespace) -> Build:
 
     def build_on(api: ExternalApi, options: ServeOptions, vault: Vault | None) -> Service:
         watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
-        about = lambda: {"root": name, **keeping_details(vault)}  # noqa: E731
+        visits = Visits(vault, options.key)
+        others = _external_models(args, visits, vault)
+        about = lambda: {"root": name, "models": others.names, **keeping_details(vault)}  # noqa: E731
         service = _service(args, options, watch, lambda: watch.state.not_ready, about)
         refuse_controls(service, "an external model is not ours to pause, to resize or to version")
-        visits = Visits(vault, options.key)
         calls = ExternalCalls(args.model, api, visits, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)
-        _add_session_routes(service, args.model, vault, options.key)
-        _add_model_routes(service, args.model, _external_handlers(calls, dialect), _access(vault))
+        _add_routes(service, others, external_handlers(calls, dialect), vault, options.key)
         return service
 
     return build
-
-
-def _external_handlers(calls: ExternalCalls, dialect: Dialect) -> dict[str, Handler]:
-    if dialect is Dialect.ANTHROPIC:
-        messages_only = calls.refuse("this model is behind Anthropic's API: ask it by /v1/messages")
-        return {
-            **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), messages_only),
-            "/v1/messages": calls.relay_messages,
-            "/v1/messages/count_tokens": calls.relay_to("/messages/count_tokens", keeps=False),
-        }
-    return {
-        "/v1/chat/completions": calls.relay_to("/chat/completions"),
-        "/v1/completions": calls.relay_to("/completions"),
-        "/v1/responses": calls.translated_by(responses.translate, "resp_"),
-        "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
-        "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
-    }
 
 
 def _service(
@@ -195,24 +182,32 @@ def _service(
     return service
 
 
-def _access(vault: Vault | None) -> Access:
-    """Who may call a model: without a journal there are no session keys."""
-    return Access.CALLER if vault is None else Access.SESSION
+def _external_models(args: argparse.Namespace, visits: Visits, vault: Vault | None) -> ExternalModels:
+    return ExternalModels(
+        args.model,
+        visits,
+        max_body_bytes=args.max_body_bytes,
+        idle_s=args.request_timeout,
+        file=registrations_file(vault),
+    )
 
 
-def _add_session_routes(service: Service, model: str, vault: Vault | None, key: AdminKey | None) -> None:
+def _add_routes(
+    service: Service, models: ExternalModels, handlers: Mapping[str, Handler], vault: Vault | None, key: AdminKey | None
+) -> None:
     if vault is not None:
-        SessionRoutes(vault, Callers(vault, key), key, model).add_to(service)
+        SessionRoutes(vault, Callers(vault, key), key, lambda: models.names).add_to(service)
         ExportRoutes(vault).add_to(service)
         count_journals(service.metrics, vault)
-
-
-def _add_model_routes(service: Service, model: str, handlers: Mapping[str, Handler], access: Access) -> None:
-    async def models(request: Request) -> Response:
-        entry = {"id": model, "object": "model", "created": 0, "owned_by": "areal"}
-        return json_response({"object": "list", "data": [entry], "models": [model]})
-
-    for path, handler in handlers.items():
+    # Who may call a model: without a journal there are no session keys.
+    access = Access.CALLER if vault is None else Access.SESSION
+    models.add_to(service)
+    routed = {path: models.beside(path, handler) for path, handler in handlers.items()}
+    for path, handler in {**routed, "/chat/completions": routed["/v1/chat/completions"]}.items():
         service.route("POST", path, handler, access)
-    service.route("POST", "/chat/completions", handlers["/v1/chat/completions"], access)
-    service.route("GET", "/v1/models", models, Access.CALLER)
+
+    async def listed(request: Request) -> Response:
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "areal"} for name in models.names]
+        return json_response({"object": "list", "data": data, "models": models.names})
+
+    service.route("GET", "/v1/models", listed, Access.CALLER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -29,11 +30,11 @@ _OWN_KEY = re.compile(r"[!-~]{8,512}")
 
 
 class SessionRoutes:
-    def __init__(self, vault: Vault, callers: Callers, key: AdminKey | None, model: str) -> None:
+    def __init__(self, vault: Vault, callers: Callers, key: AdminKey | None, models: Callable[[], list[str]]) -> None:
         self._vault = vault
         self._callers = callers
         self._key = key
-        self._model = model
+        self._models = models
 
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter
@@ -65,8 +66,8 @@ class SessionRoutes:
 
     def _check_model(self, data: dict[str, Any]) -> None:
         name = data.get("model")
-        if name is not None and name != self._model:
-            message = f"the model {name!r} does not exist; here is {self._model!r}"
+        if name is not None and name not in self._models():
+            message = f"the model {name!r} does not exist; here is {', '.join(self._models())}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def _own_key(self, data: dict[str, Any]) -> str | None:

@@ -167,6 +167,10 @@ class TokenEngine(Protocol):
         """Stop the call's remaining work. Best effort; never raises EngineError."""
         ...
 
+    def point_to(self, url: str) -> None:
+        """From now on the engine at ``url`` is driven; calls that run end where they began."""
+        ...
+
     async def state(self) -> EngineState:
         """Never raises EngineError: an engine that does not answer is not ready."""
         ...

@@ -36,6 +36,9 @@ class EmbeddedClient:
     async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         await self._engine.pour("/generate", _body(call), JsonLines(_read), sink, flowing)
 
+    def point_to(self, url: str) -> None:
+        self._engine.point_to(url)
+
     async def abort(self, request_id: str) -> None:
         await self._engine.control("/abort", {"request_id": request_id})
 

@@ -56,6 +56,9 @@ class SglangClient:
     async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         await self._engine.pour("/generate", wire_body(call), JsonEvents(Progress(call).deltas), sink, flowing)
 
+    def point_to(self, url: str) -> None:
+        self._engine.point_to(url)
+
     async def abort(self, request_id: str) -> None:
         await self._engine.control("/abort_request", {"rid": request_id})
 

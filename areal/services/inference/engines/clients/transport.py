@@ -39,6 +39,9 @@ class EngineHttp:
         self._url = url.rstrip("/")
         self._headers = {**headers, "Content-Type": "application/json"}
 
+    def point_to(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
     @contextlib.asynccontextmanager
     async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
         """An answer with status 200, its body still to be read. Leaving early closes the connection."""

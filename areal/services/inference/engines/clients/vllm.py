@@ -101,6 +101,10 @@ class VllmClient:
             return delta
         return replace(delta, versions=(self._version,) * len(delta.token_ids))
 
+    def point_to(self, url: str) -> None:
+        self._engine.point_to(url)
+        self._model = None
+
     async def abort(self, request_id: str) -> None:
         """Nothing to send: the closed connection said it."""
 

@@ -1,0 +1,218 @@
+"""External APIs that a data proxy serves beside its own model, registered while it runs.
+
+What is registered is kept in a file beside the journals, where there are any, so that a process that comes back still
+serves what its sessions talk to. The file holds the providers' keys: it is its owner's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from areal.resources.external_url import ExternalUrl, UrlError, parse_external_url
+from areal.services.inference.data_proxy.visits import Visits
+from areal.services.inference.engines.clients.dialect import Dialect
+from areal.services.web.access import Access
+from areal.services.web.body import decode_object, read_body, read_object
+from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.server import AnyResponse, Request, Response
+from areal.services.web.service import Handler, Service, json_response
+
+if TYPE_CHECKING:  # a data proxy at which none is registered starts without a client that speaks to the outside
+    import aiohttp
+
+    from areal.services.inference.engines.clients.external import ExternalApi
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
+_BODY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Registered:
+    """One external model, as it was registered. ``model`` is its name over there."""
+
+    name: str
+    url: str
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    api: str = Dialect.OPENAI
+    allow_private: bool = False
+
+    @property
+    def parsed_url(self) -> ExternalUrl:
+        """Raises UrlError."""
+        return parse_external_url(self.url, allow_private=self.allow_private)
+
+
+@dataclass(frozen=True)
+class _Served:
+    registered: Registered
+    http: aiohttp.ClientSession
+    api: ExternalApi
+    handlers: Mapping[str, Handler]
+
+
+class ExternalModels:
+    """``own``: the model that needs no registration. ``file``: where registrations outlive the process."""
+
+    def __init__(self, own: str, visits: Visits, *, max_body_bytes: int, idle_s: float, file: Path | None) -> None:
+        self._own = own
+        self._visits = visits
+        self._max_body_bytes = max_body_bytes
+        self._idle_s = idle_s
+        self._file = file
+        self._served: dict[str, _Served] = {}
+        self._sessions = contextlib.AsyncExitStack()
+        self._lock = asyncio.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """Every model that is served here."""
+        return [self._own, *self._served]
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/register_model", self.register, Access.ADMIN)
+        service.route("POST", "/deregister_model", self.deregister, Access.ADMIN)
+        service.beside(self._living)
+
+    def beside(self, path: str, own: Handler) -> Handler:
+        """The route of every model: ``own`` where the call names no other one."""
+
+        async def handle(request: Request) -> AnyResponse:
+            if not self._served:
+                return await own(request)
+            name = decode_object(await read_body(request, self._max_body_bytes)).get("model")
+            served = self._served.get(name) if isinstance(name, str) else None
+            return await (served.handlers[path] if served is not None else own)(request)
+
+        return handle
+
+    async def register(self, request: Request) -> Response:
+        """With ``dry_run`` it is only tried: the API must answer, and take the key. Raises 400, 409, 502."""
+        data = await read_object(request, _BODY_BYTES)
+        registered = _registered(data, self._own)
+        async with self._lock:
+            served = self._open(registered)
+            why = (await served.api.state()).not_ready
+            if why is not None or data.get("dry_run") is True:
+                await served.http.close()
+            if why is not None:
+                raise ApiError(502, f"the external API cannot be used: {why}", code="external_unavailable", param="url")
+            if data.get("dry_run") is not True:
+                self._sessions.push_async_callback(served.http.close)
+                await self._put(registered.name, served)
+        return json_response({"status": "ok", "name": registered.name})
+
+    async def deregister(self, request: Request) -> Response:
+        name = (await read_object(request, _BODY_BYTES)).get("name")
+        async with self._lock:
+            if not isinstance(name, str) or name not in self._served:
+                raise ApiError(404, f"no external model {name!r}", code="model_not_found", param="name")
+            await self._put(name, None)
+        return json_response({"status": "ok", "name": name})
+
+    async def _put(self, name: str, served: _Served | None) -> None:
+        """On disk first. Calls that run with what was there before go on: its connections close with the process."""
+        wanted = {key: value for key, value in self._served.items() if key != name}
+        if served is not None:
+            wanted[name] = served
+        if self._file is not None:
+            try:
+                await asyncio.to_thread(_write, self._file, [each.registered for each in wanted.values()])
+            except OSError as error:
+                message = f"the registration cannot be kept: {error.strerror}"
+                raise ApiError(507, message, code="store_failed") from error
+        self._served = wanted
+
+    def _open(self, registered: Registered) -> _Served:
+        """Raises UrlError."""
+        from areal.services.inference.data_proxy.external_calls import ExternalCalls
+        from areal.services.inference.data_proxy.external_handlers import external_handlers
+        from areal.services.inference.engines.clients.external import ExternalApi
+        from areal.services.inference.engines.clients.outside import open_outside
+
+        url, dialect = registered.parsed_url, Dialect(registered.api)
+        http = open_outside(url, allow_private=registered.allow_private)
+        api = ExternalApi(http, url, registered.model, registered.api_key, dialect)
+        calls = ExternalCalls(
+            registered.name, api, self._visits, max_body_bytes=self._max_body_bytes, idle_s=self._idle_s
+        )
+        return _Served(registered, http, api, external_handlers(calls, dialect))
+
+    @contextlib.asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        async with self._sessions:
+            for registered in await asyncio.to_thread(_read, self._file):
+                try:
+                    served = self._served[registered.name] = self._open(registered)
+                except ValueError as error:
+                    _log.error("the external model %s is served no more: %s", registered.name, error)
+                else:
+                    self._sessions.push_async_callback(served.http.close)
+            yield
+
+
+def _registered(data: Mapping[str, Any], own: str) -> Registered:
+    """``name`` (else ``model``) is ours, ``model`` theirs. Raises 400, 409."""
+    model = _text(data, "model") or _text(data, "name")
+    name = _text(data, "name") or model
+    if name is None or model is None or not _NAME.fullmatch(name):
+        raise bad_request("name must be the model's: letters, digits and -._:/", param="name")
+    if name == own:
+        raise ApiError(409, f"{own!r} is what this data proxy serves itself", code="model_exists", param="name")
+    url, api, private = _text(data, "url"), data.get("api", Dialect.OPENAI), data.get("allow_private", False)
+    if url is None:
+        raise bad_request("url is required: the base URL of an external API", param="url", code="missing_field")
+    if api not in list(Dialect):
+        raise bad_request(f"api must be one of {', '.join(Dialect)}", param="api")
+    if not isinstance(private, bool):
+        raise bad_request("allow_private must be true or false", param="allow_private")
+    key = _text(data, "api_key")
+    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        raise bad_request("api_key has characters that no key has", param="api_key")
+    registered = Registered(name, url, model, key, api, private)
+    try:
+        _ = registered.parsed_url
+    except UrlError as error:
+        raise bad_request(f"url {error}", param="url") from error
+    return registered
+
+
+def _text(data: Mapping[str, Any], name: str) -> str | None:
+    value = data.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise bad_request(f"{name} must be a string", param=name)
+    return value
+
+
+def _read(file: Path | None) -> list[Registered]:
+    try:
+        return [Registered(**item) for item in orjson.loads(file.read_bytes())] if file is not None else []
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        _log.error("the registrations in %s cannot be read: %s", file, error)
+        return []
+
+
+def _write(file: Path, registered: list[Registered]) -> None:
+    """Whole or not at all. Raises OSError."""
+    fresh = file.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(orjson.dumps([asdict(each) for each in registered]))
+        out.flush()
+        os.fsync(out.fileno())
+    fresh.replace(file)

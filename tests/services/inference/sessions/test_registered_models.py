@@ -1,0 +1,163 @@
+"""External APIs that are registered at the gateway, and engines that are exchanged, while everything runs.
+
+The API is this house's own gateway: OpenAI-compatible, and it takes a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.services.inference.houses import CHAT
+from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
+from tests.services.inference.test_refusals import refused
+from tests.services.processes import Answer, engine_calls, script, wait_until
+
+Build = Callable[..., RecordingHouse]
+BODY = {"model": "friend", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def register(house: RecordingHouse, **more: Any) -> Answer:
+    api = {"model": "friend", "url": f"{house.gateway.url}/v1", "api_key": house.key, "provider_model": "tiny"}
+    body = {name: value for name, value in {**api, **more}.items() if value is not None}
+    return house.admin("POST", "/register_model", body)
+
+
+def deregister(house: RecordingHouse) -> Answer:
+    return house.admin("POST", "/deregister_model", {"model": "friend"})
+
+
+@pytest.fixture
+def friend(recording: RecordingHouse) -> Iterator[RecordingHouse]:
+    answer = register(recording)
+    assert answer.status == 200, answer.body
+    assert sorted(answer.json()["data_proxy_addrs"]) == sorted(proxy.url for proxy in recording.proxies)
+    yield recording
+    assert deregister(recording).json() == {"status": "ok", "model": "friend"}
+
+
+def test_registered_api_is_listed_called_and_deregistered(recording: RecordingHouse) -> None:
+    assert register(recording).status == 200
+    assert recording.models() == ["tiny", "friend"]
+    assert recording.admin("POST", CHAT, BODY).json()["choices"][0]["message"]["content"] == "Hello there, friend!"
+    assert deregister(recording).status == 200
+    assert recording.models() == ["tiny"]
+    refused(recording.admin("POST", CHAT, BODY), 404)
+    for proxy in recording.proxies:
+        refused(proxy.call("POST", CHAT, BODY, key=recording.key), 404)
+    refused(deregister(recording), 404)
+
+
+def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingHouse) -> None:
+    rollouts = friend.on_each_replica(model="friend")
+    for rollout in rollouts:
+        rollout.chat("a", model="friend")
+        assert rollout.reward(1.0)["trajectory_ready"]
+    ids = [rollout.session_id for rollout in rollouts]
+    exported = friend.admin("POST", "/export_trajectories", {"session_ids": ids}).json()
+    assert [row["model"] for row in exported["rows"]] == ["friend", "friend"]
+    for interaction in exported["traj"]["interactions"]:
+        assert interaction["messages"] == [{"role": "user", "content": "a"}]
+        assert interaction["response"]["content"] == "Hello there, friend!"
+        assert interaction["reward"] == 1.0
+
+
+def test_text_and_token_sessions_are_not_exported_together(friend: RecordingHouse) -> None:
+    text, tokens = friend.on_each_replica(model="tiny")
+    text.chat("a", model="friend")
+    tokens.chat("a", model="tiny")
+    for rollout in (text, tokens):
+        rollout.reward(1.0)
+    ids = [text.session_id, tokens.session_id]
+    error = refused(friend.admin("POST", "/export_trajectories", {"session_ids": ids}))
+    assert error["code"] == "mixed_sessions"
+    assert "interactions" in text.export()["traj"]
+    assert "input_ids" in tokens.export()["traj"]
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "param"),
+    [
+        ({"url": "http://127.0.0.1:9/v1"}, 502, "url"),
+        ({"api_key": "not-the-key"}, 502, "url"),
+        ({"url": "http://169.254.169.254/latest"}, 400, "url"),
+        ({"url": "ftp://api/v1"}, 400, "url"),
+        ({"url": "http://user:secret@127.0.0.1/v1"}, 400, "url"),
+        ({"url": 7}, 400, "url"),
+        ({"api": "soap"}, 400, "api"),
+        ({"api_key": "two words"}, 400, "api_key"),
+        ({"model": "tiny"}, 409, "name"),
+        ({"model": "no such name!"}, 400, "name"),
+        ({"model": None}, 400, "model"),
+        ({"url": None}, 400, "api_key"),
+        ({"data_proxy_addrs": ["127.0.0.1:9"]}, 502, None),
+    ],
+)
+def test_registration_that_cannot_be_is_refused_and_leaves_nothing(
+    recording: RecordingHouse, more: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = register(recording, **more)
+    assert answer.json()["error"]["param"] == param, answer.body
+    refused(answer, status)
+    assert b"secret" not in answer.body and recording.key.encode() not in answer.body
+    assert recording.models() == ["tiny"]
+    for proxy in recording.proxies:
+        assert proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
+
+
+def test_registration_that_one_data_proxy_refuses_is_taken_back_everywhere(recording: RecordingHouse) -> None:
+    addrs = [recording.proxy.url, "127.0.0.1:9"]
+    refused(register(recording, data_proxy_addrs=addrs), 502)
+    assert recording.proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
+
+
+def test_registered_api_outlives_its_data_proxies_process(build: Build) -> None:
+    house = build(replicas=1)
+    assert register(house).status == 200
+    rollout = house.begin(model="friend")
+    rollout.chat("a", model="friend")
+    house.proxy.kill()
+    restarted = house.start_proxy(0)
+    assert restarted.call("GET", "/v1/models", key=house.key).json()["models"] == ["tiny", "friend"]
+    files = list(house.state.glob("*.json"))
+    assert files and all(file.stat().st_mode & 0o077 == 0 for file in files)
+    house.register(restarted)
+    house.register(restarted, model="friend")
+    rollout.chat("b", model="friend")
+    assert rollout.reward(1.0)["interaction_count"] == 2
+
+
+def test_configured_backend_takes_over_while_calls_go_on(build: Build) -> None:
+    house = build(replicas=2)
+    first, second = house.engines
+    rollout = next(each for each in house.on_each_replica() if tag_of(each.session_id) in _journals(house, 0))
+    rollout.chat("a")
+    assert len(engine_calls(first)) == 1
+    script(first, reset=True)
+    said = house.proxy.call("POST", "/configure_backend", {"backend_addr": second.url}, key=house.key)
+    assert (said.status, said.json()) == (200, {"status": "ok", "backend_addr": second.url})
+    rollout.chat("b")
+    assert (len(engine_calls(first)), len(engine_calls(second))) == (0, 1)
+    assert rollout.reward(1.0)["interaction_count"] == 2
+
+
+def _journals(house: RecordingHouse, number: int) -> list[str]:
+    journals: list[str] = wait_until(lambda: house.proxies[number].call("GET", "/ready").json()["journals"])
+    return journals
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"backend_addr": 7}, 400),
+        ({"backend_addr": "http://h/x"}, 400),
+        ({"backend_addr": "127.0.0.1:9"}, 502),
+    ],
+)
+def test_backend_that_is_none_changes_nothing(recording: RecordingHouse, body: dict[str, Any], status: int) -> None:
+    refused(recording.proxy.call("POST", "/configure_backend", body, key=recording.key), status)
+    refused(recording.proxy.call("POST", "/configure_backend", body, key="somebody"), 403)
+    assert recording.chat().status == 200
