@@ -13,7 +13,6 @@ import yaml
 
 from areal.resources.scalars import BadScalar, resolve_plain
 
-
 _BREAKS = "\x85\u2028\u2029"
 
 
