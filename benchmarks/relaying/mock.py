@@ -1,16 +1,18 @@
 """A worker and an engine that cost next to nothing: canned answers from a bare asyncio protocol.
 
-    python benchmarks/relaying/mock.py
+    python benchmarks/relaying/mock.py [HOSTS]
 
-Prints its port. ``POST /v1/chat/completions`` answers 12 KB of JSON, or with ``"stream":true`` 64 server-sent events;
-``POST /generate`` speaks the embedded engine's NDJSON, 64 tokens. ``POST /pace`` sets the seconds between two chunks
-(``{"gap_s": 0.01}``; 0 sends the engine's answer as eight lines in one write). Anything else is 200, as for a probe.
+Prints its port, which is the same on each of as many loopback addresses. ``POST /v1/chat/completions`` answers 12 KB
+of JSON, or with ``"stream":true`` 64 server-sent events; ``POST /generate`` speaks the embedded engine's NDJSON, 64
+tokens. ``POST /pace`` sets the seconds between two chunks (``{"gap_s": 0.01}``; 0 sends the engine's answer as eight
+lines in one write). Anything else is 200, as for a probe.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import dataclass
 from typing import cast
 
@@ -85,7 +87,11 @@ class Mock(asyncio.Protocol):
                 return
             body = self._buffer[end + 4 : end + 4 + length]
             self._buffer = self._buffer[end + 4 + length :]
-            self._answer(head.split(b" ", 2)[1], body)
+            words = head.split(b" ", 2)
+            if len(words) < 3:  # some ask by HTTP/2 first whether it is spoken here
+                self._transport.close()
+                return
+            self._answer(words[1], body)
 
     def _answer(self, path: bytes, body: bytes) -> None:
         if path.endswith(b"/chat/completions"):
@@ -115,10 +121,19 @@ class Mock(asyncio.Protocol):
             asyncio.get_running_loop().call_later(self._pace.gap_s, self._next, chunks, number + 1)
 
 
+def host(place: int) -> str:
+    """The address of one of many: all of 127.0.0.0/8 is this machine."""
+    return f"127.0.{place // 200}.{place % 200 + 1}"
+
+
 async def main() -> None:
-    pace = Pace()
-    server = await asyncio.get_running_loop().create_server(lambda: Mock(pace), "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    pace, loop = Pace(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Mock(pace), host(0), 0, backlog=4096)
+    port = server.sockets[0].getsockname()[1]
+    more = [host(place) for place in range(1, int(sys.argv[1]) if len(sys.argv) > 1 else 1)]
+    others = [await loop.create_server(lambda: Mock(pace), each, port, backlog=128) for each in more]
+    print(port, flush=True)
+    assert len(others) == len(more)
     await server.serve_forever()
 
 

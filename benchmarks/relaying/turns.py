@@ -1,0 +1,136 @@
+"""A load of short turns: each connection talks, one conversation after another. Reads its orders as JSON from stdin.
+
+    {"port", "keys", "connections", "turns", "stream", "requests"}
+        ->  {"mean_us", "p50_us", "p99_us", "failed", "seconds"}
+
+A conversation opens with 200 characters; each further turn sends back all that was said and 200 characters more, as
+agents do. Each takes the next of ``keys``, which are sessions'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import orjson
+
+_DEADLINE_S = 170.0
+_TEXT = "the quick brown fox jumps over the lazy dog and runs " * 4
+_SAID = 200
+_HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"Authorization: Bearer %b\r\nContent-Length: "
+)
+
+
+class Talker(asyncio.Protocol):
+    """Talks until ``tickets`` are gone."""
+
+    def __init__(
+        self,
+        order: dict[str, Any],
+        keys: Iterator[str],
+        tickets: list[int],
+        seconds: list[float],
+        ended: asyncio.Future[None],
+    ) -> None:
+        self._keys = keys
+        self._head = b""
+        self._turns, self._stream = order["turns"], order["stream"]
+        self._tickets, self._seconds, self._ended = tickets, seconds, ended
+        self._messages: list[dict[str, str]] = []
+        self._got = bytearray()
+        self.failed = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self.failed += 1
+            self._ended.set_result(None)
+
+    def ask(self) -> None:
+        if not self._tickets:
+            self._ended.set_result(None)
+            self._transport.close()
+            return
+        number = self._tickets.pop()
+        if not self._messages or len(self._messages) >= 2 * self._turns:
+            self._messages = []
+            self._head = _HEAD % next(self._keys).encode()
+        self._messages.append({"role": "user", "content": f"{number} {_TEXT}"[:_SAID]})
+        body = {"model": "mock", "messages": self._messages, "max_tokens": 64, "stream": self._stream}
+        data = orjson.dumps(body)
+        self._got.clear()
+        self._since = time.perf_counter()
+        self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(data), data))
+
+    def data_received(self, data: bytes) -> None:
+        got = self._got
+        got += data
+        end = got.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        if self._stream and got.startswith(b"HTTP/1.1 200"):
+            if len(got) < end + 9 or not got.endswith(b"0\r\n\r\n"):
+                return
+        else:
+            at = got.lower().find(b"content-length:", 0, end)
+            if len(got) < end + 4 + int(got[at + 15 : got.find(b"\r", at)]):
+                return
+        self._seconds.append(time.perf_counter() - self._since)
+        if not got.startswith(b"HTTP/1.1 200"):
+            self.failed += 1
+            self._messages = []
+        else:
+            self._messages.append({"role": "assistant", "content": self._answer(bytes(got[end + 4 :]))})
+        self.ask()
+
+    def _answer(self, body: bytes) -> str:
+        if not self._stream:
+            content: str = orjson.loads(body)["choices"][0]["message"]["content"]
+            return content
+        events = [orjson.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+        self.failed += b"data: [DONE]" not in body
+        return "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
+
+
+async def main() -> None:
+    order = json.loads(sys.stdin.read())
+    loop = asyncio.get_running_loop()
+    seconds, tickets = list[float](), list(range(order["requests"]))
+    talkers = []
+    keys, ends = itertools.cycle(order["keys"]), [loop.create_future() for _ in range(order["connections"])]
+    for ended in ends:
+        _, talker = await loop.create_connection(
+            lambda ended=ended: Talker(order, keys, tickets, seconds, ended),  # type: ignore[misc]
+            "127.0.0.1",
+            order["port"],
+        )
+        talkers.append(talker)
+    began = time.perf_counter()
+    for talker in talkers:
+        talker.ask()
+    async with asyncio.timeout(_DEADLINE_S):
+        await asyncio.gather(*ends)
+    took = time.perf_counter() - began
+    cuts = statistics.quantiles(seconds, n=100)
+    found = {"mean_us": statistics.fmean(seconds) * 1e6, "p50_us": cuts[49] * 1e6, "p99_us": cuts[98] * 1e6}
+    print(json.dumps({**found, "failed": sum(talker.failed for talker in talkers), "seconds": took}))
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main())
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
