@@ -5,7 +5,8 @@ request is a few slots, an answer is one write, and a stream's bytes need no tas
 in the API's own error shape. TLS, compression and websockets are not its business.
 """
 
-from areal.services.web.server.connection import Application, ServerLimits
+from areal.services.web.server.connection import Application
+from areal.services.web.server.limits import ServerLimits
 from areal.services.web.server.listener import HttpServer
 from areal.services.web.server.request import Request
 from areal.services.web.server.response import AnyResponse, Response, StreamResponse

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from areal.services.web.server.connection import Application, HttpConnection, ServerLimits
+from areal.services.web.server.connection import Application, HttpConnection
+from areal.services.web.server.limits import ServerLimits
 
 _BACKLOG = 4096
 _JUST_ACCEPTED_S = 0.25

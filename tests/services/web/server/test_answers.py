@@ -291,6 +291,34 @@ async def test_caller_that_takes_nothing_of_its_answer_is_let_go() -> None:
         await house.emptied()
 
 
+async def test_caller_that_takes_its_last_answer_slowly_gets_all_of_it() -> None:
+    size = 2**26
+
+    async def much(request: Request) -> AnyResponse:
+        return Response(200, b"x" * size)
+
+    async with serving(much, QUICK) as house, house.caller() as caller:
+        await caller.say(get("/", "Connection: close"))
+        await caller.head()
+        async with asyncio.timeout(60):
+            for _ in range(16):
+                caller.lag()
+                await asyncio.sleep(0.05)  # longer in all than anybody who takes nothing is waited for
+                caller.catch_up()
+                assert len(await caller.reader.readexactly(size // 16)) == size // 16
+        assert await caller.ended()
+
+
+async def test_answer_without_content_has_no_length() -> None:
+    async def empty(request: Request) -> AnyResponse:
+        return Response(204)
+
+    async with serving(empty) as house, house.caller() as caller:
+        for _ in range(2):
+            await caller.say(get())
+            assert "content-length" not in (await caller.answer()).headers
+
+
 async def test_drain_finishes_what_runs_and_closes_the_rest() -> None:
     gate, begun = asyncio.Event(), asyncio.Event()
 
