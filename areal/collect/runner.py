@@ -93,12 +93,13 @@ class Collection:
     # -- what an earlier run left
 
     def _recovered(self) -> set[str]:
-        """Names of the episodes that are done."""
+        """Names of the episodes that are done. What the folder holds beyond this plan stays there, and is not counted."""
         done: set[str] = set()
         left = self._output.left
         for episode in self._output.episodes():
-            done.add(episode.episode)
-            self.tally.outcomes.append(outcome_of(episode))
+            if episode.prompt < len(self._examples) and episode.sample < self._plan.samples:
+                done.add(episode.episode)
+                self.tally.outcomes.append(outcome_of(episode))
             if episode.episode in left.sessions and episode.episode not in left.acknowledged:
                 self._acknowledge(episode.episode, episode.export_id)
         for example in self._examples:
@@ -114,7 +115,8 @@ class Collection:
         return done
 
     def _taken_over(self, example: Example, sample: int, session_id: str) -> bool:
-        """Whether the session of an episode that was under way had come to its end: then it is written now."""
+        """Whether the session of an episode that was under way had come to its end: then it is written now, without the
+        text of its answer, which nobody kept."""
         session, name = Session(session_id), _name(example.number, sample)
         try:
             exported = self._service.export(session)

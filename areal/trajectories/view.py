@@ -89,7 +89,7 @@ def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interactio
 
 
 def _letters(place: int) -> str:
-    """``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: none begins another, so that a branch is named after its own."""
+    """``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: none begins another, so that names tell branches apart."""
     return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 

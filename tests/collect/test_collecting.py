@@ -176,6 +176,14 @@ def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collec
     assert "RuntimeError: the tool is broken" in {each["message"] for each in collecting.failures()}
 
 
+def test_folder_with_more_than_is_asked_for_is_complete(bench: Bench, collecting: Collecting) -> None:
+    data = collecting.data(*QUESTIONS)
+    assert collecting(data, "--n-samples", "2").code == 0
+    said = collecting(data, "--limit", "2", "--resume")
+    assert (said.code, said.json["planned"], said.json["done"], said.json["missing"]) == (0, 2, 2, 0)
+    assert len(collecting.lines()) == 6
+
+
 def test_refused_request_is_not_tried_again(bench: Bench, collecting: Collecting) -> None:
     said = collecting(collecting.data({"prompt": "word " * 5000}), "--retries", "5")
     assert (said.code, said.json["failures"], said.json["retries"]) == (8, {"refused": 1}, 0)
