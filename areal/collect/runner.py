@@ -93,7 +93,7 @@ class Collection:
     # -- what an earlier run left
 
     def _recovered(self) -> set[str]:
-        """Names of the episodes that are done. What the folder holds beyond this plan stays there, and is not counted."""
+        """Names of the episodes that are done. What the folder holds beyond this plan stays there, uncounted."""
         done: set[str] = set()
         left = self._output.left
         for episode in self._output.episodes():
