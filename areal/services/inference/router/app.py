@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import orjson
+
 from areal.services.inference.router.health import Readiness
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober
@@ -148,8 +150,12 @@ class RouterRoutes:
         return _passed_on(await self._placing.start(await read_object(request), request.id))
 
     async def remove_session(self, request: Request) -> Response:
-        """End every session of a group."""
-        return _passed_on(await self._placing.end(await read_object(request), request.id))
+        """End every session of a group: ``removed`` says whether there was any."""
+        said = await self._placing.end(await read_object(request), request.id)
+        if said.status != 200:
+            return _passed_on(said)
+        ended = orjson.loads(said.body)["ended"]
+        return json_response({"status": "ok", "removed": bool(ended), "ended": ended})
 
     async def models(self, request: Request) -> Response:
         models = self._registry.snapshot().to_json()["models"]
