@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from areal.errors import ArealError, Conflict, UsageFault
-from areal.reconcilers.context import Context, Outcome
+from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.engine_flags import check_engine_args
@@ -77,7 +77,8 @@ class _Wish:
 def _wish(ctx: Context, request: ApplyRequest) -> _Wish:
     """Raises ManifestError with every diagnostic of every file."""
     found = rendered(request.source)
-    check_engine_args(found, ctx.home.root / "cache" / "engine-flags")
+    asked = lambda ref, stage: ctx.progress(Progress(ref, stage))  # noqa: E731
+    check_engine_args(found, ctx.home.root / "cache" / "engine-flags", asked)
     return _Wish(tuple(wanted_of(resource) for resource in found.resources), found)
 
 

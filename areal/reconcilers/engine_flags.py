@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from areal.errors import ArealError
@@ -31,14 +31,18 @@ _VERSION_S, _HELP_S = 10.0, 120.0
 _FEWEST = 20  # a help with fewer flags is something else
 
 
-def check_engine_args(found: Rendered, cache: Path) -> None:
+Asking = Callable[[str, str], None]
+"""Told of what takes long: the object's ref, and what is done for it."""
+
+
+def check_engine_args(found: Rendered, cache: Path, asking: Asking = lambda ref, stage: None) -> None:
     """Raises ManifestError for arguments that the installed engines do not have."""
-    problems = [problem for resource in found.resources for problem in _faults(resource, cache)]
+    problems = [problem for resource in found.resources for problem in _faults(resource, cache, asking)]
     if problems:
         raise ManifestError(problems)
 
 
-def _faults(resource: Resource, cache: Path) -> list[Diagnostic]:
+def _faults(resource: Resource, cache: Path, asking: Asking) -> list[Diagnostic]:
     arguments, backend = resource.spec.get("engineArgs"), resource.spec.get("backend")
     if resource.kind != "Model" or not arguments or not isinstance(backend, str):
         return []
@@ -46,7 +50,8 @@ def _faults(resource: Resource, cache: Path) -> list[Diagnostic]:
     if engine not in _HELP:
         return []
     python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
-    known = installed_flags(engine, python, cache)
+    stage = f"asking {engine} for its flags, once a version"
+    known = installed_flags(engine, python, cache, lambda: asking(str(resource.ref), stage))
     if known is None:
         return []
     return [
@@ -55,8 +60,11 @@ def _faults(resource: Resource, cache: Path) -> list[Diagnostic]:
     ]
 
 
-def installed_flags(engine: str, python: str, cache: Path) -> Collection[str] | None:
-    """The flags, without dashes, of the engine that ``python`` has; None where that cannot be told."""
+def installed_flags(
+    engine: str, python: str, cache: Path, before: Callable[[], None] = lambda: None
+) -> Collection[str] | None:
+    """The flags, without dashes, of the engine that ``python`` has; None where that cannot be told. ``before`` is called
+    when it has to be asked."""
     version = _version(engine, python)
     if version is None:
         return None
@@ -66,6 +74,7 @@ def installed_flags(engine: str, python: str, cache: Path) -> Collection[str] | 
         return frozenset(flags)
     except (OSError, ValueError, TypeError):
         pass
+    before()
     flags = sorted(set(_FLAG.findall(_output(python, _HELP[engine], _HELP_S) or "")))
     if len(flags) < _FEWEST:
         return None
