@@ -25,6 +25,7 @@ from typing import Any
 
 from areal.collect.failures import EpisodeFailed
 from areal.errors import Conflict, Locked
+from areal.state.files import explain, write_all, write_atomic
 from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
 from areal.trajectories.record import Episode
 
@@ -50,7 +51,7 @@ class OutputFolder:
         self.parquet = parquet
         self.left = Left()
         self._lock = threading.Lock()
-        self._lines = self._segment().open("ab")
+        self._lines = self._segment().open("ab", buffering=0)
         self._journal = (path / "journal.jsonl").open("a", encoding="utf-8")
         self._failures = (path / "failures.jsonl").open("a", encoding="utf-8")
 
@@ -73,9 +74,17 @@ class OutputFolder:
         """Returns when it is on disk."""
         line = json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         with self._lock:
-            self._lines.write(line)
-            self._lines.flush()
+            self._append(line)
         os.fsync(self._lines.fileno())
+
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing: on a full disk the half that went in is taken out again, for the lines of others."""
+        end = os.fstat(self._lines.fileno()).st_size
+        try:
+            write_all(self._lines.fileno(), line)
+        except OSError as error:
+            os.ftruncate(self._lines.fileno(), end)
+            raise explain(error, self._lines.name, "write") from error
 
     def started(self, episode: str, session_id: str) -> None:
         self._note({"op": "started", "episode": episode, "session_id": session_id})
@@ -97,16 +106,26 @@ class OutputFolder:
             self._failures.write(json.dumps({**entry, "at": round(time.time(), 3)}) + "\n")
             self._failures.flush()
 
-    def close(self, summary: Mapping[str, Any], *, complete: bool) -> None:
-        """``complete``: every episode is in it and acknowledged, so that nothing has to be remembered of sessions."""
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Let go of it, as it is."""
         for file in (self._lines, self._journal, self._failures):
             file.close()
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    def finish(self, summary: Mapping[str, Any], *, complete: bool) -> None:
+        """Nothing is written any more. ``complete``: every episode is here, so that nothing has to be remembered of
+        sessions."""
+        self._lines.close()
         if self.parquet:
             self._to_parquet()
         _write_whole(self.path / "summary.json", summary)
         if complete:
             (self.path / "journal.jsonl").unlink(missing_ok=True)
-        os.close(self._held)
 
     def _to_parquet(self) -> None:
         """The lines stay until the Parquet file has its name: whoever comes between finds one of them whole."""
@@ -228,6 +247,4 @@ def _left(journal: Path) -> Left:
 
 
 def _write_whole(path: Path, document: Mapping[str, Any]) -> None:
-    from areal.state.files import write_atomic
-
     write_atomic(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", mode=0o644)

@@ -6,6 +6,7 @@ export is written to disk before it is acknowledged, and what is written decides
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from areal.collect.statistics import Tally, outcome_of
 from areal.errors import ArealError, NotFound
 from areal.trajectories.record import Episode, total_reward
 
+_LONGEST_PAUSE_S = 15.0
 _PATIENCE = 8  # attempts in a row without an answer, beside those that run at the same time
 
 Score = Callable[[Mapping[str, Any]], float]
@@ -168,6 +170,8 @@ class Collection:
                             self.tally.failed[failure.kind] += 1
                             return
                         self.tally.retried += 1
+                    if failure.kind is Kind.UNREACHABLE:  # who is away now may be back in a moment
+                        interrupted.wait(min(_LONGEST_PAUSE_S, 2.0**attempt) * random.uniform(0.5, 1.0))
         finally:
             with self._lock:
                 self.tally.running -= 1

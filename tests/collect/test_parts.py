@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -238,29 +239,45 @@ ASKED = {"dataset": "d", "model": "m"}
 
 def test_folder_keeps_what_was_whole_wherever_its_writer_was_cut(tmp_path: Path) -> None:
     episodes = [Episode(f"{n}-0", branched().interactions, n, 0) for n in range(3)]
-    folder = open_folder(tmp_path, ASKED, parquet=False, resume=False)
-    for episode in episodes:
-        folder.write(episode)
-    folder.started("3-0", "s-3")
-    folder.close({}, complete=False)
+    with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
+        for episode in episodes:
+            folder.write(episode)
+        folder.started("3-0", "s-3")
     lines, journal = tmp_path / "trajectories.jsonl", tmp_path / "journal.jsonl"
     whole, noted = lines.read_bytes(), journal.read_bytes()
     ends = [at for at, byte in enumerate(whole, 1) if byte == 10]
     for at in random.Random(7).sample(range(len(whole)), 12) + ends:
         lines.write_bytes(whole[:at])
         journal.write_bytes(noted + b'{"op": "star')
-        again = open_folder(tmp_path, ASKED, parquet=False, resume=True)
-        assert [each.episode for each in again.episodes()] == [f"{n}-0" for n in range(sum(end <= at for end in ends))]
-        assert again.left.sessions == {"3-0": "s-3"}
-        again.close({}, complete=False)
+        with open_folder(tmp_path, ASKED, parquet=False, resume=True) as again:
+            left = [each.episode for each in again.episodes()]
+            assert left == [f"{n}-0" for n in range(sum(end <= at for end in ends))]
+            assert again.left.sessions == {"3-0": "s-3"}
+
+
+def test_full_disk_leaves_whole_lines_and_is_told(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
+        folder.write(branched())
+        whole = (tmp_path / "trajectories.jsonl").read_bytes()
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, before[1]))
+        try:
+            with pytest.raises(ArealError, match=r"trajectories\.jsonl"):
+                folder.write(branched("1-0"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert (tmp_path / "trajectories.jsonl").read_bytes() == whole
+        folder.write(branched("1-0"))
+        assert [each.episode for each in folder.episodes()] == ["0-0", "1-0"]
 
 
 def test_folder_is_for_one_run_of_one_kind(tmp_path: Path) -> None:
-    folder = open_folder(tmp_path, ASKED, parquet=False, resume=False)
-    folder.close({}, complete=False)
-    folder = open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False)  # nothing was in it
-    folder.write(branched())
-    folder.close({}, complete=False)
+    with open_folder(tmp_path, ASKED, parquet=False, resume=False):
+        pass
+    with open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False) as folder:
+        folder.write(branched())  # nothing was in it before
     with pytest.raises(Conflict, match="holds a run already"):
         open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False)
     with pytest.raises(Conflict) as caught:
@@ -273,13 +290,13 @@ def test_folder_is_for_one_run_of_one_kind(tmp_path: Path) -> None:
 
 def test_parquet_that_is_there_makes_its_lines_superfluous(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    folder = open_folder(tmp_path, ASKED, parquet=True, resume=False)
-    folder.write(branched())
-    lines = (tmp_path / "trajectories-00000.jsonl").read_bytes()
-    folder.close({}, complete=True)
+    with open_folder(tmp_path, ASKED, parquet=True, resume=False) as folder:
+        folder.write(branched())
+        lines = (tmp_path / "trajectories-00000.jsonl").read_bytes()
+        folder.finish({}, complete=True)
     (tmp_path / "trajectories-00000.jsonl").write_bytes(lines)  # as a kill between the two leaves it
     (tmp_path / "trajectories-00001.tmp").write_bytes(b"half")
-    again = open_folder(tmp_path, ASKED, parquet=True, resume=True)
-    assert [each.episode for each in again.episodes()] == ["0-0"]
-    again.close({}, complete=True)
+    with open_folder(tmp_path, ASKED, parquet=True, resume=True) as again:
+        assert [each.episode for each in again.episodes()] == ["0-0"]
+        again.finish({}, complete=True)
     assert sorted(each.name for each in tmp_path.glob("traj*")) == ["trajectories-00000.parquet"]

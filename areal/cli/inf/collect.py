@@ -97,12 +97,12 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     dataset = load_dataset(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
     agent = _agent(given)
     given["model"] = given["model"] or _only_model(chosen)
-    output = _open(given, dataset)
     interrupted = threading.Event()
-    began = time.monotonic()
-    with graceful(interrupted, "finishing the episodes at hand"):
-        tally = _run(cli, given, chosen, dataset, agent, output, interrupted)
-    return _finish(cli, given, output, tally, time.monotonic() - began, interrupted)
+    with _open(given, dataset) as output:
+        began = time.monotonic()
+        with graceful(interrupted, "finishing the episodes at hand"):
+            tally = _run(cli, given, chosen, dataset, agent, output, interrupted)
+        return _finish(cli, given, output, tally, time.monotonic() - began, interrupted)
 
 
 def _agent(given: dict[str, Any]) -> Agent:
@@ -181,7 +181,7 @@ def _finish(
 
     complete = tally.done == tally.planned
     document = {"output": str(output.path), "model": given["model"], **summary(tally, seconds)}
-    output.close(document, complete=complete)
+    output.finish(document, complete=complete)
     emit_one(cli, document, name=str(output.path), text=lambda: summary_page(document))
     if complete:
         return 0
