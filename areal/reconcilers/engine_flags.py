@@ -63,8 +63,8 @@ def _faults(resource: Resource, cache: Path, asking: Asking) -> list[Diagnostic]
 def installed_flags(
     engine: str, python: str, cache: Path, before: Callable[[], None] = lambda: None
 ) -> Collection[str] | None:
-    """The flags, without dashes, of the engine that ``python`` has; None where that cannot be told. ``before`` is called
-    when it has to be asked."""
+    """The flags, without dashes, of the engine that ``python`` has; None where that cannot be told. ``before`` is
+    called when it has to be asked."""
     version = _version(engine, python)
     if version is None:
         return None

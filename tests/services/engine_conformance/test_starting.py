@@ -24,7 +24,7 @@ async def test_model_that_cannot_be_served_ends_the_process_and_its_first_except
         pytest.skip(f"{variable} names no Python that has {kind}")
     process = start(kind, models(False).broken, log)
     try:
-        assert await asyncio.to_thread(process.popen.wait, 170) != 0
+        assert await asyncio.to_thread(process.popen.wait, 600 if kind in REAL else 120) != 0
     finally:
         process.stop()
     said = first_exception((str(log),)) or log.read_text()
