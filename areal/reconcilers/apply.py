@@ -22,7 +22,7 @@ from areal.resources.kinds import parse_ref
 from areal.resources.resource import Rendered
 from areal.state.records import StoredObject
 
-SERVED_KINDS = ("InferenceService", "Model")
+SERVED_KINDS = ("InferenceService", "Model", "TrainJob")
 _NO_LIMIT = 1 << 20
 
 

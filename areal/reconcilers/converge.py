@@ -121,6 +121,8 @@ def service_of(item: StoredObject) -> str:
 
 
 def _wants_gpus(target: Target) -> bool:
+    if target.object.kind == "TrainJob" and not target.gone and not target.object.spec.get("suspend"):
+        return (target.object.spec.get("resources") or {}).get("gpus") != 0
     if target.object.kind != "Model" or target.gone:
         return False
     return gpus_per_replica(effective("Model", target.object.spec)) > 0

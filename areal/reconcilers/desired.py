@@ -21,7 +21,7 @@ from areal.state.layers import Layer
 from areal.state.records import Revision, StoredObject
 
 APPLY = "apply"
-REPLACEABLE = ("Model",)
+REPLACEABLE = ("Model", "TrainJob")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
+from areal.reconcilers.model_data import left_behind
 from areal.reconcilers.recover import recover
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Phase, RunState
@@ -50,7 +51,7 @@ class _Trouble:
 def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Finding, ...]:
     """Every finding, worst first. With ``fix`` whatever can be repaired without losing anything is."""
     backend = LocalBackend(ctx.home.root, crash=crash_point)
-    found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx)]
+    found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx), *_data(ctx)]
     if security:
         found += _security(ctx, backend)
     results = [_mended(trouble) if fix else trouble.finding for trouble in found]
@@ -163,6 +164,15 @@ def _home(ctx: Context) -> Iterator[_Trouble]:
     if free < _LEAST_FREE_BYTES:
         what = f"{root} has {free >> 20} MiB left"
         yield _Trouble(Finding("error", what, "state can soon no longer be written", "free some space"))
+
+
+def _data(ctx: Context) -> Iterator[_Trouble]:
+    """Trajectories that outlived their Model. They are somebody's work: nothing here removes them."""
+    models = ObjectStore(ctx.home).list("Model")
+    known = [item.name for item in models] + [path.parent.name for path, _ in models.unreadable]
+    for path in left_behind(ctx.home, known):
+        what = f"{path} holds what Model/{path.name} recorded, and no such Model is there any more"
+        yield _Trouble(Finding("info", what, "", "apply a Model of this name to export it, or remove the folder"))
 
 
 def _security(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:

@@ -1,7 +1,8 @@
 """How an object is doing, from its spec's few decisive keys and its runs. Pure; standard library only, so that
 ``areal get`` can use it without reading a single model class.
 
-Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown. A parent is as well as the
+Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; a job's: Pending, Running,
+Succeeded, Failed, Stopped. A parent is as well as the
 worst of what it needs. Nothing here trusts a stored condition that is older than the object's generation.
 """
 
@@ -14,12 +15,13 @@ from datetime import datetime
 from typing import Any
 
 from areal.reconcilers.document import iso
+from areal.reconcilers.job_phase import FAILED_REASON, JobPhase, standing
 from areal.reconcilers.observed import ObservedRun, Seen
 from areal.runtime.backends.base import Phase
 
 DIED = "ProcessDied"  # nobody restarts it but a reconcile
 _REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
-_STALLED = (DIED, "CrashLoop")  # it will not get better by itself
+_STALLED = (DIED, "CrashLoop", FAILED_REASON)  # it will not get better by itself
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,19 @@ def assess(
         return _assess_units(spec, runs, [("router", 0), ("gateway", 0)])
     if kind == "Model":
         return _assess_model(spec, runs, service_suspended)
+    if kind == "TrainJob":
+        return _assess_job(spec, runs)
     return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
+
+
+def _assess_job(spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Health:
+    now = standing(runs, suspended=bool(spec.get("suspend")))
+    reasons = {JobPhase.FAILED: FAILED_REASON, JobPhase.LOST: DIED, JobPhase.UNKNOWN: "CannotBeSeen"}
+    phase = "Failed" if now.phase is JobPhase.LOST else now.phase.value
+    well = now.phase in (JobPhase.RUNNING, JobPhase.SUCCEEDED)
+    attempt = f"attempt {now.attempt}" if now.attempt > 1 or now.message else ""
+    message = ": ".join(part for part in (attempt, now.message) if part)
+    return Health(phase, int(well), 0 if now.phase is JobPhase.STOPPED else 1, reasons.get(now.phase, phase), message)
 
 
 def _assess_units(spec: Mapping[str, Any], runs: Sequence[ObservedRun], units: list[tuple[str, int]]) -> Health:

@@ -234,11 +234,11 @@ def _stop_extras(front: ServicePlan, component: Component, decision: Decision, n
 
 
 def plan_service_end_of_traffic(
-    build: PlanBuilder, target: Target, observed: Observed, grace_s: float
+    build: PlanBuilder, target: Target, observed: Observed, grace_s: float, needs: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
     """First half of a deletion: the gateway drains and goes; its models go next."""
     runs = stoppable(observed.of(target.ref))
-    return stop_in_order(build, target.ref, runs, ["gateway"], end_cause(target), (), {"graceSeconds": grace_s})
+    return stop_in_order(build, target.ref, runs, ["gateway"], end_cause(target), needs, {"graceSeconds": grace_s})
 
 
 def plan_service_end(

@@ -85,7 +85,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         if spec.external.model:
             argv += ["--provider-model", spec.external.model]
         if spec.external.api_key_from is not None:
-            secret_env["AREAL_PROVIDER_API_KEY"] = _secret(spec.external.api_key_from, launch.object)
+            secret_env["AREAL_PROVIDER_API_KEY"] = secret_of(spec.external.api_key_from, launch.object)
     else:
         argv += [
             "--engine",
@@ -117,7 +117,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     env = {**_threads(spec), **(_vllm_env(spec.env) if part.engine == "vllm" else spec.env)}
     if launch.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
-    secret_env = {name: _secret(source, launch.object) for name, source in spec.env_from.items()}
+    secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     liveness = spec.probes.liveness
     return _run(launch, argv, _restart(spec.restart), 10.0, env=env, secret_env=secret_env, liveness=liveness)
 
@@ -274,7 +274,7 @@ def source_file(stored: StoredObject) -> str | None:
     return None
 
 
-def _secret(key_from: Any, stored: StoredObject) -> str:
+def secret_of(key_from: Any, stored: StoredObject) -> str:
     """Resolve ``apiKeyFrom: {env|file}`` at spawn; the value travels by a 0600 file, never by argv or state."""
     if key_from.env:
         value = os.environ.get(key_from.env, "")

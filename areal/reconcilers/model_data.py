@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from areal.resources.kinds import Ref, check_name
@@ -21,6 +22,16 @@ _DEADLINE_S = 60.0
 
 def data_folder(home: Home, model: str) -> Path:
     return home.data / check_name(model)
+
+
+def left_behind(home: Home, models: Iterable[str]) -> list[Path]:
+    """Folders of Models that are none of ``models``."""
+    try:
+        found = sorted(path for path in home.data.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return []
+    known = set(models)
+    return [path for path in found if path.name not in known]
 
 
 def dispose_of_data(home: Home, ref: Ref) -> str | None:

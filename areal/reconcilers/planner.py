@@ -34,10 +34,12 @@ from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
 from areal.reconcilers.plan import ObjectPlan, Op, Plan, PlanBuilder, Refusal, Verb
 from areal.reconcilers.processes import erase, slot_of, unseen
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica, replica_count
+from areal.reconcilers.train_job import JobWork, plan_job, plan_job_end, plan_job_stop
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import KINDS
 from areal.resources.model import ModelSpec
 from areal.resources.registry import effective
+from areal.resources.train_job import TrainJobSpec
 from areal.resources.update import Update
 
 _HOW = {
@@ -47,7 +49,7 @@ _HOW = {
     Update.RECREATE: "processes are replaced",
     Update.IMMUTABLE: "deleted and created again",
 }
-_SERVICE, _MODEL = "InferenceService", "Model"
+_SERVICE, _MODEL, _JOB = "InferenceService", "Model", "TrainJob"
 _HINT = "delete it where it runs"
 
 
@@ -88,11 +90,13 @@ class _Planning:
     recorded: dict[str, tuple[int, ...]] = field(default_factory=dict)
     services: dict[str, ServiceView] = field(default_factory=dict)
     fronts: list[ServicePlan] = field(default_factory=list)
+    jobs_stopped: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def plan(self, serial: int, source: Mapping[str, Any]) -> Plan:
         self.gpus = GpuPool(self.policy.free_gpus)
         self._refuse_unseen()
         self._record_all()
+        self._stop_jobs()
         ending = [target for target in self._of(_SERVICE) if target.gone]
         self._end_traffic(ending)
         for target in self._of(_SERVICE):
@@ -109,6 +113,7 @@ class _Planning:
         for target in ending:
             needs = (*self.services[target.ref].gateway_stopped, *ended.get(target.ref, ()))
             plan_service_end(self.build, target, self.observed, needs, self.policy.grace_s)
+        self._plan_jobs()
         self._erase_plain()
         return self._finished(serial, source)
 
@@ -156,7 +161,8 @@ class _Planning:
         for target in ending:
             spec = _service_spec(target)
             grace_s = self.policy.drain_s(spec.strategy.drain_timeout_seconds)
-            stopped = plan_service_end_of_traffic(self.build, target, self.observed, grace_s)
+            needs = self._all_jobs_stopped
+            stopped = plan_service_end_of_traffic(self.build, target, self.observed, grace_s, needs)
             self.services[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
 
     def _open_service(self, target: Target) -> None:
@@ -193,7 +199,7 @@ class _Planning:
                 continue
             ref = _service_ref(old)
             service = self.services.get(ref) or ServiceView(ref, InferenceServiceSpec())
-            last = plan_model_end(self._work(old, service), service.gateway_stopped)
+            last = plan_model_end(self._work(old, service), (*service.gateway_stopped, *self._all_jobs_stopped))
             if target.gone:
                 ended[ref] = (*ended.get(ref, ()), *last)
             else:
@@ -266,9 +272,49 @@ class _Planning:
             op = self.build.add(Verb.SYNC, view.ref, "router", "its table is whole again", needs=needs, run=view.router)
             self.services[view.ref] = replace(view, synced=(op,))
 
+    # -- jobs
+
+    def _job(self, target: Target, observed: Observed | None = None) -> JobWork:
+        spec: TrainJobSpec = effective(_JOB, target.object.spec)
+        recorded = self.recorded.get(target.ref, ())
+        seen = observed or self.observed
+        return JobWork(self.build, target, spec, seen, self.findings, self.policy, self.gpus, recorded)
+
+    def _stop_jobs(self) -> None:
+        """Drivers that end, end before what they sample from does."""
+        for target in self._of(_JOB):
+            if (old := _ending(target)) is not None:
+                self.jobs_stopped[target.ref] = plan_job_stop(self._job(old))
+
+    @property
+    def _all_jobs_stopped(self) -> tuple[int, ...]:
+        return tuple(op for stopped in self.jobs_stopped.values() for op in stopped)
+
+    def _plan_jobs(self) -> None:
+        """Last of all: a driver starts when what it samples from is there."""
+        asked = {item.ref for item in self.scope.targets}
+        for target in self._of(_JOB):
+            old = _ending(target)
+            if old is not None:
+                erased = plan_job_end(self._job(old), self.jobs_stopped[target.ref])
+                if target.gone:
+                    continue
+                again = self.build.add(Verb.RECORD, target.ref, "", f"created again: {target.cause}", needs=(erased,))
+                self.recorded[target.ref] = (again,)
+            if target.ref in asked:
+                self._plan_job(target, self.observed.without(target.ref) if old is not None else self.observed)
+
+    def _plan_job(self, target: Target, observed: Observed) -> None:
+        try:
+            plan_job(self._job(target, observed))
+        except NoCapacity as error:
+            if target.action != "unchanged":
+                raise
+            self.findings.refused[target.ref] = Refusal("capacity", error.message, error.hint or "")
+
     def _erase_plain(self) -> None:
         for target in self.scope.all:
-            if target.gone and target.object.kind not in (_SERVICE, _MODEL):
+            if target.gone and target.object.kind not in (_SERVICE, _MODEL, _JOB):
                 erase(self.build, target, self.observed, ())
 
     # -- the result

@@ -8,6 +8,8 @@ from typing import Any
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers import launch as launchers
 from areal.reconcilers.hands import Hands, brief, interrupted
+from areal.reconcilers.job_effects import driver_run
+from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.launch import Launch, Slot
 from areal.reconcilers.model_data import data_folder
 from areal.reconcilers.observe import probe_run, ready_path
@@ -27,6 +29,15 @@ WARM_TIMEOUT_S = 120.0
 def spawn(hands: Hands, op: Op, number: int) -> None:
     slot = hands.slots[op.run]
     hands.say(op, f"starting {slot.component}")
+    spec = driver_run(hands, op, slot) if slot.component == DRIVER else _component_run(hands, op, slot)
+    hands.backend.start(spec, on_pid=lambda pid: hands.tx.note(number, pid=pid))
+    with hands.lock:
+        hands.spawned[op.run] = slot.uid
+    where = f" on port {slot.port}" if slot.port else ""
+    hands.event(op.ref, "Normal", "Started", f"{op.target}{where}: {op.cause}")
+
+
+def _component_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
     launch = Launch(
         object=hands.object(op.ref),
         slot=slot,
@@ -35,10 +46,7 @@ def spawn(hands: Hands, op: Op, number: int) -> None:
         inputs=_inputs(hands, op),
         gpus=_gpus(hands, slot),
     )
-    hands.backend.start(_run_spec(hands, launch), on_pid=lambda pid: hands.tx.note(number, pid=pid))
-    with hands.lock:
-        hands.spawned[op.run] = slot.uid
-    hands.event(op.ref, "Normal", "Started", f"{op.target} on port {slot.port}: {op.cause}")
+    return _run_spec(hands, launch)
 
 
 def _inputs(hands: Hands, op: Op) -> dict[str, Any]:

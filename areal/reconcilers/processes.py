@@ -44,7 +44,7 @@ def start(
         begun = build.add(Verb.KICK, ref, target, decision.cause, needs=needs, run=run)
     else:
         slot = observed.of(ref, component.name, component.replica)
-        for old in _superseded(slot):
+        for old in superseded(slot):
             build.add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)
         run = f"+{ref}/{target}"
         inputs = {"inputs": dict(component.inputs)} if component.inputs else {}
@@ -66,7 +66,7 @@ def keep(
     return Started(run, (waited,))
 
 
-def _superseded(slot: Sequence[ObservedRun]) -> list[ObservedRun]:
+def superseded(slot: Sequence[ObservedRun]) -> list[ObservedRun]:
     """Ended runs whose records nobody will read again; what never started has nothing to tell."""
     told = [run for run in ended(slot) if run.state.phase is not Phase.INTENDED]
     unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]

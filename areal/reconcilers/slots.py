@@ -14,6 +14,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from areal.errors import NoCapacity
+from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.launch import LOOPBACK, Slot
 from areal.reconcilers.observed import Observed, ObservedRun
 from areal.reconcilers.plan import Op, Plan, Verb
@@ -54,6 +55,8 @@ class _Claims:
     def slot(self, op: Op, suffix: str) -> Slot:
         component, _, replica = op.target.rpartition("/")
         uid = f"{op.ref.partition('/')[2]}-{component}-{replica}-{suffix}"
+        if component == DRIVER:
+            return Slot(uid, op.ref, component, int(replica), port=0)
         if component == "gateway":
             gateway = self.services[op.ref].gateway
             self._require_free(op.ref, component, gateway.port, "spec.gateway.port")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from areal.runtime.shim.probe import LivenessProbe
 
 STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
+ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # which start of the component it is; the intent may say with which number to begin
 _READ_SIZE = 65536
 _READS_PER_TURN = 32
 _PIPE_SIZE = 1 << 20
@@ -44,6 +45,7 @@ class Supervisor:
         self._held_fds = held_fds
         self._cwd = intent["cwd"]
         self._env = self._environment()
+        self._first_attempt = int(intent["env"].get(ATTEMPT_VARIABLE, 1))
         self._budget = RestartBudget(intent["restart"])
         self._log = RotatingLog(run_dir, int(intent["log_max_bytes"]), int(intent["log_files"]))
         self._probe = self._make_probe()
@@ -195,7 +197,8 @@ class Supervisor:
         records.remove(os.path.join(self._run_dir, records.STAGE))
         self._cause = ""
         try:
-            self._child, self._cause = spawn(self._intent["argv"], self._env, self._cwd, self._component_fd)
+            env = {**self._env, ATTEMPT_VARIABLE: str(self._first_attempt + self._restarts)}
+            self._child, self._cause = spawn(self._intent["argv"], env, self._cwd, self._component_fd)
         except OSError as error:  # no process could be made: treat it as a start that failed
             self._on_exit(Exit(None, None, time.time(), f"cannot fork: {error.strerror}"))
             return

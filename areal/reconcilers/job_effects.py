@@ -1,0 +1,151 @@
+"""How a job's driver is started: its folder, its words, what it is told of the service that it samples from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError, UsageFault
+from areal.reconcilers.driver_choice import choose_driver, read_config
+from areal.reconcilers.hands import Hands
+from areal.reconcilers.job_phase import DRIVER
+from areal.reconcilers.launch import LOOPBACK, Slot, secret_of, source_file
+from areal.reconcilers.plan import Op
+from areal.resources.inference_service import InferenceServiceSpec
+from areal.resources.kinds import check_name
+from areal.resources.registry import effective
+from areal.resources.train_job import TrainJobSpec
+from areal.runtime.backends.base import RestartPolicy, RunSpec
+from areal.state.files import read_json, write_atomic, write_json
+from areal.state.home import Home
+from areal.state.records import StoredObject
+
+STOP_GRACE_S = 60.0  # a driver may write a checkpoint
+_FOREVER_S = 1e9
+_OWNER = "job.json"
+_INLINE = "given.yaml"
+
+
+def job_folder(home: Home, name: str) -> Path:
+    """What a job makes: configuration, metrics, checkpoints, trajectories."""
+    return home.jobs / check_name(name)
+
+
+def driver_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
+    """Raises ArealError saying what is missing."""
+    stored = hands.object(op.ref)
+    spec: TrainJobSpec = effective("TrainJob", stored.spec)
+    if spec.resources.nodes > 1:
+        raise UsageFault(f"{op.ref}: spec.resources.nodes {spec.resources.nodes} needs a cluster's scheduler")
+    folder = _own_folder(hands.ctx.home, stored)
+    cwd = spec.working_dir or _earlier_cwd(hands, op.ref) or os.getcwd()  # noqa: PTH109 - a string is wanted
+    inputs = dict(op.args["inputs"])
+    count = int(op.args["gpus"])
+    gpus = hands.backend.claim_gpus(count, owner=op.ref) if count else ()
+    return RunSpec(
+        uid=slot.uid,
+        owner=op.ref,
+        component=DRIVER,
+        replica=0,
+        argv=tuple(_argv(spec, stored, folder, Path(cwd))),
+        env={
+            "PYTHONUNBUFFERED": "1",
+            **spec.env,
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
+            **_service(hands, spec),
+            "AREAL_RUN_FOLDER": str(folder),
+            "AREAL_ATTEMPT": str(inputs["attempt"]),
+        },
+        secret_env={name: secret_of(source, stored) for name, source in spec.env_from.items()},
+        cwd=cwd,
+        gpus=gpus,
+        generation=stored.generation,
+        spec=stored.spec,
+        inputs=inputs,
+        restart=_restart(spec, int(inputs["restartsAllowed"])),
+        stop_grace_s=STOP_GRACE_S,
+    )
+
+
+def _own_folder(home: Home, stored: StoredObject) -> Path:
+    """The job's folder. That of an earlier job of the same name is set aside: a new job must not go on from its
+    checkpoints, and they must not be lost."""
+    folder = job_folder(home, stored.name)
+    mark = folder / _OWNER
+    if folder.exists():
+        try:
+            owner = str(read_json(mark)["uid"])
+        except (FileNotFoundError, ArealError, KeyError, TypeError):
+            owner = "earlier"
+        if owner != stored.uid:
+            aside = folder.with_name(f"{folder.name}.{owner[:8]}")
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = folder.with_name(f"{folder.name}.{owner[:8]}-{number}")
+            folder.rename(aside)
+    if not mark.exists():
+        write_json(mark, {"uid": stored.uid, "job": str(stored.ref)})
+    return folder
+
+
+def _earlier_cwd(hands: Hands, ref: str) -> str | None:
+    runs = hands.observed.of(ref, DRIVER)
+    return next((run.state.spec.cwd for run in sorted(runs, key=lambda run: run.uid, reverse=True)), None)
+
+
+def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> list[str]:
+    config = _config_file(spec, stored, folder, cwd)
+    content = read_config(config) if config is not None else {}
+    driver = choose_driver(spec.driver, content, spec.overrides, str(config or stored.ref))
+    words = [*(["--config", str(config)] if config is not None else []), *spec.overrides]
+    processes = spec.resources.processes_per_node
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
+    return [sys.executable, *launcher, "-m", "areal.training", "--driver", driver, "--", *words]
+
+
+def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:
+    """A file's path is read from where the driver runs, else from beside the manifest. A map becomes a file."""
+    if spec.config is None:
+        return None
+    if not isinstance(spec.config, str):
+        write_atomic(folder / _INLINE, json.dumps(spec.config, indent=1) + "\n")  # JSON is YAML
+        return folder / _INLINE
+    source = source_file(stored)
+    bases = [cwd, *([Path(source).absolute().parent] if source else [])]
+    for base in bases:
+        found = base / Path(spec.config).expanduser()
+        if found.is_file():
+            return found.resolve()
+    looked = ", ".join(str(base) for base in bases)
+    raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=f"looked in {looked}")
+
+
+def _service(hands: Hands, spec: TrainJobSpec) -> dict[str, str]:
+    """Where the model is that the job samples from and updates."""
+    if spec.rollout is None:
+        return {}
+    ref = f"InferenceService/{spec.rollout.service}"
+    service: InferenceServiceSpec = hands.service_spec(ref)
+    host = LOOPBACK if service.gateway.host in ("0.0.0.0", "::") else service.gateway.host
+    told = {
+        "AREAL_INFERENCE_ADDR": f"http://{host}:{service.gateway.port}",
+        "AREAL_INFERENCE_KEY_FILE": hands.key_file(ref),
+    }
+    return {**told, **({"AREAL_INFERENCE_MODEL": spec.rollout.model} if spec.rollout.model else {})}
+
+
+def _restart(spec: TrainJobSpec, allowed: int) -> RestartPolicy:
+    backoff: Any = spec.restart.backoff
+    return RestartPolicy(
+        policy=spec.restart.policy,
+        initial_backoff_s=backoff.initial_seconds,
+        factor=backoff.factor,
+        max_backoff_s=backoff.max_seconds,
+        jitter=backoff.jitter,
+        budget_count=allowed,
+        budget_window_s=_FOREVER_S,
+    )
