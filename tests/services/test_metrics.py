@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +103,25 @@ def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processe
     assert seen["gateway"]["requestsPerSecond"] > 0
     assert seen["firstTokenSeconds"]["p50"] > 0
     assert replica["worker"] in page(seen, wide=True)
+
+
+def test_watch_prints_a_document_a_look_with_rates_from_the_second_on(
+    fleet: Fleet, module_processes: Processes
+) -> None:
+    words = ("inf", "status", "--watch", "--interval", "0.1", "-o", "json", "--gateway", fleet["gateway"].url)
+    environment = {**os.environ, "AREAL_API_KEY": module_processes.key}
+    watching = subprocess.Popen([sys.executable, "-m", "areal.cli", *words], stdout=subprocess.PIPE, env=environment)
+    assert watching.stdout is not None
+    first = json.loads(watching.stdout.readline())
+    rollout_through(fleet, module_processes.key)
+    looks = [json.loads(watching.stdout.readline()) for _ in range(2)]
+    while not (tokens := sum(look["traffic"]["tokensPerSecond"] for look in looks)):
+        looks.append(json.loads(watching.stdout.readline()))
+    watching.send_signal(signal.SIGINT)
+    watching.stdout.close()
+    assert watching.wait(30) in (130, 141)
+    assert tokens > 0
+    assert first["traffic"]["tokensPerSecond"] is None and first["healthy"]
 
 
 def test_dashboard_asks_only_for_what_is_there() -> None:
