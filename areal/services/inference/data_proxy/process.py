@@ -32,6 +32,7 @@ from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
 from areal.services.web.client import HttpClient
+from areal.services.web.garbage import collect_rarely
 from areal.services.web.keys import AdminKey
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.serve import run_service, serve
@@ -53,6 +54,7 @@ def run_data_proxy(args: argparse.Namespace) -> None:
 
     async def run() -> None:
         async with keeping(args) as vault, build(options, vault) as service:
+            collect_rarely()
             await serve(service, options)
 
     run_service(run, options.log_level)

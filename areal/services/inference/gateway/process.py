@@ -21,6 +21,7 @@ from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.gateway.sessions import SessionRoutes
 from areal.services.inference.router.table import Limits
 from areal.services.web.client import HttpClient
+from areal.services.web.garbage import collect_rarely
 from areal.services.web.options import ServeOptions, serve_options
 from areal.services.web.serve import run_service, serve
 from areal.services.web.service import Service
@@ -34,7 +35,9 @@ def run_relay(args: argparse.Namespace) -> None:
 
     async def run() -> None:
         async with HttpClient() as http:
-            await serve(build_relay(args.router_url, options, limits, http), options)
+            service = build_relay(args.router_url, options, limits, http)
+            collect_rarely()
+            await serve(service, options)
 
     run_service(run, options.log_level)
 
