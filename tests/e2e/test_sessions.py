@@ -43,7 +43,7 @@ def test_rolling_restart_loses_no_turn_of_any_session(two: Box) -> None:
 
 
 def test_sessions_of_a_replica_that_is_scaled_away_go_on_at_another(two: Box) -> None:
-    wait_until(lambda: not any(worker["sessions"] for worker in ask(two, "GET", "/workers")[1]["workers"]))
+    wait_until(lambda: idle(two) == 2)
     with Talks(two, 4) as talks:
         assert len({talk.journal for talk in talks.talks}) == 2
         result = two.areal("scale", "model/reverse", "--replicas", "1")
@@ -51,6 +51,12 @@ def test_sessions_of_a_replica_that_is_scaled_away_go_on_at_another(two: Box) ->
         talks.wait_for_all(2)
     talks.assert_all_is_there_once()
     two.ok("scale", "model/reverse", "--replicas", "2")
+
+
+def idle(box: Box) -> int:
+    """How many replicas are ready, with no session yet."""
+    workers = ask(box, "GET", "/workers")[1]["workers"]
+    return sum(worker["state"] == "ready" and not worker["sessions"] for worker in workers)
 
 
 def finished_session(box: Box) -> str:
@@ -69,7 +75,7 @@ def test_deleted_model_keeps_what_nobody_exported_and_the_next_one_serves_it(box
     folder = box.home / "data" / "reverse"
     deleted = box.ok("delete", "model/reverse", "--yes")
     assert f"{folder} is kept: 1 finished trajectory was never exported" in deleted.text
-    assert folder.exists()
+    assert f"info: {folder} holds what Model/reverse recorded" in box.ok("doctor").text
     box.ok("apply", "-f", manifest)
     status, exported = ask(box, "POST", "/export_trajectories", {"session_ids": [session_id]})
     assert (status, exported["traj"]["rewards"]) == (200, [0.5])
