@@ -20,6 +20,13 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Load:
+    """Import the function: its module may take long, and is no fault of the answer that waits for its reward."""
+
+    target: Target
+
+
+@dataclass(frozen=True)
 class Job:
     target: Target
     args: tuple[Any, ...]

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
-from areal.reward.frames import HEAD, Done, Job, Target, pack, unpack
+from areal.reward.frames import HEAD, Done, Job, Load, Target, pack, unpack
 
 _PATIENCE_S = 5.0
+_LOAD_S = 120.0
 
 
 def target_of(function: Callable[..., Any] | str) -> Target:
@@ -42,6 +43,7 @@ class _Worker:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._in, self._out = process.stdin, process.stdout
+        self._loaded: set[Target] = set()
 
     @classmethod
     async def start(cls) -> _Worker:
@@ -50,6 +52,19 @@ class _Worker:
         worker = cls(await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe))
         worker._in.write(pack([path for path in sys.path if path]))
         return worker
+
+    async def load(self, target: Target) -> None:
+        """Raises RewardError."""
+        if target in self._loaded:
+            return
+        try:
+            async with asyncio.timeout(_LOAD_S):
+                done = await self.run(pack(Load(target)))
+        except TimeoutError as error:
+            raise RewardTimeout(f"{target.qualname}: its module was not imported within {_LOAD_S:g} s") from error
+        if done.error is not None:
+            raise RewardRaised(f"{target.qualname} cannot be imported: {done.error}")
+        self._loaded.add(target)
 
     async def run(self, job: bytes) -> Done:
         try:
@@ -79,7 +94,7 @@ class RewardPool:
         self._all: set[_Worker] = set()
 
     async def run(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
-        """Raises RewardError. The deadline counts from when a process is free."""
+        """Raises RewardError. The deadline counts from when a process is free and has imported the function."""
         try:
             job = pack(Job(target, args, kwargs))
         except (TypeError, AttributeError, ValueError) as error:
@@ -87,6 +102,7 @@ class RewardPool:
         async with self._slots:
             worker = self._idle.pop() if self._idle else await self._start()
             try:
+                await worker.load(target)
                 async with asyncio.timeout(timeout_s):
                     done = await worker.run(job)
             except BaseException as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, BinaryIO
 
-from areal.reward.frames import HEAD, Done, Job, Target, pack, unpack
+from areal.reward.frames import HEAD, Done, Job, Load, Target, pack, unpack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,8 +43,9 @@ def _frame(stream: BinaryIO) -> bytes | None:
 def _answer(data: bytes) -> bytes:
     """Whatever a reward function raises is its caller's to know; the process goes on."""
     try:
-        job: Job = unpack(data)
-        return pack(Done(_function(job.target)(*job.args, **job.kwargs)))
+        job: Load | Job = unpack(data)
+        function = _function(job.target)
+        return pack(Done() if isinstance(job, Load) else Done(function(*job.args, **job.kwargs)))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
         trace = traceback.format_exception(error)[-3:]
         return pack(Done(error="".join(trace).strip()))

@@ -21,7 +21,7 @@ from areal.api.cli_args import (
 )
 from areal.errors import NotFound, UsageFault
 
-AREAL = Path(__file__).parent / "gsm8k_grpo.yaml"
+AREAL = Path(__file__).parents[1] / "drivers" / "gsm8k_grpo.yaml"
 SMALL = "experiment_name: e\ntrial_name: t\n"
 
 

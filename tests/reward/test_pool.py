@@ -41,6 +41,16 @@ async def test_reward_that_hangs_is_killed_and_is_no_zero() -> None:
     assert await AsyncRewardWrapper(rewards.length)("p", "abc", [1], [2]) == 3.0
 
 
+async def test_import_takes_its_time_and_is_not_the_answers_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_rewards.py").write_text("import time\ntime.sleep(0.5)\ndef one(*a, **k): return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert await AsyncRewardWrapper("slow_rewards:one", timeout_seconds=0.3, max_retries=0)() == 1.0
+    with pytest.raises(RewardRaised, match=r"cannot be imported(.|\n)*no_such_module"):
+        await AsyncRewardWrapper("no_such_module:one")()
+
+
 async def test_process_that_dies_is_replaced_and_the_reward_is_had(tmp_path: Path) -> None:
     reward = AsyncRewardWrapper(rewards.dies_once)
     assert await reward("p", "c", [], [], mark=str(tmp_path / "mark")) == 1.0

@@ -67,6 +67,7 @@ def test_adapter_that_nobody_serves_is_404(house: RealHouse, name: str) -> None:
 
 def test_names_are_the_models_or_its_adapters() -> None:
     assert adapter_of(None, "m", ()) is None and adapter_of("m", "m", ("a",)) is None
+    assert adapter_of("default", "m", ("a",)) is None and adapter_of("default", "m", ("default",)) == "default"
     assert adapter_of("a", "m", ("a",)) == adapter_of("m:a", "m", ("a",)) == "a"
     with pytest.raises(ApiError, match="its adapters are a"):
         adapter_of("n:a", "m", ("a",))
