@@ -70,7 +70,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Models]
 
 
 @pytest.fixture(scope="session")
-def processes(
+def engine_processes(
     models: Callable[[bool], Models], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str, bool], EngineProcess]]:
     running: dict[tuple[str, bool], EngineProcess] = {}
@@ -112,10 +112,10 @@ async def engine(
     kind: str,
     tied: bool,
     models: Callable[[bool], Models],
-    processes: Callable[[str, bool], EngineProcess],
+    engine_processes: Callable[[str, bool], EngineProcess],
     http: HttpClient,
 ) -> Subject:
-    process = processes(kind, tied)
+    process = engine_processes(kind, tied)
     await process.wait_ready(http)
     client = process.open(http)
     await client.state()
