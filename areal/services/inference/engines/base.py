@@ -65,7 +65,7 @@ class EngineCall:
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class EngineDelta:
     """New tokens of choice ``index``; the lists run in step. ``versions`` is -1 where the engine does not say."""
 
