@@ -1,0 +1,78 @@
+"""A replica that dies under running episodes costs them an attempt, and the trainer nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.api.cli_args import InferenceEngineConfig
+from areal.client import RolloutController
+from tests.client.conftest import tokenizer
+from tests.services.processes import Process, Processes, engine_calls, release, script, wait_until
+from tests.workflow.test_controller import Sampled, rows
+from tests.workflow.test_workflows import Mathematician
+
+__all__ = ["tokenizer"]
+
+
+class House:
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.processes = Processes(folder)
+        self.engine = self.processes.engine(tokenizer)
+        self.proxies: list[Process] = []
+        for number in range(2):
+            state = ("--state-dir", str(folder / "state"), "--adopt-after", "0.2")
+            environment = {"AREAL_RUN_UID": f"replica-{number}"}
+            flags = ("--model", "tiny", "--engine", "embedded", "--engine-url", self.engine.url)
+            proxy = self.processes.service(
+                "data_proxy", *flags, "--tokenizer-path", str(tokenizer), *state, env=environment
+            )
+            self.proxies.append(proxy)
+        router = self.processes.router()
+        self.gateway = self.processes.gateway(router)
+        self.processes.register(router, *self.proxies, expected=2)
+        wait_until(lambda: self.gateway.call("GET", "/v1/models", key=self.processes.key).json()["models"])
+
+    def controller(self) -> RolloutController:
+        config = InferenceEngineConfig(
+            consumer_batch_size=6, max_concurrent_rollouts=6, request_timeout=60, setup_timeout=20, request_retries=3
+        )
+        address, key = self.gateway.url, self.processes.key
+        return RolloutController(config, gateway_addr=address, admin_api_key=key, model="tiny")
+
+
+@pytest.fixture
+def house(tmp_path: Path, tokenizer: Path) -> Iterator[House]:
+    house = House(tmp_path, tokenizer)
+    yield house
+    house.processes.stop()
+
+
+def test_replica_killed_under_completions_loses_no_batch(house: House) -> None:
+    script(house.engine, gate=1)
+    with house.controller() as controller:
+        for data in rows(*range(6)):
+            controller.submit(data, Sampled())
+        engine_calls(house.engine, until="any", count=6)
+        house.proxies[0].kill()
+        release(house.engine)
+        taken = controller.take(6)
+        assert sorted(each.data["n"] for each in taken) == list(range(6))
+        assert controller.export_stats()["failed"] == 0
+
+
+def test_replica_killed_under_agents_loses_no_batch(house: House) -> None:
+    script(house.engine, gate=1)
+    with house.controller() as controller:
+        data = {"messages": [{"role": "user", "content": "Hello"}]}
+        for number in range(6):
+            controller.submit({**data, "n": number}, Mathematician())
+        engine_calls(house.engine, until="any", count=6)
+        house.proxies[0].kill()
+        release(house.engine)
+        script(house.engine, gate=None)
+        taken = controller.take(6)
+        assert sorted(each.data["n"] for each in taken) == list(range(6))
+        assert all(each.trajectory["rewards"].tolist() == [1.0] for each in taken)
