@@ -64,7 +64,13 @@ class Interaction:
         found |= {"reward": self.reward, "original_reward": self.original_reward}
         if self.response is not None:
             return {**found, "messages": list(self.messages), "response": dict(self.response)}
-        return found | {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
+        columns = {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
+        return found | columns | {"logprobs": [_short(each) for each in self.logprobs]}
+
+
+def _short(value: float) -> float:
+    """The shortest number that is the same float32: half the digits in a file."""
+    return float(f"{value:.9g}")
 
 
 @dataclass(frozen=True)

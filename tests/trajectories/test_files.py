@@ -75,6 +75,14 @@ def test_episode_read_from_its_document_is_the_same(rows: list[Any]) -> None:
     assert documents([read_episode(json.loads(json.dumps(made.document())))]) == documents([made])
 
 
+@given(st.floats(-1e9, 0, width=32))
+def test_logprob_in_a_document_is_the_same_float32_in_fewer_digits(value: float) -> None:
+    (row,) = Episode("e", (interaction("a", [], [1], logprob=value),)).document()["interactions"]
+    (written,) = row["logprobs"]
+    assert np.float32(written) == np.float32(value)
+    assert len(json.dumps(written)) <= 16
+
+
 def test_parquet_gives_back_what_was_written(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "t.parquet"
