@@ -52,7 +52,7 @@ def fleet(module_processes: Processes, tokenizer: Path, tmp_path_factory: pytest
 
 def rollout_through(fleet: Fleet, key: str) -> None:
     rollout = begin(fleet["gateway"], key)
-    rollout.chat("1234", max_tokens=8)
+    rollout.chat("1234", max_tokens=8, temperature=0)
     rollout.reward(1.0)
     exported = rollout.export()
     fleet["gateway"].call("POST", "/export_trajectories/ack", {"export_id": exported["export_id"]}, key=key)
