@@ -58,14 +58,17 @@ class Gatekeeper:
         self.key = key
         self._loopback = loopback
 
-    def check(self, headers: Mapping[str, str], access: Access) -> None:
+    def check(self, headers: Mapping[str, str], access: Access) -> bool:
+        """Whether the admin key was seen; where it is False and the route is a SESSION's, its handler knows more."""
         if self.key is None:
             _refuse_foreign_pages(headers)
-            return
+            return False
         if access is Access.OPEN or (access is Access.PROBE and self._loopback):
-            return
-        if self.key.matches(presented_key(headers)) or access is Access.SESSION:
-            return
+            return False
+        if self.key.matches(presented_key(headers)):
+            return True
+        if access is Access.SESSION:
+            return False
         if access is Access.CALLER:
             raise unknown_key()
         raise ApiError(403, "this route needs the admin key", code="admin_key_required")

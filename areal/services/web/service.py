@@ -88,7 +88,7 @@ class Service:
             form = error_form(request.path)
             request.id_headers = form.id_headers
             route, request.match_info = self._routes.find(request.method, request.path)
-            self.gate.check(request.headers, route.access)
+            request.by_admin = self.gate.check(request.headers, route.access)
             if route.metrics is None:
                 return await route.handler(request)
             return await self._counted(route.handler, route.metrics, request)

@@ -17,15 +17,18 @@ class Watchdog:
         self._idle_s = idle_s
         self._excused = excused
         self._loop = asyncio.get_running_loop()
-        self._scope = asyncio.timeout(None)
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0
+        self._expired = False
 
     def kick(self) -> None:
         self._last = self._loop.time()
 
     async def __aenter__(self) -> Watchdog:
-        await self._scope.__aenter__()
+        task = asyncio.current_task()
+        assert task is not None, "a watchdog guards the body of a task"
+        self._task = task
+        self._cancelling = task.cancelling()
         self.kick()
         self._timer = self._loop.call_later(self._idle_s(), self._look)
         return self
@@ -33,14 +36,18 @@ class Watchdog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """A cancellation is a timeout where it was ours alone, as ``asyncio.timeout`` has it."""
         if self._timer is not None:
             self._timer.cancel()
-        await self._scope.__aexit__(kind, error, trace)
+        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
     def _look(self) -> None:
+        self._timer = None
         now = self._loop.time()
         due = self._last + self._idle_s()
         if due <= now and not self._excused():
-            self._scope.reschedule(now)
+            self._expired = True
+            self._task.cancel()
             return
         self._timer = self._loop.call_later(due - now if due > now else self._idle_s(), self._look)

@@ -50,7 +50,11 @@ def test_key_wrong_is_403_for_admins_and_401_for_callers() -> None:
 )
 def test_key_right_passes_everywhere(headers: dict[str, str]) -> None:
     for access in Access:
-        EXPOSED.check(headers, access)
+        assert EXPOSED.check(headers, access) is (access is not Access.OPEN)
+
+
+def test_key_of_a_session_passes_where_its_handler_asks_whose_it_is() -> None:
+    assert not KEYED.check({"Authorization": "Bearer sk-somebody"}, Access.SESSION)
 
 
 def test_probes_are_open_on_loopback_only() -> None:

@@ -56,3 +56,26 @@ async def test_watchdog_passes_a_cancellation_from_outside_on() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_watchdog_that_expires_as_somebody_cancels_lets_the_cancellation_pass() -> None:
+    expired = asyncio.Event()
+
+    async def body() -> None:
+        async with Watchdog(lambda: 0.0, excused=lambda: bool(expired.set())):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(body(), name="body")
+    await expired.wait()
+    task.cancel()  # before the task has run again
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_watchdog_that_expired_leaves_its_task_uncancelled() -> None:
+    with pytest.raises(TimeoutError):
+        async with Watchdog(lambda: 0.0):
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+    await asyncio.sleep(0)

@@ -30,6 +30,7 @@ class Request:
         "_refusal",
         "_waiter",
         "answered",
+        "by_admin",
         "chunked",
         "closes",
         "complete",
@@ -59,6 +60,7 @@ class Request:
         given = headers.raw.get(_REQUEST_ID)
         self.id = given.decode() if given is not None and _GIVEN_ID.fullmatch(given) else unique_id("req_")
         self.id_headers: tuple[str, ...] = (REQUEST_ID,)
+        self.by_admin = False  # the admin key was seen
         self.is_http_1_0 = False
         self.keep_alive = True
         self.expects_continue = False
