@@ -23,9 +23,6 @@ class Fault:
     what: str
     when: str
 
-    def mark(self) -> pytest.MarkDecorator:
-        return pytest.mark.fault(self)
-
 
 @dataclass(frozen=True)
 class Row:
@@ -66,7 +63,12 @@ def fault_of(node: pytest.Item) -> Fault | None:
 
 
 def fault(part: str, what: str, when: str) -> pytest.MarkDecorator:
-    return Fault(part, what, when).mark()
+    return pytest.mark.fault(Fault(part, what, when))
+
+
+def slow_fault(part: str, what: str, when: str) -> tuple[pytest.MarkDecorator, ...]:
+    """One whose test runs with the slow ones."""
+    return fault(part, what, when), pytest.mark.slow
 
 
 def read_page(text: str) -> dict[Fault, Row]:

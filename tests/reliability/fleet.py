@@ -38,6 +38,20 @@ class Member:
         return self.process.call(method, path, body, **more)
 
 
+class Watched(Member):
+    """A real engine behind a relay that keeps its minutes: calls go to the relay, kills to the engine."""
+
+    def __init__(self, name: str, engine: Member, start: Callable[[int], Process]) -> None:
+        self.engine = engine
+        super().__init__(name, start)
+
+    def kill(self) -> None:
+        self.engine.kill()
+
+    def restart(self) -> None:
+        self.engine.restart()
+
+
 @dataclass
 class Fleet:
     """Replicas of one model that record in one folder, alone or behind a gateway. ``front`` is where callers go."""
@@ -50,9 +64,11 @@ class Fleet:
     relays: int = 1
     proxy_flags: tuple[str, ...] = ()
     warped_by: Path | None = None  # a file that moves the data proxies' clocks
+    weights: tuple[Path, ...] = ()  # checkpoints of one model, for an embedded engine in place of the scripted one
 
     def __post_init__(self) -> None:
-        self.engines = [self._engine(number) for number in range(self.replicas)]
+        make = self._embedded if self.weights else self._engine
+        self.engines = [make(number) for number in range(self.replicas)]
         self.witness = Witness(*(self.folder / f"engine-{number}.log" for number in range(self.replicas)))
         self.proxies = [self._proxy(number) for number in range(self.replicas)]
         self.router: Member | None = None
@@ -128,14 +144,32 @@ class Fleet:
         wait_until(all_know, what="each relay has the table")
 
     def _engine(self, number: int) -> Member:
+        flags = ("--tokenizer", str(self.tokenizer))
+        return Member(f"engine-{number}", lambda port: self._witness("witness_engine.py", number, port, *flags))
+
+    def _embedded(self, number: int) -> Member:
         def start(port: int) -> Process:
-            flags = ("--port", str(port), "--tokenizer", str(self.tokenizer))
-            log = ("--log", str(self.folder / f"engine-{number}.log"))
-            process = self.processes.spawn(str(HERE / "witness_engine.py"), *flags, *log)
-            process.port = int(process.wait_log(r"^(\d+)$")[1])
+            flags = ("--model-path", str(self.weights[0]), "--threads", "1", "--port", str(port))
+            process = self.processes.service("engines.embedded", *flags, keyed=False)
+            wait_ready(process)
             return process
 
-        return Member(f"engine-{number}", start)
+        engine = Member(f"embedded-{number}", start)
+        flags = ("--engine", engine.process.url)
+        return Watched(f"engine-{number}", engine, lambda port: self._witness("witness_relay.py", number, port, *flags))
+
+    def _witness(self, script: str, number: int, port: int, *flags: str) -> Process:
+        log = str(self.folder / f"engine-{number}.log")
+        process = self.processes.spawn(str(HERE / script), "--port", str(port), "--log", log, *flags)
+        process.port = int(process.wait_log(r"^(\d+)$")[1])
+        return process
+
+    def load(self, version: int) -> None:
+        """Other weights in every engine; which, the version says."""
+        path = str(self.weights[version % len(self.weights)]) if self.weights else "any"
+        for engine in self.engines:
+            answer = engine.call("POST", "/load_weights", {"path": path, "version": version})
+            assert answer.status == 200, answer.body
 
     def _proxy(self, number: int) -> Member:
         def start(port: int) -> Process:

@@ -6,21 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.machine import machine_of
-
-_QUICK = settings(
-    max_examples=6,
-    stateful_step_count=25,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.generate,),
-)
+from tests.reliability.profiles import profile
 
 
 @pytest.fixture
@@ -29,5 +19,27 @@ def alone(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_random_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
-    run_state_machine_as_test(machine_of(alone, kills=1), settings=_QUICK)
+@pytest.fixture
+def house(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
+    with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
+        yield fleet
+
+
+def test_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
+    run_state_machine_as_test(machine_of(alone, kills=1), settings=profile(6, 25, derandomize=True))
+
+
+def test_histories_of_the_whole_data_plane_agree_with_the_model(house: Fleet) -> None:
+    run_state_machine_as_test(machine_of(house, kills=1), settings=profile(5, 25, derandomize=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
+    run_state_machine_as_test(machine_of(alone, kills=3), settings=profile(200, 60))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_histories_of_the_whole_data_plane_agree_with_the_model(house: Fleet) -> None:
+    run_state_machine_as_test(machine_of(house, kills=3), settings=profile(150, 60))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.asking import Line, Said
-from tests.reliability.faults import Outcome, fault
+from tests.reliability.faults import Outcome, fault, slow_fault
 from tests.reliability.fleet import MODEL, Fleet, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, scene_at, status_of
 from tests.services.inference.houses import later
@@ -204,7 +204,9 @@ def _back(fleet: Fleet, damage: Callable[[Files], None]) -> None:
     ("damage", "lost"),
     [
         pytest.param(_garbage_after_the_tail, 0, marks=fault(DAMAGE, "half a record", "after the last one")),
-        pytest.param(_cut_tail, 1, marks=fault(DAMAGE, "last record cut short", "by a disk that had said it was safe")),
+        pytest.param(
+            _cut_tail, 1, marks=slow_fault(DAMAGE, "last record cut short", "by a disk that had said it was safe")
+        ),
         pytest.param(_spoilt_tail, 1, marks=fault(DAMAGE, "last record spoilt", "by a disk that had said it was safe")),
     ],
 )
@@ -226,7 +228,7 @@ def test_damaged_tail_costs_at_most_the_last_record(
     "damage",
     [
         pytest.param(_spoilt_payload, marks=fault(DAMAGE, "bit of a payload turned", "in an earlier record")),
-        pytest.param(_cut_payload, marks=fault(DAMAGE, "payload cut short", "in an earlier record")),
+        pytest.param(_cut_payload, marks=slow_fault(DAMAGE, "payload cut short", "in an earlier record")),
     ],
 )
 def test_damaged_payload_is_named_and_never_exported(
@@ -248,7 +250,7 @@ def test_damaged_payload_is_named_and_never_exported(
     "damage",
     [
         pytest.param(_no_database, marks=fault(DAMAGE, "no database any more", "the whole file")),
-        pytest.param(_half_database, marks=fault(DAMAGE, "database cut in half", "the whole file")),
+        pytest.param(_half_database, marks=slow_fault(DAMAGE, "database cut in half", "the whole file")),
     ],
 )
 def test_journal_that_cannot_be_read_is_not_overwritten(
@@ -294,7 +296,7 @@ def clock(tmp_path: Path, processes: Processes, tokenizer: Path) -> Iterator[tup
     ("seconds", "what"),
     [
         pytest.param(-86_400, "back by a day", marks=fault(CLOCK, "back by a day", "in a session")),
-        pytest.param(600, "on by ten minutes", marks=fault(CLOCK, "on by ten minutes", "in a session")),
+        pytest.param(600, "on by ten minutes", marks=slow_fault(CLOCK, "on by ten minutes", "in a session")),
     ],
 )
 def test_clock_that_jumps_in_a_session_loses_nothing(

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,12 @@ STUCK = "Processes that are held still (`SIGSTOP`)"
 ENGINE = "Strangers at an engine's address"
 WORKER = "Strangers at a data proxy's address"
 PATIENCE_S = 0.7
+QUICK = (
+    "accepts and never answers",
+    "resets the connection",
+    "sends half a body and leaves",
+    "speaks another protocol",
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +40,15 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator
     with running_fleet(folder, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
         fleet.configure(request_timeout_seconds=PATIENCE_S)
         yield fleet
+
+
+def behaviours(part: str) -> list[Any]:
+    """Each of them at a call; a few are enough for every day."""
+    cases = []
+    for name in MANNERS:
+        slow = () if name in QUICK else (pytest.mark.slow,)
+        cases.append(pytest.param(name, marks=(fault(part, name, "at a call"), *slow)))
+    return cases
 
 
 @contextlib.contextmanager
@@ -67,7 +83,7 @@ def serves_on(other: Scene) -> str:
     ("phase", "tokens"),
     [
         pytest.param("before the first byte", 0, marks=fault(STUCK, "engine", "before the first byte")),
-        pytest.param("in a stream", 2, marks=fault(STUCK, "engine", "in a stream")),
+        pytest.param("in a stream", 2, marks=(fault(STUCK, "engine", "in a stream"), pytest.mark.slow)),
     ],
 )
 def test_engine_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, phase: str, tokens: int) -> None:
@@ -93,7 +109,9 @@ def test_engine_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, 
 @pytest.mark.parametrize(
     ("phase", "tokens"),
     [
-        pytest.param("before the first byte", 0, marks=fault(STUCK, "data proxy", "before the first byte")),
+        pytest.param(
+            "before the first byte", 0, marks=(fault(STUCK, "data proxy", "before the first byte"), pytest.mark.slow)
+        ),
         pytest.param("in a stream", 2, marks=fault(STUCK, "data proxy", "in a stream")),
     ],
 )
@@ -147,7 +165,7 @@ def test_relay_held_still_holds_its_own_callers_only(fleet: Fleet, outcome: Outc
     outcome.healed(SERVED)
 
 
-@pytest.mark.parametrize("manners", [pytest.param(each, marks=fault(ENGINE, each, "at a call")) for each in MANNERS])
+@pytest.mark.parametrize("manners", behaviours(ENGINE))
 def test_stranger_at_an_engines_address_is_a_failed_call(
     processes: Processes, tokenizer: Path, tmp_path: Path, outcome: Outcome, manners: str
 ) -> None:
@@ -168,7 +186,7 @@ def test_stranger_at_an_engines_address_is_a_failed_call(
     outcome.healed("no call is left running")
 
 
-@pytest.mark.parametrize("manners", [pytest.param(each, marks=fault(WORKER, each, "at a call")) for each in MANNERS])
+@pytest.mark.parametrize("manners", behaviours(WORKER))
 def test_stranger_at_a_data_proxys_address_costs_at_most_its_own_calls(
     fleet: Fleet, outcome: Outcome, manners: str
 ) -> None:

@@ -183,8 +183,14 @@ PHASES = {
     "in an export": _in_an_export,
     "in a pause": _in_a_pause,
 }
+QUICK = {*(("data proxy", phase) for phase in PHASES), *((victim, "in a stream") for victim in VICTIMS)}
 CASES = [
-    pytest.param(victim, phase, marks=fault(PART, victim, phase), id=f"{victim}, {phase}")
+    pytest.param(
+        victim,
+        phase,
+        marks=(fault(PART, victim, phase), *(() if (victim, phase) in QUICK else (pytest.mark.slow,))),
+        id=f"{victim}, {phase}",
+    )
     for victim in VICTIMS
     for phase in PHASES
 ]

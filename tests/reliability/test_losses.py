@@ -50,6 +50,7 @@ def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outc
     outcome.healed("every session is exported from the sibling")
 
 
+@pytest.mark.slow
 @fault(PART, "data proxy told to stop (`SIGTERM`)", "in a stream")
 def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
@@ -70,6 +71,7 @@ def test_drained_data_proxy_finishes_its_stream_and_leaves_its_sessions(fleet: F
     outcome.healed("the session goes on at the sibling")
 
 
+@pytest.mark.slow
 @fault(PART, "engine lost for good", "its data proxy lives")
 def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
@@ -118,6 +120,7 @@ def test_whole_house_killed_comes_back_with_everything(fleet: Fleet, outcome: Ou
     outcome.healed("all exported")
 
 
+@pytest.mark.slow
 @fault(PART, "gateway and router come back knowing nothing", "before they are told")
 def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet, outcome: Outcome) -> None:
     scene, _ = scenes_of_both(fleet)
@@ -139,6 +142,7 @@ def test_gateway_and_router_that_know_nothing_refuse_and_then_serve(fleet: Fleet
     outcome.healed(f"{SERVED} as soon as the router is told, engines untouched")
 
 
+@pytest.mark.slow
 @fault(PART, "one of two data proxies away", "at an export of sessions of both")
 def test_export_of_two_replicas_waits_for_both(tmp_path: Path, tokenizer: Path, outcome: Outcome) -> None:
     with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True) as fleet:
@@ -160,6 +164,7 @@ def test_export_of_two_replicas_waits_for_both(tmp_path: Path, tokenizer: Path, 
         outcome.healed("exported whole when it is back, and the same again")
 
 
+@pytest.mark.slow
 @fault(PART, "engine dead", "at a pause of all")
 def test_pause_that_one_worker_cannot_keep_is_said(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)

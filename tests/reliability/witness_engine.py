@@ -56,14 +56,12 @@ class Engine:
         os.write(self.log, json.dumps(line).encode() + b"\n")
 
     def answer(self, request_id: str, index: int, limit: int | None, ignore_eos: bool) -> tuple[list[int], str]:
-        """Token ids and why they end there: six letters of the call's own, then any tokens, then the end token."""
+        """Token ids and why they end there: six letters of the call's own, any tokens, special ones too, the end."""
         seed = blake2b(f"{request_id}/{index}".encode(), digest_size=8).hexdigest()
         dice = random.Random(seed)
         ids = self.tokenizer.encode(seed[:6], add_special_tokens=False).ids
-        ids += [
-            dice.randrange(3, self.tokenizer.get_vocab_size())
-            for _ in range(max(dice.randrange(5), self.script.at_least))
-        ]
+        more, size = max(dice.randrange(5), self.script.at_least), self.tokenizer.get_vocab_size()
+        ids += [dice.randrange(2) if dice.random() < 0.1 else dice.randrange(3, size) for _ in range(more)]
         if not ignore_eos:
             ids.append(self.end)
         return (ids, "stop") if not ignore_eos and (limit is None or len(ids) <= limit) else (ids[:limit], "length")

@@ -8,6 +8,7 @@ from typing import Any
 
 from areal.services.inference.data_proxy.choice import Choice, Update
 from areal.services.inference.data_proxy.shapes import Frame, assistant_message
+from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import EngineDelta, FinishReason
 from areal.services.inference.recording.conversation import Conversation, text_mark
 from areal.services.inference.recording.packing import token_array
@@ -29,7 +30,7 @@ def _sample(
     assert choice.finish_reason is not None
     text = None
     if prompt_text is not None:
-        text = text_mark(prompt_text + frame.codec.decode(choice.token_ids, skip_special=False))
+        text = text_mark(prompt_text + _written_again(choice, frame.codec))
     return TokenSample(
         prompt_ids=prompt,
         output_ids=token_array(choice.token_ids),
@@ -40,6 +41,17 @@ def _sample(
         text=text,
         extra=_extra(choice),
     )
+
+
+def _written_again(choice: Choice, codec: TextCodec) -> str:
+    """The answer's text as a template will write it into the next prompt: what its caller was told, and the end of a
+    turn. Special tokens that were sampled before that, its caller never saw."""
+    raw, reply = codec.decode(choice.token_ids, skip_special=False), choice.reply
+    if reply.calls or reply.reasoning or choice.stop is not None or raw == reply.content:
+        return raw
+    last = choice.token_ids[-1:]
+    ended = bool(last) and last[0] in codec.end_ids
+    return reply.content + (codec.decode(last, skip_special=False) if ended else "")
 
 
 def _extra(choice: Choice) -> dict[str, Any]:
