@@ -26,7 +26,7 @@ CHANGING = {"apply", "diff", "delete", "scale", "restart", "suspend", "resume", 
 CHANGING |= {f"inf {verb}" for verb in ("run", "stop", "register", "deregister", "scaleup", "scaledown")}
 CHANGING |= {f"agent {verb}" for verb in ("run", "stop", "scaleup", "scaledown")}
 CHANGING |= {"train start", "train stop"}
-PENDING = [path for path in COMMANDS if path[0] in ("agent", "train", "weight-update")]
+PENDING = [path for path in COMMANDS if path[0] == "agent"]
 
 
 def flags(command: click.Command) -> set[str]:

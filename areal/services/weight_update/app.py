@@ -29,6 +29,7 @@ class WeightUpdateRoutes:
     def add_to(self, service: Service) -> None:
         service.route("POST", "/connect", self.connect, Access.ADMIN)
         service.route("POST", "/update_weights", self.update_weights, Access.ADMIN)
+        service.route("POST", "/force_sync", self.force_sync, Access.ADMIN)
         service.route("POST", "/disconnect", self.disconnect, Access.ADMIN)
         service.route("GET", "/pairs", self.pairs, Access.ADMIN)
         values, sets = "/weight_meta/{pair}/{key}", "/weight_meta/{pair}/set/{key}"
@@ -56,6 +57,15 @@ class WeightUpdateRoutes:
         async with pair.lock:
             # Again: another update may have run while this one waited.
             done = await self._updater.update(pair, check_version(pair, data.get("version")))
+        return json_response(done.to_json())
+
+    async def force_sync(self, request: Request) -> Response:
+        """The version that was published last, once more: for workers that are not known to have it."""
+        pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
+        async with pair.lock:
+            if pair.version < 0:
+                raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
+            done = await self._updater.update(pair, pair.version)
         return json_response(done.to_json())
 
     async def disconnect(self, request: Request) -> Response:

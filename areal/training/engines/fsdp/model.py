@@ -21,7 +21,9 @@ LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     """The model in the dtype of its master weights (``optimizer_dtype``), on the ranks' device, not sharded yet."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     _check_folder(config.path)
     loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
     about = AutoConfig.from_pretrained(config.path)

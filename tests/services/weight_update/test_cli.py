@@ -1,0 +1,64 @@
+"""``areal weight-update`` finds the gateway of a running job by the file that it left in the job's folder."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.cli.main import run
+from areal.services.web.keys import load_admin_key
+from areal.training.model_folder import config_files
+from areal.training.weight_service import weight_update_gateway
+from areal.training.weights.endpoint import serving
+from areal.training.weights.folders import Folders
+from areal.training.weights.publisher import FolderOutlet, Pair
+from tests.services.processes import Processes
+from tests.services.weight_update.conftest import MODEL, embedded_worker, model, weights
+
+
+def test_verbs_show_and_sync_the_pairs_of_a_job(
+    processes: Processes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_HOME", str(tmp_path / "home"))
+    job = tmp_path / "home" / "jobs" / "demo"
+    log = job / "logs" / "attempt_1" / "weight_update.log"
+    log.parent.mkdir(parents=True)
+    (job / "logs" / "latest").symlink_to("attempt_1")
+
+    def areal(*words: str, code: int = 0) -> str:
+        assert run(["weight-update", *words]) == code
+        captured = capsys.readouterr()
+        return captured.out + (captured.err if code else "")
+
+    assert "areal train ps" in areal("pairs", code=4)
+    _, proxy = embedded_worker(processes)
+    outlet = FolderOutlet(Folders.on_disk(tmp_path / "weights", config_files(MODEL)))
+    key = load_admin_key(str(processes.key_file))
+    with ExitStack() as stack:
+        gateway = stack.enter_context(weight_update_gateway(job, processes.key_file, log))
+        endpoint = stack.enter_context(serving({"actor": outlet}, key))
+        pair = Pair("actor", "disk", gateway, endpoint, {"inference_worker_urls": [proxy.url]}, outlet, processes.key)
+        pair.connect()
+        assert "has published nothing yet" in areal("force-sync", "--pair", "actor", code=1)
+        pair.publish(3, weights(model(1)))
+
+        (row,) = json.loads(areal("pairs", "-o", "json"))
+        assert (row["pair_name"], row["mode"], row["version"], row["state"]) == ("actor", "disk", 3, "connected")
+        title, line = areal("pairs").splitlines()
+        assert title.split() == ["NAME", "MODE", "TRAIN", "INFER", "VERSION", "LAST-UPDATE", "DURATION", "STATE"]
+        assert line.split()[:5] == ["actor", "disk", "1", "1", "3"]
+        assert "healthy" in areal("status", "--service", "demo")
+        assert areal("ps").splitlines()[1].split()[0] == "demo"
+        assert "listens on" in areal("logs", "-n", "5")
+
+        headers: dict[str, Any] = {"key": processes.key}
+        proxy.call("POST", "/set_version", {"version": 1}, **headers)  # as a worker that started anew would be behind
+        assert "pair/actor synced: version 3" in areal("force-sync", "--pair", "actor")
+        assert proxy.call("GET", "/get_version", **headers).json()["version"] == 3
+        assert "nobody" in areal("force-sync", "--pair", "nobody", code=4)
+        pair.disconnect()
+    assert areal("pairs", code=4)
+    assert not (job / "weight_update.json").exists()
+    assert "drains" in areal("logs")
