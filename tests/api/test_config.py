@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from areal.api import cli_args
 from areal.api.cli_args import (
     BaseExperimentConfig,
     ConfigError,
@@ -19,6 +23,7 @@ from areal.api.cli_args import (
     SFTConfig,
     load_expr_config,
 )
+from areal.api.config.building import Faults, build
 from areal.errors import NotFound, UsageFault
 
 AREAL = Path(__file__).parents[1] / "drivers" / "gsm8k_grpo.yaml"
@@ -106,6 +111,7 @@ def test_override_changes_one_key(override: str, read) -> None:  # type: ignore[
         ("rollout:\n  model: m\n  lora_name: x\n", "/config.yaml:5: rollout.lora_name: is not supported: an adapter"),
         ("seed: ${sed}\n", "Interpolation key 'sed' not found"),
         ("seed: [\n", "/config.yaml:4:1: "),
+        ("seed: 1\nseed: 2\n", "/config.yaml:4:1: found duplicate key seed"),
     ],
 )  # fmt: skip
 def test_fault_names_file_line_and_key(tmp_path: Path, text: str, said: str) -> None:
@@ -179,3 +185,36 @@ def test_defaults_are_those_that_drivers_rely_on() -> None:
     assert (rollout.max_head_offpolicyness, rollout.request_timeout, rollout.request_retries) == (0, 3600, 3)
     assert dpo.actor.beta == 0.1
     assert generation.new(n_samples=4).n_samples == 4 and generation.n_samples == 1
+
+
+CLASSES = [getattr(cli_args, name) for name in cli_args.__all__ if dataclasses.is_dataclass(getattr(cli_args, name))]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_default_is_of_its_own_type_and_sets_nothing_unsupported(cls: type) -> None:
+    """What a class says by itself can be written down and read again, and is the same."""
+    faults_, default = Faults(), cls()
+    again = build(cls, dataclasses.asdict(default), faults_, ("part",))
+    assert faults_.found == [] and faults_.inert == []
+    assert again == default
+
+
+FIELDS = st.sampled_from([each.name for each in dataclasses.fields(InferenceEngineConfig)])
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(FIELDS, st.recursive(PLAIN, st.lists), max_size=6))
+def test_no_value_breaks_the_builder(values: dict[str, object]) -> None:
+    found = Faults()
+    config = build(InferenceEngineConfig, values, found, ("rollout",))
+    assert (config is None) == bool(found.found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["seed", "gconfig.stop", "actor.path", "+sglang.x", "~seed"]), st.text())
+def test_no_override_ends_in_anything_but_a_configuration_or_an_error_of_ours(key: str, value: str) -> None:
+    try:
+        load_expr_config(["--config", str(AREAL), f"{key}={value}"], GRPOConfig)
+    except (ConfigError, UsageFault) as error:
+        assert str(error)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, NoReturn, TypeVar
 
+import yaml
+
 from areal.api.config.building import Faults, Path, build
 from areal.api.config.keys import TRAINERS, is_declared, suggestion
 from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
@@ -73,8 +75,6 @@ class _Source:
 
 
 def _read(file: str) -> _Source:
-    import yaml
-
     try:
         text = FilePath(file).read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -83,12 +83,14 @@ def _read(file: str) -> _Source:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     try:
         return _Source(file, text, key_lines(text))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
-        raise ConfigError(f"{where}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise _yaml_fault(file, error) from error
+
+
+def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
+    return ConfigError(f"{where}: {problem or error}")
 
 
 @contextlib.contextmanager
@@ -100,6 +102,8 @@ def _positioned(source: _Source) -> Iterator[None]:
         yield
     except BadOverride as error:
         raise ConfigError(f"command line: {error}") from error
+    except yaml.YAMLError as error:  # OmegaConf reads more strictly: a key given twice
+        raise _yaml_fault(source.file, error) from error
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "")
         path: Path = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
@@ -165,8 +169,6 @@ def _value(text: str | None) -> Any:
         return "" if text == "" else None
     if "\n" in text or text.startswith(("%", "@", "`")):
         return text
-    import yaml
-
     try:
         return OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)["value"]  # type: ignore[index, call-overload]
     except yaml.YAMLError as error:
