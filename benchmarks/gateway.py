@@ -84,7 +84,7 @@ class Bench:
         yield DIRECT, _latency(direct)
         turned = (self.relays * 2)[number % len(self.relays) :][: len(self.relays)] if self.relays else []
         for system in turned:
-            asked = max(count, requests // SLOW_SHARE) if system.slow else requests
+            asked = max(count, requests // SLOW_SHARE, 5) if system.slow else requests
             with Spent(system, asked) as spent:
                 answer = relayed(system.port, count, asked, stream=streamed)
             added = {f"added_{name}": answer[name] - direct[name] for name in ("mean_us", "p50_us")}

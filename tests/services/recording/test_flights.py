@@ -31,7 +31,7 @@ FIRST = Identity(SESSION, b"x" * 16)
 )
 async def test_only_a_retry_of_the_same_body_in_the_same_session_waits(second: Identity, waits: bool) -> None:
     flights = Flights()
-    async with flights.leading(FIRST):
+    with flights.leading(FIRST):
         task = asyncio.create_task(flights.join(second), name="second")
         await asyncio.sleep(0)
         assert task.done() is not waits
@@ -42,7 +42,7 @@ async def test_only_a_retry_of_the_same_body_in_the_same_session_waits(second: I
 async def test_same_idempotency_key_waits_and_another_body_under_it_is_422() -> None:
     flights = Flights()
     keyed = replace(FIRST, idempotency=b"k")
-    async with flights.leading(keyed):
+    with flights.leading(keyed):
         task = asyncio.create_task(flights.join(keyed), name="second")
         await asyncio.sleep(0)
         assert not task.done()
@@ -57,7 +57,7 @@ async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
 
     async def call(number: int) -> None:
         await flights.join(keyed)
-        async with flights.leading(keyed):
+        with flights.leading(keyed):
             await asyncio.sleep(0.01)
             ran.append(number)
             raise RuntimeError
@@ -68,8 +68,8 @@ async def test_followers_of_a_failed_leader_go_on_one_after_another() -> None:
 
 async def test_follower_is_told_where_its_leader_is_recorded_whoever_else_flies() -> None:
     flights = Flights()
-    async with flights.leading(FIRST):
-        async with flights.leading(FIRST) as newest:
+    with flights.leading(FIRST):
+        with flights.leading(FIRST) as newest:
             task = asyncio.create_task(flights.join(replace(FIRST, retry=True)), name="retry")
             await asyncio.sleep(0)
             newest.recorded = 7

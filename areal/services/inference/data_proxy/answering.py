@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from areal.services.inference.data_proxy.choice import Update
 from areal.services.inference.data_proxy.generation import Generator, OnUpdate
@@ -63,15 +63,25 @@ class Answering:
 
     @contextlib.asynccontextmanager
     async def _watched(self, prepared: Prepared) -> AsyncIterator[Watchdog]:
+        """What goes wrong in the engine, or does not go on, is what the caller is told."""
+
         def excused() -> bool:
             """The engine is paused, or the call is queued in a busy one."""
             if self._generator.suspension.excuses(prepared.idle_s):
                 return True
             return not prepared.clock.first and self._generator.pulse.silent_s() < prepared.idle_s
 
-        with _engine_errors(prepared):
+        try:
             async with Watchdog(lambda: prepared.idle_s, excused=excused) as watchdog:
                 yield watchdog
+        except EngineUnavailable as error:
+            raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
+        except EngineRefused as error:
+            raise ApiError(400, str(error), code=error.code or "engine_refused") from error
+        except EngineError as error:
+            raise ApiError(502, str(error), code="engine_failed") from error
+        except TimeoutError as error:
+            raise ApiError(504, f"no progress in {prepared.idle_s:g} s", code="progress_timeout") from error
 
 
 class _Said:
@@ -114,18 +124,3 @@ class _Said:
         self._flows.clear()
         if self.out is not None:
             self.out.hold_back(None)
-
-
-@contextlib.contextmanager
-def _engine_errors(prepared: Prepared) -> Iterator[None]:
-    """What went wrong in the engine, as the caller is told it."""
-    try:
-        yield
-    except EngineUnavailable as error:
-        raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
-    except EngineRefused as error:
-        raise ApiError(400, str(error), code=error.code or "engine_refused") from error
-    except EngineError as error:
-        raise ApiError(502, str(error), code="engine_failed") from error
-    except TimeoutError as error:
-        raise ApiError(504, f"no progress in {prepared.idle_s:g} s", code="progress_timeout") from error

@@ -188,7 +188,7 @@ class Visits:
                 return
             if not self._flights.running(identity):
                 break
-        async with self._flights.leading(identity) as flight:
+        with self._flights.leading(identity) as flight:
             try:
                 yield RecordedVisit(caller, identity, None, flight)
             except ApiError as error:

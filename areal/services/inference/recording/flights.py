@@ -8,8 +8,6 @@ follower replays what is on disk; when the leader failed, or its caller left, th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from areal.services.inference.recording.conversation import DIGEST_BYTES
@@ -77,26 +75,43 @@ class Flights:
         running = self._by_digest.get((call.session, call.digest)) if call.retry else None
         return running[-1] if running else None
 
-    @contextlib.asynccontextmanager
-    async def leading(self, call: Identity) -> AsyncIterator[Flight]:
-        """Others that repeat this call wait until it is over, well or not."""
-        flight = Flight(call)
-        same = self._by_digest.setdefault((call.session, call.digest), [])
-        same.append(flight)
+    def leading(self, call: Identity) -> Leading:
+        """While it is entered, others that repeat this call wait until it is over, well or not."""
+        return Leading(self, Flight(call))
+
+    def begin(self, flight: Flight) -> None:
+        call = flight.call
+        self._by_digest.setdefault((call.session, call.digest), []).append(flight)
         if call.idempotency is not None:
             self._by_key[call.session, call.idempotency] = flight
-        try:
-            yield flight
-        finally:
-            same.remove(flight)
-            if not same:
-                self._by_digest.pop((call.session, call.digest), None)
-            if call.idempotency is not None:
-                self._by_key.pop((call.session, call.idempotency), None)
-            flight.over.set()
+
+    def end(self, flight: Flight) -> None:
+        call = flight.call
+        same = self._by_digest[call.session, call.digest]
+        same.remove(flight)
+        if not same:
+            del self._by_digest[call.session, call.digest]
+        if call.idempotency is not None:
+            self._by_key.pop((call.session, call.idempotency), None)
+        flight.over.set()
 
     def __len__(self) -> int:
         return sum(map(len, self._by_digest.values()))
+
+
+class Leading:
+    """``with`` it the call is in flight."""
+
+    def __init__(self, flights: Flights, flight: Flight) -> None:
+        self._flights = flights
+        self._flight = flight
+
+    def __enter__(self) -> Flight:
+        self._flights.begin(self._flight)
+        return self._flight
+
+    def __exit__(self, *error: object) -> None:
+        self._flights.end(self._flight)
 
 
 @dataclass(eq=False)
