@@ -61,7 +61,7 @@ def build_relay(router_url: str, options: ServeOptions, limits: Limits, http: Ht
     keys = SessionKeys(table, follower, router, options.key)
     journals = JournalClient(http, table, admission, keys, headers)
     GatewayRoutes(table, relay, router, keys).add_to(service)
-    SessionRoutes(router, journals, keys).add_to(service)
+    SessionRoutes(table, relay, router, journals, keys).add_to(service)
     ExportRoutes(journals).add_to(service)
     WorkerControl(http, router, headers).add_to(service)
     Registration(http, router, headers).add_to(service)

@@ -92,10 +92,11 @@ class Relay:
         # Calls of the admin are recorded too: the turns of one conversation belong into one journal.
         with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
         envelope = read_envelope(body, journal, with_prefix=with_prefix)
-        model = await self._resolve(envelope.model if journal is None else self._table.model_of_journal(journal))
+        model = await self.resolve(envelope.model if journal is None else self._table.model_of_journal(journal))
         return await self._until_answered(Call(request, path, body, envelope, model, started))
 
-    async def _resolve(self, name: str | None) -> ModelEntry:
+    async def resolve(self, name: str | None) -> ModelEntry:
+        """The model asked for, or the only one. Raises 400, 404, and 503 while there is no table."""
         model = self._table.resolve(name)
         if model is None:  # it may have been registered a moment ago
             await self._follower.refresh()

@@ -9,11 +9,12 @@ import orjson
 
 from areal.services.web import headers as names
 from areal.services.web.body import read_body
-from areal.services.web.client import CallFailed, HttpClient
+from areal.services.web.client import CallFailed, HttpClient, NotConnected
 from areal.services.web.errors import ApiError
 from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler
 
+ROUTER_AWAY = "router_away"  # it has not seen the call
 _ADMIN_BODY_BYTES = 1024 * 1024
 _TIMEOUT_S = 35.0  # the router itself asks workers within 30
 
@@ -48,7 +49,8 @@ class RouterClient:
         return _read(*await self._ask("POST", path, orjson.dumps(body)))
 
     async def send(self, method: str, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
-        """The router's answer as it is: status and body. Raises ApiError 502 where there is none."""
+        """The router's answer as it is: status and body. Raises ApiError where there is none: 503 when it was not
+        reached, 502 when it may have acted."""
         return await self._ask(method, path, body, request_id)
 
     async def _pass(self, request: Request, method: str, path: str, body: bytes) -> Response:
@@ -60,6 +62,9 @@ class RouterClient:
         headers = {**self._headers, "Content-Type": "application/json", **named}
         try:
             said = await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
+        except NotConnected as error:
+            again = {"Retry-After": "1"}
+            raise ApiError(503, f"the router is away: {error!r}", code=ROUTER_AWAY, headers=again) from error
         except (CallFailed, TimeoutError) as error:
             raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
         return said.status, said.body

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from areal.services.inference.gateway.journal_client import JournalClient, Said
-from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.inference.gateway.live_table import LiveTable
+from areal.services.inference.gateway.relay import Relay
+from areal.services.inference.gateway.router_client import ROUTER_AWAY, RouterClient
 from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.recording.names import HITL, GroupName, SessionName, tag_of_answer
 from areal.services.web.access import Access
@@ -18,10 +21,15 @@ from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 1024 * 1024
+_LOOK_AGAIN_S = 0.5
 
 
 class SessionRoutes:
-    def __init__(self, router: RouterClient, journals: JournalClient, keys: SessionKeys) -> None:
+    def __init__(
+        self, table: LiveTable, relay: Relay, router: RouterClient, journals: JournalClient, keys: SessionKeys
+    ) -> None:
+        self._table = table
+        self._relay = relay
         self._router = router
         self._journals = journals
         self._keys = keys
@@ -34,12 +42,32 @@ class SessionRoutes:
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
-        body = await read_body(request, _BODY_BYTES)
-        key = decode_object(body).get("api_key")
-        status, answer = await self._router.send("POST", "/register_session", body, request.id)
+        data = decode_object(await read_body(request, _BODY_BYTES))
+        name, key = data.get("model"), data.get("api_key")
+        if name is not None and not isinstance(name, str):
+            raise bad_request("model must be a string", param="model")
+        model = (await self._relay.resolve(name)).name
+        status, answer = await self._started(orjson.dumps({**data, "model": model}), model, request.id)
         if isinstance(key, str):
             self._keys.forget(key.encode("utf-8", "surrogatepass"))
         return Response(status, answer, content_type="application/json")
+
+    async def _started(self, body: bytes, model: str, request_id: str) -> tuple[int, bytes]:
+        """The router's answer, as soon as there is a data proxy to take the sessions: 503 says that nothing began, and
+        404 of a model that we know that the router has yet to hear of it again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._table.limits.request_timeout_seconds
+        while True:
+            try:
+                said = await self._router.send("POST", "/register_session", body, request_id)
+                forgot = b'"model_not_found"' in said[1] and model in self._table.snapshot.models
+                away = said[0] == 503 or (said[0] == 404 and forgot)
+                if not away or loop.time() >= deadline:
+                    return said
+            except ApiError as error:
+                if error.code != ROUTER_AWAY or loop.time() >= deadline:
+                    raise
+            await self._table.changed(_LOOK_AGAIN_S)
 
     def _of_a_session(self, path: str) -> Any:
         async def handle(request: Request) -> AnyResponse:

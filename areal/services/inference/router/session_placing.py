@@ -19,7 +19,7 @@ from areal.services.inference.recording.names import GroupName, SessionName, key
 from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.placements import Placements
 from areal.services.inference.router.registry import Registry, Worker
-from areal.services.inference.router.table import DEAD, READY
+from areal.services.inference.router.table import DEAD, READY, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.client import CallFailed, HttpClient, NotConnected
 from areal.services.web.errors import ApiError, bad_request
@@ -146,17 +146,31 @@ class SessionPlacing:
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
     async def _find(self, digest: bytes) -> Held | None:
-        """Ask every replica that records whether it has a session with this key. Raises 503 where none has, but one
-        does not answer, or some journal has nobody to answer for it."""
-        workers = [worker for worker in self._registry.workers() if worker.report.journals]
-        answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in workers))
-        for worker, journal in zip(workers, answers, strict=True):
-            if journal is not None and journal:
-                return Held(worker, journal)
-        if None in answers or self._registry.orphans():
+        """Ask the replicas that record whether one has a session with this key: first those where it would have been
+        started, then all others. Raises 503 where none has it, but one does not answer, or some journal has nobody to
+        answer for it."""
+        workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
+        homes = self._homes(digest)
+        unanswered = False
+        for group in (homes, workers.keys() - homes):
+            asked = [workers[addr] for addr in group]
+            answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
+            for worker, journal in zip(asked, answers, strict=True):
+                if journal is not None and journal:
+                    return Held(worker, journal)
+            unanswered = unanswered or None in answers
+        if unanswered or self._registry.orphans():
             message = "no data proxy has a session with this key, but one of them is away"
             raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
         return None
+
+    def _homes(self, digest: bytes) -> set[str]:
+        """Where each model starts sessions with this key while all its replicas are there."""
+        models: dict[str | None, list[WorkerEntry]] = {}
+        for worker in self._registry.workers():
+            if worker.report.journals:
+                models.setdefault(worker.model, []).append(worker.entry)
+        return {rendezvous(digest, entries)[0].addr for entries in models.values()}
 
     async def _journal_of_key(self, worker: Worker, digest: bytes) -> str | None:
         """Empty where the worker has no such session, None where it does not answer."""

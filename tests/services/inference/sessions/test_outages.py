@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.services.inference.houses import later
 from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
-from tests.services.processes import engine_calls, script, wait_until
+from tests.services.processes import engine_calls, script
 from tests.services.recording.rollouts import Rollout
 
 Build = Callable[..., RecordingHouse]
@@ -90,20 +89,32 @@ def test_key_of_the_callers_own_is_found_again_by_its_digest(house: RecordingHou
         rollout.chat("a")
 
 
-def test_session_survives_a_router_that_comes_back_empty(house: RecordingHouse, tmp_path: Path) -> None:
+def test_session_survives_a_router_that_comes_back_empty(house: RecordingHouse) -> None:
     rollouts = house.on_each_replica()
     port = house.router.port
     house.router.kill()
     for rollout in rollouts:
         rollout.chat("a")
+    starting = later(house.begin)
     router = house.processes.service("router", "--health-period", "0.2", "--port", str(port))
     for rollout in rollouts:
         rollout.chat("b")
     house.processes.register(router, *house.proxies)
-    wait_until(lambda: house.begin(), what="sessions start again")
+    starting.result(60).chat("a")
     for rollout in rollouts:
         rollout.chat("c")
         assert rollout.reward(1.0)["interaction_count"] == 3
+
+
+def test_session_starts_once_a_data_proxy_is_there(build: Build) -> None:
+    house = build(replicas=1)
+    house.proxy.kill()
+    house.wait_state("tiny-0", "dead")
+    starting = later(house.begin)
+    restarted = house.start_proxy(0)
+    assert not starting.done()
+    house.register(restarted)
+    starting.result(60).chat("a")
 
 
 def test_every_relay_knows_every_session(house: RecordingHouse) -> None:
