@@ -35,7 +35,7 @@ class Answering:
         return Response(body=body, content_type="application/json", headers=prepared.headers())
 
     async def stream(self, prepared: Prepared) -> StreamResponse:
-        said = _Said(prepared)
+        said = Said(prepared)
         try:
             async with self._watched(prepared) as watchdog:
                 await self._run(prepared, watchdog, said.update, said.flowing)
@@ -84,13 +84,14 @@ class Answering:
             raise ApiError(504, f"no progress in {prepared.idle_s:g} s", code="progress_timeout") from error
 
 
-class _Said:
+class Said:
     """A stream as its updates come. ``last`` is what the answer ends with, which waits for the record."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
         self._running = len(prepared.frame.choices)
         self._flows: list[Flow] = []
+        self._paused = False  # the caller lags behind
         self.out: StreamResponse | None = None
         self.last = b""
 
@@ -110,12 +111,16 @@ class _Said:
 
     def flowing(self, flow: Flow) -> None:
         self._flows.append(flow)
+        if self._paused:
+            flow.pause()
 
     def pause(self) -> None:
+        self._paused = True
         for flow in self._flows:
             flow.pause()
 
     def resume(self) -> None:
+        self._paused = False
         for flow in self._flows:
             flow.resume()
 
