@@ -114,6 +114,12 @@ def test_register_external(areal: Areal, spelling: str) -> None:
     }
 
 
+def test_register_of_a_private_anthropic_endpoint_says_both(areal: Areal) -> None:
+    words = ("--api-url", "10.0.0.1:8000", "--provider-api", "anthropic", "--allow-private")
+    (model,) = printed(areal, "inf", "register", "--model", "gpt", *words)
+    assert model["spec"]["external"] == {"url": "http://10.0.0.1:8000", "api": "anthropic", "allowPrivate": True}
+
+
 def test_service_default_comes_from_the_configuration(areal: Areal) -> None:
     areal("config", "set", "service", "rl")
     assert printed(areal, "inf", "run")[0]["metadata"]["name"] == "rl"
@@ -169,7 +175,11 @@ def test_arguments_that_cannot_be_read_are_refused(text: str) -> None:
     ("words", "said"),
     [
         (("--provider-model", "x"), "--api-url is missing"),
-        (("--api-url", "nonsense://x"), "not the URL"),
+        (("--allow-private",), "--api-url is missing"),
+        (("--api-url", "http://10.0.0.1/v1"), "--allow-private"),
+        (("--api-url", "http://169.254.169.254/v1", "--allow-private"), "metadata"),
+        (("--api-url", "https://me:key@a.example"), "credentials"),
+        (("--api-url", "nonsense://x"), "must begin with http"),
         (("--backend", "embedded"), "--model-path is missing"),
     ],
 )

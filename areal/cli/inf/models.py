@@ -22,7 +22,7 @@ from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.options import Seconds
 from areal.cli.output.emit import emit_rows
 from areal.cli.output.table import field
-from areal.cli.remote import checked_url, gateway
+from areal.cli.remote import gateway
 from areal.cli.targets import missing, stored
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import Ref
@@ -46,6 +46,8 @@ _COLUMNS = (
 @click.option("--api-url", metavar="URL", help="External: an OpenAI-compatible endpoint, instead of --backend.")
 @click.option("--provider-api-key-env", metavar="VAR", help="External: environment variable that holds its key.")
 @click.option("--provider-model", metavar="NAME", help="External: the model's name over there.")
+@click.option("--provider-api", type=click.Choice(["openai", "anthropic"]), help="External: what is spoken there.")
+@click.option("--allow-private", is_flag=True, help="External: the URL may lead to a private address.")
 @click.option("--force", is_flag=True, help="Replace a model of this name, whatever it is.")
 @dry_run_option
 @options.yes
@@ -62,6 +64,8 @@ def register(
     api_url: str | None,
     provider_api_key_env: str | None,
     provider_model: str | None,
+    provider_api: str | None,
+    allow_private: bool,
     force: bool,
     dry_run: str | None,
 ) -> int:
@@ -72,7 +76,9 @@ def register(
     areal inf register --model gpt --api-url https://api.openai.com/v1 --provider-api-key-env OPENAI_API_KEY
     """
     name = service_name(cli, service)
-    spec = _spec(flags, api_url, provider_api_key_env, provider_model)
+    more: dict[str, Any] = {"model": provider_model, "api": provider_api, "allowPrivate": allow_private or None}
+    more["apiKeyFrom"] = {"env": provider_api_key_env} if provider_api_key_env else None
+    spec = _spec(flags, api_url, {field: value for field, value in more.items() if value is not None})
     manifests = [model_manifest(model, name, spec)]
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
@@ -83,24 +89,30 @@ def register(
     return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
-def _spec(flags: ModelFlags, url: str | None, key_env: str | None, provider_model: str | None) -> dict[str, Any]:
+def _spec(flags: ModelFlags, url: str | None, external: dict[str, Any]) -> dict[str, Any]:
+    """``external``: what was said of an external model beside its URL."""
     if url is None:
-        if key_env or provider_model:
-            raise UsageFault(
-                "--provider-api-key-env and --provider-model describe an external model: --api-url is missing"
-            )
+        if external:
+            raise UsageFault("--provider-... and --allow-private describe an external model: --api-url is missing")
         absent = [f"--{name}" for name in ("backend", "model-path") if not getattr(flags, name.replace("-", "_"))]
         if absent:
             raise UsageFault(f"{absent[0]} is missing", hint="give --backend and --model-path, or --api-url")
         return flags.spec()
     if flags.given:
         raise UsageFault(f"{flags.given[0]} does not go with --api-url, which has no engine of ours")
-    external: dict[str, Any] = {"url": checked_url(url)}
-    if provider_model:
-        external["model"] = provider_model
-    if key_env:
-        external["apiKeyFrom"] = {"env": key_env}
-    return {"external": external}
+    return {"external": {"url": _external_url(url, allow_private="allowPrivate" in external), **external}}
+
+
+def _external_url(text: str, *, allow_private: bool) -> str:
+    from areal.resources.external_url import UrlError, parse_external_url
+
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parse_external_url(url, allow_private=allow_private)
+    except UrlError as error:
+        hint = "--allow-private, if that is meant" if "allowPrivate" in str(error) else None
+        raise UsageFault(f'--api-url "{text}" {str(error).partition(": set external")[0]}', hint=hint) from error
+    return url.rstrip("/")
 
 
 def _service_must_exist(cli: Invocation, ref: Ref) -> None:
