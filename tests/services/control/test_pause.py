@@ -134,6 +134,13 @@ def test_released_memory_takes_no_calls_until_it_is_resumed(house: RealHouse) ->
     )
 
 
+def test_response_format_that_the_engine_has_not_got_is_400_and_says_why(house: RealHouse) -> None:
+    answer = house.ask("POST", COMPLETIONS, {**LONG, "response_format": {"type": "json_object"}})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, "response_format")
+    assert "no grammars" in error["message"] and "tokenizer.json" in error["message"]
+
+
 def test_answer_that_the_context_has_no_room_for_is_400(house: RealHouse) -> None:
     answer = house.ask("POST", COMPLETIONS, {**LONG, "max_tokens": 123})
     assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

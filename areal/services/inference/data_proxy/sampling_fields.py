@@ -73,7 +73,7 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str,
     if kind not in ("json_object", "json_schema"):
         raise bad_request("response_format.type must be text, json_object or json_schema", param="response_format")
     if not capabilities.response_format:
-        raise unsupported("response_format", f"this engine cannot force {kind}")
+        raise unsupported("response_format", capabilities.no_response_format or f"this engine cannot force {kind}")
     return wanted
 
 

@@ -103,6 +103,7 @@ class Capabilities:
 
     sampling_fields: frozenset[str] = frozenset(item.name for item in fields(Sampling))
     response_format: bool = False
+    no_response_format: str = ""  # why not, where that is known
     max_top_logprobs: int = 20
 
 

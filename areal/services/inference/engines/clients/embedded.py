@@ -50,6 +50,7 @@ class EmbeddedClient:
         if data.get("memory_released"):
             return EngineState(not_ready="the engine's memory is released")
         self.capabilities.response_format = data.get("structured") is True
+        self.capabilities.no_response_format = str(data.get("no_grammars") or "")
         _, running = await self._engine.get("/get_version")
         root, paused = data.get("model_path"), data.get("paused")
         return EngineState(

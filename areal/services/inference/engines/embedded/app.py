@@ -56,6 +56,7 @@ class EngineRoutes:
             "memory_released": engine.memory_released,
             "adapters": sorted(self._loaded.adapters),
             "structured": self._loaded.grammars is not None,
+            "no_grammars": self._loaded.no_grammars,
         }
 
     def add_to(self, service: Service) -> None:
