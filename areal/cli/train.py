@@ -1,18 +1,35 @@
-"""``areal train``: training jobs. Flags are final; the floor below is not built yet."""
+"""``areal train``: training jobs."""
 
 from __future__ import annotations
 
-from typing import Any
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli import options
+from areal.cli import jobs, options, view
+from areal.cli.acting import acting, finish, timeout_s
+from areal.cli.curves import curves_of, sparkline
+from areal.cli.curves import plot as draw
 from areal.cli.dryrun import DryRunCommand, dry_run_option
-from areal.cli.invocation import Invocation, pass_invocation
+from areal.cli.inf.converge import converge, preview, recorded
+from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
-from areal.cli.pending import not_implemented
-from areal.cli.targets import complete_names
+from areal.cli.output.emit import emit_one, emit_rows, write
+from areal.cli.output.table import Column, field, text_of
+from areal.cli.output.units import age
+from areal.cli.remote import not_remote
+from areal.cli.targets import complete_names, stored
+from areal.errors import Conflict, NotFound, UsageFault
 
+if TYPE_CHECKING:
+    from areal.resources.kinds import Ref
+
+_ALL_LINES = 1_000_000
+_WATCH_S = 2.0
 _PASS_ON = {"ignore_unknown_options": True}  # an override may begin with a dash; the driver reads it, not we
 
 _job = click.argument("name", shell_complete=complete_names("TrainJob"))
@@ -48,9 +65,65 @@ def _driver_options(function: Any) -> Any:
 @options.yes
 @options.common
 @pass_invocation
-def run(cli: Invocation, /, **flags: object) -> int:
+def run(cli: Invocation, /, config: str, driver: str | None, name: str | None, overrides: tuple[str, ...]) -> int:
     """Run a driver in the foreground; its exit code is ours. Every override is passed on to it."""
-    return not_implemented()
+    restart = {"policy": "Never"}
+    manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=restart)
+    ref = jobs.ref_of(manifest["metadata"]["name"])
+    with acting(cli) as context:
+        outcome = converge(cli, context, [manifest], what="train run", force=_may_replace(cli, ref))
+    if outcome.exit_code:
+        return finish(cli, outcome)
+    return _foreground(cli, ref)
+
+
+def _may_replace(cli: Invocation, ref: Ref) -> bool:
+    """Whether there is an earlier job of this name, which has ended. Raises Conflict where it runs."""
+    found = recorded(cli, ref)
+    if found is None:
+        return False
+    if any(state.pid or state.phase in ("starting", "backoff") for state in jobs.drivers_of(cli, ref)):
+        hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
+        raise Conflict(f"{ref} runs already", hint=hint)
+    return True
+
+
+def _foreground(cli: Invocation, ref: Ref) -> int:
+    """Show what the driver says until it ends. Ctrl-C stops it."""
+    from areal.cli.verbs.logs import Wanted, show_logs
+    from areal.reconcilers import operations
+    from areal.reconcilers.job_phase import exit_code
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        show_logs(cli, ref, Wanted(lines=_ALL_LINES), follow=True, until=_ended(cli, ref))
+    except KeyboardInterrupt:
+        with acting(cli) as context:
+            cli.say("\nstopping; Ctrl-C again leaves at once")
+            operations.suspend(context, ref)
+        return 130
+    now = jobs.standing_of(stored(cli.home, ref), jobs.drivers_of(cli, ref))
+    code = exit_code(now.run.state) if now.run is not None else None
+    if code is None:
+        raise NotFound(f"nobody knows how {ref} ended: {now.message}", hint=f"areal train logs {ref.name}")
+    return code
+
+
+def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
+    """Whether the driver has ended: said once its last lines have been shown."""
+    seen = 0
+
+    def ended() -> bool:
+        nonlocal seen
+        found = recorded(cli, ref)
+        if found is None:
+            return True
+        now = jobs.standing_of(found, jobs.drivers_of(cli, ref))
+        seen = seen + 1 if now.phase not in ("Running", "Pending") else 0
+        return seen > 1
+
+    return ended
 
 
 @click.command(cls=DryRunCommand, context_settings=_PASS_ON)
@@ -66,9 +139,31 @@ def run(cli: Invocation, /, **flags: object) -> int:
 @dry_run_option
 @_changing
 @pass_invocation
-def start(cli: Invocation, /, **flags: object) -> int:
+def start(
+    cli: Invocation,
+    /,
+    config: str,
+    driver: str | None,
+    name: str | None,
+    overrides: tuple[str, ...],
+    restart: str,
+    max_restarts: int,
+    dry_run: str | None,
+) -> int:
     """Run a driver detached, under supervision; prints the job's name."""
-    return not_implemented()
+    policy = {"policy": "OnFailure", "maxRestarts": max_restarts} if restart == "on-failure" else {"policy": "Never"}
+    manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=policy)
+    ref = jobs.ref_of(manifest["metadata"]["name"])
+    again = _may_replace(cli, ref)
+    if dry_run:
+        return preview(cli, [manifest], dry_run, force=again)
+    with acting(cli) as context:
+        outcome = converge(cli, context, [manifest], what="train start", force=again)
+    if outcome.exit_code or not cli.format.is_table:
+        return finish(cli, outcome, interrupted=context.interrupted.is_set())
+    write(ref.name)
+    cli.say(f"areal train logs {ref.name} -f shows what it says; areal train status {ref.name} how it is")
+    return 0
 
 
 @click.command()
@@ -77,18 +172,51 @@ def start(cli: Invocation, /, **flags: object) -> int:
 @click.option("--force", is_flag=True, help="No grace: SIGKILL at once.")
 @_changing
 @pass_invocation
-def stop(cli: Invocation, /, **flags: object) -> int:
+def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int:
     """Stop the job NAME; it may write a checkpoint within the grace."""
-    return not_implemented()
+    from areal.reconcilers import operations
+
+    if force and grace is not None:
+        raise UsageFault("--force is no grace at all: give one of --grace and --force")
+    ref = jobs.ref_of(name)
+    stored(cli.home, ref)
+    with acting(cli) as context:
+        outcome = operations.suspend(context, ref, timeout_s=timeout_s(cli), grace_s=0.0 if force else grace)
+    return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
 @click.command()
 @click.option("--all", "all_", is_flag=True, help="Also jobs that have ended.")
 @_reading
 @pass_invocation
-def ps(cli: Invocation, /, **flags: object) -> int:
+def ps(cli: Invocation, /, all_: bool) -> int:
     """List jobs."""
-    return not_implemented()
+    not_remote(cli, "train ps")
+    from areal.state.objects import ObjectStore
+
+    runs = view.read_runs(cli.home)
+    rows = [jobs.job_row(cli, found, runs) for found in ObjectStore(cli.home).list(jobs.KIND)]
+    rows = [row for row in rows if all_ or row["phase"] in ("Running", "Pending")]
+    emit_rows(cli, rows, _JOBS, name=_name, empty="no job runs; --all lists those that have ended")
+    return 0
+
+
+_JOBS = (
+    field("NAME", "name"),
+    field("PHASE", "phase", state=True),
+    field("ATTEMPT", "attempt", right=True),
+    field("STEP", "step", right=True),
+    field("REWARD", "reward", right=True),
+    field("TOKENS/S", "tokensPerSecond", right=True, wide=True),
+    field("STALENESS", "staleness", right=True, wide=True),
+    field("PID", "pid", right=True, wide=True),
+    Column("AGE", lambda row: age(row["ageSeconds"])),
+    field("MESSAGE", "message"),
+)
+
+
+def _name(row: Any) -> str:
+    return f"trainjob/{row['name']}"
 
 
 @click.command()
@@ -97,9 +225,39 @@ def ps(cli: Invocation, /, **flags: object) -> int:
 @click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
 @_reading
 @pass_invocation
-def status(cli: Invocation, /, **flags: object) -> int:
+def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     """The job NAME: phase, attempt, step, reward, throughput, staleness, and what it waits for."""
-    return not_implemented()
+    not_remote(cli, "train status")
+    ref = jobs.ref_of(name)
+    while True:
+        row = jobs.job_row(cli, stored(cli.home, ref), view.read_runs(cli.home))
+        if watch and fancy(sys.stdout):
+            click.clear()
+        emit_one(cli, row, name=_name(row), text=lambda row=row: _sentences(row))  # type: ignore[misc]
+        if not watch:
+            return 1 if row["phase"] == "Failed" else 0
+        sys.stdout.flush()
+        time.sleep(interval)
+
+
+_SAID = (
+    ("phase", "phase"),
+    ("attempt", "attempt"),
+    ("step", "step"),
+    ("reward", "reward"),
+    ("tokensPerSecond", "tokens/s"),
+    ("staleness", "staleness"),
+    ("waitingFor", "waiting for"),
+    ("message", "message"),
+    ("exitCode", "exit code"),
+    ("folder", "folder"),
+)
+
+
+def _sentences(row: dict[str, Any]) -> str:
+    width = max(len(title) for _, title in _SAID)
+    shown = [(title, row[key]) for key, title in _SAID if row[key] not in (None, "")]
+    return "\n".join(f"{title:<{width}}  {text_of(value)}" for title, value in shown)
 
 
 @click.command()
@@ -110,9 +268,36 @@ def status(cli: Invocation, /, **flags: object) -> int:
 @click.option("--since", type=Seconds(), metavar="TIME", help="Only lines of the last TIME.")
 @_reading
 @pass_invocation
-def logs(cli: Invocation, /, **flags: object) -> int:
+def logs(cli: Invocation, /, name: str, follow: bool, attempt: int | None, lines: int, since: float | None) -> int:
     """The combined output of the job NAME."""
-    return not_implemented()
+    from areal.cli.verbs.logs import Wanted, show_logs
+
+    not_remote(cli, "train logs")
+    ref = jobs.ref_of(name)
+    stored(cli.home, ref)
+    if attempt is None:
+        return show_logs(cli, ref, Wanted(lines=lines, since_s=since), follow=follow)
+    if follow or since is not None:
+        raise UsageFault("--attempt is about what was: it does not go with --follow or --since")
+    write("\n".join(_attempt(cli, ref, attempt)[-lines:] if lines else []))
+    return 0
+
+
+def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
+    """Raises NotFound naming the attempts whose output is still there."""
+    from areal.runtime.backends import open_backend
+    from areal.runtime.logs import starts
+
+    backend = open_backend("local", cli.home.root)
+    found: dict[int, list[str]] = {}
+    for state in jobs.drivers_of(cli, ref):
+        each = starts(backend.log_paths(state.spec.uid))
+        last = int(state.spec.inputs.get("attempt", 1)) + state.restarts
+        found |= {last - back: output for back, output in enumerate(reversed(each))}
+    if attempt not in found:
+        known = ", ".join(map(str, sorted(found))) or "none"
+        raise NotFound(f"{ref} has no output of attempt {attempt}", hint=f"there is that of: {known}")
+    return found[attempt]
 
 
 @click.command()
@@ -122,6 +307,43 @@ def logs(cli: Invocation, /, **flags: object) -> int:
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @_reading
 @pass_invocation
-def metrics(cli: Invocation, /, **flags: object) -> int:
+def metrics(cli: Invocation, /, name: str, plot: str | None, metrics: tuple[str, ...], watch: bool) -> int:
     """The job NAME's curves in the terminal."""
-    return not_implemented()
+    not_remote(cli, "train metrics")
+    ref = jobs.ref_of(name)
+    stored(cli.home, ref)
+    path = jobs.folder_of(cli.home, name) / "metrics.jsonl"
+    while True:
+        curves = curves_of(jobs.steps_of(path), metrics)
+        _require(curves, ref, metrics)
+        if plot:
+            draw(curves, plot)
+        if watch and fancy(sys.stdout):
+            click.clear()
+        rows = [
+            {"metric": each, "steps": [step for step, _ in curve], "values": [value for _, value in curve]}
+            for each, curve in sorted(curves.items())
+        ]
+        emit_rows(cli, rows, _CURVES, name=lambda row: str(row["metric"]))
+        if not watch:
+            return 0
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+
+
+_CURVES = (
+    field("METRIC", "metric"),
+    Column("STEP", lambda row: row["steps"][-1], right=True),
+    Column("FIRST", lambda row: row["values"][0], right=True),
+    Column("LAST", lambda row: row["values"][-1], right=True),
+    Column("BEST", lambda row: max(row["values"]), right=True, wide=True),
+    Column("CURVE", lambda row: sparkline(row["values"])),
+)
+
+
+def _require(curves: dict[str, Any], ref: Ref, wanted: tuple[str, ...]) -> None:
+    if curves:
+        return
+    if wanted:
+        raise NotFound(f"{ref} has no metric {', '.join(wanted)}", hint=f"areal train metrics {ref.name} lists them")
+    raise NotFound(f"{ref} has written no metrics yet", hint=f"areal train status {ref.name}")

@@ -15,7 +15,7 @@ from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.launch import LOOPBACK, Slot, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.resources.inference_service import InferenceServiceSpec
-from areal.resources.kinds import check_name
+from areal.resources.kinds import check_name, parse_ref
 from areal.resources.registry import effective
 from areal.resources.train_job import TrainJobSpec
 from areal.runtime.backends.base import RestartPolicy, RunSpec
@@ -36,7 +36,7 @@ def job_folder(home: Home, name: str) -> Path:
 
 def driver_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
     """Raises ArealError saying what is missing."""
-    stored = hands.object(op.ref)
+    stored = hands.store.get(parse_ref(op.ref)) or hands.object(op.ref)  # as recorded: with its uid
     spec: TrainJobSpec = effective("TrainJob", stored.spec)
     if spec.resources.nodes > 1:
         raise UsageFault(f"{op.ref}: spec.resources.nodes {spec.resources.nodes} needs a cluster's scheduler")

@@ -141,7 +141,8 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
     return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "restarted"})
 
 
-def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
+def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_s: float | None = None) -> Outcome:
+    """``grace_s`` between SIGTERM and SIGKILL of a job's driver; None: as it was started with."""
     require(ObjectStore(ctx.home), ref)
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
@@ -150,7 +151,8 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
             return (Target(item, "unchanged"),)
         return (with_layer(item, SUSPEND, {"suspend": True}, "suspended"),)
 
-    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "suspended"})
+    outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s)
+    return _reworded(outcome, {"configured": "suspended"})
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:

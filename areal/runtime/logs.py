@@ -70,17 +70,18 @@ def first_exception(paths: Sequence[str]) -> str | None:
 
 def last_start(paths: Sequence[str]) -> list[str]:
     """The lines of the component's last start, its ``[areal]`` line first; at most the last 8 MiB."""
-    starts = _starts(paths)
-    return starts[-1] if starts else []
+    found = starts(paths)
+    return found[-1] if found else []
 
 
 def previous_start(paths: Sequence[str]) -> list[str]:
     """The lines of the start before the last one; empty when there was none."""
-    starts = _starts(paths)
-    return starts[-2] if len(starts) > 1 else []
+    found = starts(paths)
+    return found[-2] if len(found) > 1 else []
 
 
-def _starts(paths: Sequence[str]) -> list[list[str]]:
+def starts(paths: Sequence[str]) -> list[list[str]]:
+    """The lines of each start of the component, oldest first, as far as the last 8 MiB go back."""
     groups: list[list[str]] = []
     for line in _recent_text(paths).splitlines():
         if not groups or _STARTED.match(line):

@@ -44,13 +44,15 @@ def test_blue_green_update_under_load_breaks_and_loses_nothing(two: Box) -> None
     assert touched == {"engine/0", "engine/1", "data-proxy/0", "data-proxy/1"}
 
 
-def test_killed_engine_under_load_costs_no_call(two: Box) -> None:
+@pytest.mark.slow
+def test_killed_engine_under_load_costs_at_most_the_streams_that_it_had_begun(two: Box) -> None:
     before = two.pids()
     with Load(two) as load:
+        load.kills_engines = True
         os.kill(before["engine/0"], signal.SIGKILL)
         two.ok("reconcile")
         load.wait_for_all(2)
-    assert load.broken == []
+    assert load.broken == [] and load.forgiven <= 6, "at most one call of each caller was under way"
     assert changed(before, two.pids()) == {"engine/0"}
 
 
@@ -66,6 +68,7 @@ def test_killed_router_under_load_is_told_again_and_no_engine_is_touched(two: Bo
     assert two.areal("diff", "--drift").code == 0
 
 
+@pytest.mark.slow
 def test_router_and_gateway_update_under_load_breaks_and_loses_nothing(two: Box) -> None:
     manifest = two.manifest(service="logLevel: warning", model="replicas: 2", name="front.yaml")
     assert {"router/0", "gateway/0"} == {
@@ -92,12 +95,13 @@ def test_a_day_of_operations_under_load_breaks_and_loses_nothing(box: Box) -> No
             ("scale", "model/reverse", "--replicas", "2"),
             ("apply", "-f", blue_green),
             ("rollback", "model/reverse", "--yes"),
-            ("restart", "inferenceservice/default", "--yes"),
+            ("restart", "inferenceservice/default"),
         ):
             result = box.areal(*command)
             assert result.code == 0, f"{command}: {result.text}"
             load.wait_for_all(2)
             assert load.broken == [], command
+        load.kills_engines = True
         for component in ("engine/0", "data-proxy/1", "router/0"):
             os.kill(box.pids()[component], signal.SIGKILL)
             box.ok("reconcile")

@@ -1,0 +1,63 @@
+"""A job's curves: one line of the terminal each, or a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError
+
+WIDTH = 60
+_BARS = "▁▂▃▄▅▆▇█"
+_NO_CURVES = ("step", "attempt", "time")
+
+Curve = list[tuple[int, float]]
+
+
+def curves_of(steps: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) -> dict[str, Curve]:
+    """By name: (step, value) of every number, in order of steps; without ``wanted`` all of them."""
+    found: dict[str, Curve] = {}
+    for step in steps:
+        for name, value in step.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if name not in _NO_CURVES and is_number and (not wanted or name in wanted):
+                found.setdefault(name, []).append((int(step["step"]), float(value)))
+    return found
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """The curve in at most ``width`` characters, each the mean of its share of the values."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    shares = [values[len(values) * at // count : len(values) * (at + 1) // count] for at in range(count)]
+    means = [sum(share) / len(share) for share in shares]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def plot(curves: Mapping[str, Curve], path: str) -> None:
+    """Raises ArealError where there is nothing to draw with."""
+    try:
+        from matplotlib import pyplot  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise ArealError(
+            "--plot draws with matplotlib, which is not installed", hint="pip install matplotlib"
+        ) from error
+    columns = min(3, len(curves))
+    rows = -(-len(curves) // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(5 * columns, 3 * rows), squeeze=False)
+    for axis, (name, curve) in zip(axes.flat, curves.items(), strict=False):
+        axis.plot(*zip(*curve, strict=True))
+        axis.set_title(name)
+        axis.set_xlabel("step")
+    for axis in list(axes.flat)[len(curves) :]:
+        axis.set_visible(False)
+    figure.tight_layout()
+    try:
+        figure.savefig(Path(path))
+    except (OSError, ValueError) as error:
+        raise ArealError(f"cannot draw into {path}: {error}") from error

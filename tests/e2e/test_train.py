@@ -1,0 +1,147 @@
+"""Training jobs through the command line: a driver of the user's own, from its first line to its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Box
+from tests.services.processes import wait_until
+
+# Counts to ten and notes each number, going on from where the attempt before it came to.
+DRIVER = """
+import json, os, sys, time
+from pathlib import Path
+
+def main(args):
+    said = dict(item.split("=") for item in args if "=" in item)
+    folder = Path(os.environ["AREAL_RUN_FOLDER"])
+    done = folder / "done.txt"
+    first = int(done.read_text()) if done.exists() else 0
+    print("attempt", os.environ["AREAL_ATTEMPT"], "from", first, "with", json.dumps(args), flush=True)
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        for step in range(first + 1, 11):
+            metrics.write(json.dumps({"step": step, "reward/mean": step / 10}) + "\\n")
+            metrics.flush()
+            done.write_text(str(step))
+            if step == int(said.get("fail_at", 0)) and os.environ["AREAL_ATTEMPT"] == "1":
+                raise RuntimeError("scripted failure")
+            if step == int(said.get("hang_at", 0)):
+                print("hanging", flush=True)
+                time.sleep(1000)
+    print("inference", os.environ.get("AREAL_INFERENCE_ADDR"), os.environ.get("AREAL_INFERENCE_MODEL"), flush=True)
+    return int(said.get("status", 0))
+"""
+
+
+@pytest.fixture
+def jobs(box: Box) -> Box:
+    """A box with a driver and its configuration."""
+    box.write(DRIVER, "counting.py")
+    box.write("experiment_name: Count\ntrial_name: to-ten\ndriver: counting:main\n", "count.yaml")
+    return box
+
+
+def status(box: Box, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(box.areal("train", "status", name, "--json").out)
+    return found
+
+
+def wait_phase(box: Box, name: str, phase: str) -> dict[str, Any]:
+    reached = wait_until(lambda: (now := status(box, name))["phase"] == phase and now, 60, f"{name} {phase}")
+    assert isinstance(reached, dict)
+    return reached
+
+
+def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> None:
+    result = jobs.areal("train", "run", "--config", "count.yaml", "actor.lr=1e-3", "status=7")
+    assert result.code == 7, result.text
+    config = jobs.folder / "count.yaml"
+    assert f'attempt 1 from 0 with ["--config", "{config}", "actor.lr=1e-3", "status=7"]' in result.out
+    now = status(jobs, "count-to-ten")
+    assert (now["phase"], now["exitCode"], now["step"], now["reward"], now["attempt"]) == ("Failed", 7, 10, 1.0, 1)
+    again = jobs.areal("train", "run", "--config", "count.yaml")
+    assert again.code == 0 and "attempt 1 from 0" in again.out, "another run of the same name begins anew"
+    assert len(list((jobs.home / "jobs").glob("count-to-ten.*"))) == 1, "what the first one made is set aside"
+    assert jobs.ok("train", "ps").out == ""
+    assert "Succeeded" in jobs.ok("train", "ps", "--all").out
+
+
+def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
+    result = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "no.such.place:main")
+    assert result.code == 2
+    assert "no.such.place" in result.out
+    nothing = jobs.areal("train", "run", "--config", jobs.write("a: 1\n", "plain.yaml"))
+    assert nothing.code == 2 and "nothing says which driver" in nothing.err
+    assert not jobs.processes()
+
+
+def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box) -> None:
+    manifest = jobs.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: count}\nspec:\n"
+        "  config: count.yaml\n  overrides: [fail_at=4]\n"
+        "  restart: {policy: OnFailure, maxRestarts: 2, backoff: {initialSeconds: 0.1, jitter: 0}}\n",
+        "job.yaml",
+    )
+    jobs.ok("apply", "-f", manifest)
+    jobs.ok("wait", "trainjob/count", "--for", "completed", "--timeout", "60s")
+    now = status(jobs, "count")
+    assert (now["phase"], now["attempt"], now["step"]) == ("Succeeded", 2, 10)
+    assert "attempt 2 from 4" in jobs.ok("train", "logs", "count").out
+    first = jobs.ok("train", "logs", "count", "--attempt", "1").out
+    assert "scripted failure" in first and "attempt 2" not in first
+    assert json.loads(jobs.ok("train", "metrics", "count", "--json").out)[0]["steps"] == list(range(1, 11))
+    files = jobs.files()
+    assert "unchanged" in jobs.ok("apply", "-f", manifest).out, "a finished job is not run again"
+    assert jobs.files() == files
+    text = Path(manifest).read_text()
+    Path(manifest).write_text(text.replace("fail_at=4", "fail_at=0"))
+    refused = jobs.areal("apply", "-f", manifest)
+    assert refused.code == 5 and "spec.overrides" in refused.err and "--replace" in refused.err
+    jobs.ok("apply", "-f", manifest, "--replace", "--yes")
+    assert wait_phase(jobs, "count", "Succeeded")["attempt"] == 1
+
+
+def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(jobs: Box) -> None:
+    started = jobs.ok("train", "start", "--config", "count.yaml", "--restart", "on-failure", "hang_at=5")
+    assert started.out == "count-to-ten\n"
+    wait_until(lambda: status(jobs, "count-to-ten")["step"] == 5, 60, "it hangs")
+    assert jobs.areal("train", "start", "--config", "count.yaml").code == 5
+    assert "Stopped" in jobs.ok("train", "stop", "count-to-ten", "--grace", "5s").out
+    assert not jobs.processes()
+    jobs.ok("reconcile")
+    assert not jobs.processes(), "what was stopped stays so"
+    jobs.ok("resume", "trainjob/count-to-ten")
+    # the hang is behind it: it goes on from 5
+    assert wait_phase(jobs, "count-to-ten", "Succeeded")["attempt"] == 2
+
+    jobs.ok("train", "start", "--config", "count.yaml", "--name", "lost", "--restart", "on-failure", "hang_at=5")
+    wait_until(lambda: status(jobs, "lost")["step"] == 5, 60, "it hangs")
+    pid = jobs.pids()["driver/0"]
+    os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    assert "process-died" in wait_until(lambda: jobs.areal("diff", "--drift").out, what="drift")
+    jobs.ok("reconcile")
+    assert wait_phase(jobs, "lost", "Succeeded")["step"] == 10
+
+
+def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is(jobs: Box) -> None:
+    manifest = Path(jobs.manifest())
+    manifest.write_text(
+        manifest.read_text()
+        + "---\napiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: sampling}\nspec:\n"
+        "  driver: counting:main\n  config: {experiment_name: x}\n  rollout: {service: default, model: reverse}\n"
+    )
+    jobs.ok("apply", "-f", str(manifest))
+    wait_phase(jobs, "sampling", "Succeeded")
+    output = jobs.ok("train", "logs", "sampling").out
+    assert f"inference {jobs.url} reverse" in output
+    refused = jobs.areal("delete", "model/reverse", "--yes")
+    assert refused.code == 5 and "TrainJob/sampling" in refused.err
+    jobs.ok("delete", "-f", str(manifest), "--yes")
+    assert not jobs.processes()
+    assert (jobs.home / "jobs" / "sampling" / "metrics.jsonl").exists(), "what a job made outlives it"
