@@ -96,12 +96,17 @@ def build_recording_house(
     gateway = processes.gateway(router, *gateway_flags)
     processes.register(router, *proxies)
     house = RecordingHouse(processes, engines, proxies, router, gateway, tokenizer, state)
-    wait_until(lambda: house.admin("GET", "/rl/sessions").status == 200 and _all_heard(house), what="journals known")
+    relays = int(gateway_flags[gateway_flags.index("--relays") + 1]) if "--relays" in gateway_flags else 1
+    following: set[int] = set()
+
+    def all_heard() -> bool:
+        """Whoever of the relays is asked: each has the table, and the table has the journals."""
+        table = house.router.call("GET", "/table", key=house.key).json()
+        workers = [worker for model in table["models"].values() for worker in model["workers"]]
+        health = house.gateway.call("GET", "/health").json()
+        if all(worker["journals"] for worker in workers) and health["table"]["serial"] >= table["serial"]:
+            following.add(health["pid"])
+        return len(following) == relays
+
+    wait_until(lambda: house.admin("GET", "/rl/sessions").status == 200 and all_heard(), what="journals known")
     return house
-
-
-def _all_heard(house: RecordingHouse) -> bool:
-    table = house.router.call("GET", "/table", key=house.key).json()
-    workers = [worker for model in table["models"].values() for worker in model["workers"]]
-    following = house.gateway.call("GET", "/health").json()["table"]["serial"] >= table["serial"]
-    return following and all(worker["journals"] for worker in workers)
