@@ -17,7 +17,8 @@ from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.model_folder import config_files
 from areal.training.run_folder import RunFolder
 from areal.training.weight_service import weight_update_gateway
-from areal.training.weights.endpoint import serving
+from areal.training.weights.broadcast import BroadcastOutlet
+from areal.training.weights.endpoint import Outlet, serving
 from areal.training.weights.folders import Folders, probe
 from areal.training.weights.publisher import Delivered, FolderOutlet, Pair
 
@@ -35,17 +36,11 @@ def connected_pair(
     if model is None:
         raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
     files = config_files(Path(model_folder).expanduser()) if Path(model_folder).expanduser().is_dir() else ()
-    if mode == "shm":
-        folders = Folders.in_shared_memory(f"{folder.root.parent.name}-{folder.root.name}", files)
-    elif mode == "disk":
-        folders = Folders.on_disk(folder.root / "weights", files)
-    else:
-        raise UsageFault(f"weight_update_mode {mode!r} is not there yet: shm on one machine, disk on several")
-    outlet = FolderOutlet(folders)
+    outlet = _outlet(mode, folder, files)
     with contextlib.ExitStack() as stack:
         key_file = stack.enter_context(_key_file(folder, key))
         admin = load_admin_key(str(key_file)) if key_file is not None else None
-        stack.callback(folders.remove)
+        stack.callback(outlet.remove)
         gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
         endpoint = stack.enter_context(_endpoint(outlet, admin))
         pair = Pair("actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, outlet, key)
@@ -54,7 +49,16 @@ def connected_pair(
         yield pair
 
 
-def _endpoint(outlet: FolderOutlet, key: AdminKey | None) -> contextlib.AbstractContextManager[str]:
+def _outlet(mode: str, folder: RunFolder, files: tuple[Path, ...]) -> Outlet:
+    name = f"{folder.root.parent.name}-{folder.root.name}"
+    if mode == "disk":
+        return FolderOutlet(Folders.on_disk(folder.root / "weights", files))
+    if mode == "shm":
+        return FolderOutlet(Folders.in_shared_memory(name, files))
+    return BroadcastOutlet(name)
+
+
+def _endpoint(outlet: Outlet, key: AdminKey | None) -> contextlib.AbstractContextManager[str]:
     return serving({"actor": outlet}, key)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 from areal.errors import ArealError
 from areal.services.web.access import Access
@@ -21,16 +21,42 @@ from areal.services.web.options import bind
 from areal.services.web.server import HttpServer, Request, Response
 from areal.services.web.service import Service, json_response
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _START_S = 30.0
 
 
 class Outlet(Protocol):
-    """What a trainer offers to a pair. Called on the endpoint's thread."""
+    """How a trainer's weights get out, by one of the modes. Called on the endpoint's threads but for ``write``."""
 
-    def offer(self) -> dict[str, Any]: ...
+    def offer(self, size: int) -> dict[str, Any]:
+        """What workers need to reach us; ``size`` counts them and the trainer."""
+        ...
+
+    def join(self) -> None:
+        """Returns when all workers are connected."""
+        ...
+
+    def leave(self) -> None:
+        """Idempotent."""
+        ...
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
+        """Stage them; on the trainer's thread."""
+        ...
 
     def published(self, version: int) -> dict[str, Any]:
-        """``{"source", "bytes"}`` of the staged version. Raises ApiError 409 when another one is staged."""
+        """``{"source", "bytes", "probe"?}`` of the staged version. Raises ApiError 409 when another one is staged."""
+        ...
+
+    def send(self, version: int) -> None:
+        """To workers that wait for it; nothing to do where they read it themselves. Raises RuntimeError where one is
+        lost."""
+        ...
+
+    def remove(self) -> None:
+        """What was staged goes."""
         ...
 
 
@@ -42,33 +68,64 @@ class WeightEndpoint:
         self._connected: set[str] = set()
         self.service = Service("weight-endpoint", key=key, loopback=loopback)
         self.service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
+        self.service.route("POST", "/weights/join", self.join, Access.ADMIN)
+        self.service.route("POST", "/weights/manifest", self.manifest, Access.ADMIN)
         self.service.route("POST", "/weights/publish", self.publish, Access.ADMIN)
         self.service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
     async def connect(self, request: Request) -> Response:
-        name = (await read_object(request)).get("pair_name")
-        outlet = self._outlet(name)
+        data = await read_object(request)
+        name, size = data.get("pair_name"), data.get("world_size")
+        if type(size) is not int or size < 2:
+            raise ApiError(400, "world_size must count the trainer and its workers", code="invalid_value")
+        offer = await asyncio.to_thread(self._outlet(name).offer, size)
         self._connected.add(str(name))
-        return json_response({"status": "ok", "pair_name": name, **outlet.offer()})
+        return json_response({"status": "ok", "pair_name": name, **offer})
+
+    async def join(self, request: Request) -> Response:
+        name = (await read_object(request)).get("pair_name")
+        with _lost_workers():
+            await asyncio.to_thread(self._outlet(name).join)
+        return json_response({"status": "ok", "pair_name": name})
+
+    async def manifest(self, request: Request) -> Response:
+        """What ``publish`` will send."""
+        outlet, version = self._order(await read_object(request))
+        return json_response({"status": "ok", **outlet.published(version)})
 
     async def publish(self, request: Request) -> Response:
-        data = await read_object(request)
-        version = data.get("version")
-        if type(version) is not int:
-            raise ApiError(400, "version must be a whole number", code="invalid_value", param="version")
-        return json_response({"status": "ok", **self._outlet(data.get("pair_name")).published(version)})
+        outlet, version = self._order(await read_object(request))
+        with _lost_workers():
+            await asyncio.to_thread(outlet.send, version)
+        return json_response({"status": "ok", **outlet.published(version)})
 
     async def disconnect(self, request: Request) -> Response:
         name = (await read_object(request)).get("pair_name")
         known = name in self._connected
         self._connected.discard(str(name))
+        if known:
+            self._outlet(name).leave()
         return json_response({"status": "ok", "pair_name": name, "known": known})
+
+    def _order(self, data: dict[str, Any]) -> tuple[Outlet, int]:
+        version = data.get("version")
+        if type(version) is not int:
+            raise ApiError(400, "version must be a whole number", code="invalid_value", param="version")
+        return self._outlet(data.get("pair_name")), version
 
     def _outlet(self, name: object) -> Outlet:
         outlet = self._outlets.get(name) if isinstance(name, str) else None
         if outlet is None:
             raise ApiError(404, f"this trainer has no pair {name!r}", code="pair_not_found", param="pair_name")
         return outlet
+
+
+@contextlib.contextmanager
+def _lost_workers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ApiError(502, f"the process group broke: {error}", code="group_broken") from error
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.training.weights.image import Image
+from areal.services.weight_update.image import Image, layout_of
 
 SHM = Path("/dev/shm")
 _FILE = "model.safetensors"
@@ -89,7 +89,7 @@ class Folders:
         if image is None:
             held = list(weights)
             folder.mkdir(exist_ok=True)
-            image = Image(folder / _FILE, [(name, tensor.shape, tensor.dtype) for name, tensor in held])
+            image = Image(folder / _FILE, layout_of(held))
             self._copy_config(folder)
             self._images[folder.name] = image
             weights = held

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from areal.errors import ArealError, TimedOut
 from areal.services.web.errors import ApiError
+from areal.training.weights.endpoint import Outlet
 from areal.training.weights.folders import Folders, Published
 
 CONNECT_S = 300.0
@@ -35,14 +36,30 @@ class Delivered:
 
 @dataclass
 class FolderOutlet:
-    """The side of ``Outlet`` that the endpoint's thread asks; assigning a Published is atomic."""
+    """``disk`` and ``shm``: workers read for themselves. Assigning a Published is atomic."""
 
     folders: Folders
     staged: Published | None = None
     probe: dict[str, Any] | None = None
 
-    def offer(self) -> dict[str, Any]:
+    def offer(self, size: int) -> dict[str, Any]:
         return self.folders.offer()
+
+    def join(self) -> None:
+        """Each worker proved that it reaches our folder when it was introduced."""
+
+    def leave(self) -> None:
+        """Nothing is held for a worker."""
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
+        self.probe = probe
+        self.staged = self.folders.write(version, weights)
+
+    def send(self, version: int) -> None:
+        """They read for themselves."""
+
+    def remove(self) -> None:
+        self.folders.remove()
 
     def published(self, version: int) -> dict[str, Any]:
         staged = self.staged
@@ -62,7 +79,7 @@ class Pair:
     gateway: str
     endpoint: str
     inference: dict[str, Any]
-    outlet: FolderOutlet
+    outlet: Outlet
     admin_key: str | None = None
     connected: bool = field(default=False, init=False)
 
@@ -80,8 +97,7 @@ class Pair:
         return self.deliver(version)
 
     def stage(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
-        self.outlet.probe = probe
-        self.outlet.staged = self.outlet.folders.write(version, weights)
+        self.outlet.write(version, weights, probe)
 
     def deliver(self, version: int) -> Delivered:
         done = self._post("/update_weights", {"pair_name": self.name, "version": version}, UPDATE_S)

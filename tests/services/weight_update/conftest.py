@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from areal.services.web.keys import load_admin_key
 from areal.training.model_folder import config_files
-from areal.training.weights.endpoint import serving
+from areal.training.weights.broadcast import BroadcastOutlet
+from areal.training.weights.endpoint import Outlet, serving
 from areal.training.weights.folders import Folders, probe
 from areal.training.weights.publisher import FolderOutlet, Pair
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready
@@ -36,17 +37,20 @@ class Side:
 
     def pair(self, mode: str, name: str = "actor", inference: dict[str, Any] | None = None) -> Pair:
         files = config_files(MODEL)
-        folders = (
-            Folders.on_disk(self.folder / name, files)
-            if mode == "disk"
-            else Folders.in_shared_memory(f"test-{self.gateway.port}-{name}", files)
-        )
-        self.stack.callback(folders.remove)
-        outlet = FolderOutlet(folders)
+        outlet = self._outlet(mode, name, files)
+        self.stack.callback(outlet.remove)
         key = load_admin_key(str(self.processes.key_file))
         url = self.stack.enter_context(serving({name: outlet}, key))
         workers = inference or {"inference_worker_urls": [proxy.url for proxy in self.proxies]}
         return Pair(name, mode, self.gateway.url, url, workers, outlet, self.processes.key)
+
+    def _outlet(self, mode: str, name: str, files: tuple[Path, ...]) -> Outlet:
+        unique = f"test-{self.gateway.port}-{name}"
+        if mode == "xccl":
+            return BroadcastOutlet(unique)
+        if mode == "shm":
+            return FolderOutlet(Folders.in_shared_memory(unique, files))
+        return FolderOutlet(Folders.on_disk(self.folder / name, files))
 
     def post(self, path: str, body: Any) -> Any:
         return self.gateway.call("POST", path, body, key=self.processes.key)

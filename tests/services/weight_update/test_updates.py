@@ -14,7 +14,7 @@ from tests.services.weight_update.conftest import MODEL, PROMPT, Side, logprobs_
 Build = Callable[[int], Side]
 
 
-@pytest.mark.parametrize("mode", ["disk", "shm"])
+@pytest.mark.parametrize("mode", ["disk", "shm", "xccl"])
 def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: str) -> None:
     here = side(2)
     pair = here.pair(mode)
@@ -147,7 +147,7 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
     here = side(1)
     pair = here.pair("disk")
     offer = pair.outlet.offer
-    pair.outlet.offer = lambda: {**offer(), "word": "another"}  # type: ignore[method-assign]
+    pair.outlet.offer = lambda size: {**offer(size), "word": "another"}  # type: ignore[method-assign]
     with pytest.raises(WeightUpdateFailed, match="is not here what it is on the training side"):
         pair.connect()
     assert here.pairs() == []
@@ -176,3 +176,22 @@ def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(
     here.proxies[0].kill()
     wait_until(lambda: len(front.call("GET", "/workers", key=key).json()["workers"]) == 1)
     pair.publish(3, weights(model(3)))
+
+
+def test_broadcast_that_loses_a_worker_is_an_error_and_the_next_one_forms_the_group_anew(side: Build) -> None:
+    here = side(2)
+    router = here.processes.router()
+    front = here.processes.gateway(router)
+    here.processes.register(router, *here.proxies, model="m")
+    pair = here.pair("xccl", inference={"inference_gateway_url": front.url, "model": "m"})
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    here.engines[1].kill()
+    with pytest.raises(WeightUpdateFailed):
+        pair.publish(2, weights(model(2)))
+    here.processes.register(router, here.proxies[0], model="m")
+    key = here.processes.key
+    wait_until(lambda: len(front.call("GET", "/workers", key=key).json()["workers"]) == 1)
+    new = model(3)
+    pair.publish(3, weights(new), probe_of(new))
+    assert here.proxies[0].call("GET", "/get_version", key=key).json()["version"] == 3

@@ -112,7 +112,7 @@ class EngineControl:
         return json_response({"status": "ok", "version": version})
 
     async def get_version(self, request: Request) -> Response:
-        with _control_errors():
+        with control_errors():
             return json_response({"version": await self._engine.version()})
 
     async def release_memory(self, request: Request) -> Response:
@@ -143,7 +143,7 @@ class EngineControl:
     @contextlib.asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:
         """One at a time; afterwards the probes tell of it at once."""
-        with _control_errors():
+        with control_errors():
             async with self._lock:
                 yield
                 await self._watch.refresh()
@@ -162,7 +162,7 @@ def refuse_controls(service: Service, why: str) -> None:
 
 
 @contextlib.contextmanager
-def _control_errors() -> Iterator[None]:
+def control_errors() -> Iterator[None]:
     try:
         yield
     except EngineUnsupported as error:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal.services.inference.data_proxy.control import EngineControl
-from areal.services.inference.engines.base import TokenEngine
+from areal.services.inference.data_proxy.control import EngineControl, control_errors
+from areal.services.inference.engines.base import GroupReceiver, TokenEngine
 from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
@@ -24,6 +24,7 @@ from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 1024 * 1024
 FOLDER_MODES = ("disk", "shm")
+XCCL = "xccl"
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,12 @@ class WeightRoutes:
     async def connect(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         name, mode = _text(data, "pair_name"), _text(data, "mode")
-        if mode not in FOLDER_MODES:
-            message = f"mode {mode!r} is not one that this engine takes weights by: {', '.join(FOLDER_MODES)}"
-            raise ApiError(400, message, code="unsupported_by_engine", param="mode")
         offer = _map(data, "offer")
+        if mode == XCCL:
+            await self._join(name, offer, data.get("rank"))
+            return json_response({"status": "ok", "pair_name": name})
+        if mode not in FOLDER_MODES:
+            raise bad_request(f"mode must be one of disk, shm, xccl, not {mode!r}", param="mode")
         root, mark, word = Path(_text(offer, "root")), _text(offer, "mark"), _text(offer, "word")
         found = await asyncio.to_thread(_read, root / mark)
         if found != word:
@@ -69,12 +72,16 @@ class WeightRoutes:
         pair, version = self._pair(data), data.get("version")
         if type(version) is not int or not 0 <= version < 2**63:
             raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
-        folder = Path(_text(_map(data, "source"), "path"))
-        if not folder.is_relative_to(pair.root) or ".." in folder.parts:
-            raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
         if not self._control.paused:
             message = "generation is not paused: tokens of one call would be of two versions unknowingly"
             raise ApiError(409, message, code="not_paused")
+        if pair.mode == XCCL:
+            async with self._control.exclusively():
+                await self._receiver().receive_weights(pair.name, _map(data, "source").get("layout"), version)
+            return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+        folder = Path(_text(_map(data, "source"), "path"))
+        if not folder.is_relative_to(pair.root) or ".." in folder.parts:
+            raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
         async with self._control.exclusively():
             await self._engine.load_weights(str(folder), version)
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
@@ -90,8 +97,28 @@ class WeightRoutes:
     async def disconnect(self, request: Request) -> Response:
         """Idempotent: whoever takes a pair apart need not know how far its connecting came."""
         name = _text(await read_object(request, _BODY_BYTES), "pair_name")
-        known = self._pairs.pop(name, None) is not None
+        pair = self._pairs.pop(name, None)
+        if pair is not None and pair.mode == XCCL:
+            await self._receiver().leave_group(name)
+        known = pair is not None
         return json_response({"status": "ok", "pair_name": name, "known": known})
+
+    async def _join(self, name: str, offer: Mapping[str, Any], rank: object) -> None:
+        """Returns when the whole group is there."""
+        place = {"host": _text(offer, "host"), "port": offer.get("port"), "world_size": offer.get("world_size")}
+        self._pairs[name] = Linked(name, XCCL, Path())
+        try:
+            with control_errors():  # not exclusively: the others may take their time
+                await self._receiver().join_group(name, {**place, "rank": rank})
+        except BaseException:
+            self._pairs.pop(name, None)
+            raise
+
+    def _receiver(self) -> GroupReceiver:
+        if not isinstance(self._engine, GroupReceiver):
+            message = f"this engine takes weights by {', '.join(FOLDER_MODES)}, not by xccl"
+            raise ApiError(400, message, code="unsupported_by_engine", param="mode")
+        return self._engine
 
     def _pair(self, data: Mapping[str, Any]) -> Linked:
         name = _text(data, "pair_name")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class FinishReason(StrEnum):
@@ -217,3 +217,20 @@ class TokenEngine(Protocol):
         ...
 
     async def restore_memory(self) -> None: ...
+
+
+@runtime_checkable
+class GroupReceiver(Protocol):
+    """An engine that takes weights from a process group (``areal.services.weight_update.group``)."""
+
+    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+        """``place``: host, port, rank, world_size. Returns when all members are there; raises EngineError."""
+        ...
+
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        """As ``load_weights``, of what the group's rank 0 broadcasts: the tensors of ``layout``."""
+        ...
+
+    async def leave_group(self, name: str) -> None:
+        """Idempotent."""
+        ...

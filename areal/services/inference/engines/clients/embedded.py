@@ -21,6 +21,7 @@ from areal.services.web.client import HttpClient
 
 _NO_ADAPTERS = "this engine serves no LoRA adapters"
 _NO_RELEASE = "this engine cannot release its memory"
+_NO_GROUP = "this engine joins no process group"
 
 
 class EmbeddedClient:
@@ -78,6 +79,16 @@ class EmbeddedClient:
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}
         await self._engine.command("/load_weights", body, unless="this engine loads no weights", timeout_s=LOAD_S)
+
+    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+        await self._engine.command("/weight_group/join", {**place, "name": name}, unless=_NO_GROUP, timeout_s=LOAD_S)
+
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        body = {"name": name, "layout": layout, "version": version}
+        await self._engine.command("/weight_group/receive", body, unless=_NO_GROUP, timeout_s=LOAD_S)
+
+    async def leave_group(self, name: str) -> None:
+        await self._engine.command("/weight_group/leave", {"name": name}, unless=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         await self._engine.command("/load_adapter", {"name": name, "path": folder}, unless=_NO_ADAPTERS)

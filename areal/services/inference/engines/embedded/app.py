@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from areal.errors import ArealError, Conflict
+from areal.errors import ArealError, Conflict, UsageFault
 from areal.services.inference.engines.embedded.generation import (
     answer_stream,
     answer_whole,
@@ -22,6 +23,7 @@ from areal.services.inference.engines.embedded.generation import (
 )
 from areal.services.inference.engines.embedded.loading import Loaded
 from areal.services.inference.engines.embedded.streams import Stream, Streams
+from areal.services.inference.engines.embedded.weight_groups import WeightGroups
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError, bad_request
@@ -40,6 +42,7 @@ class EngineRoutes:
         self._loaded: Loaded | None = None
         self._requests: dict[str, Stream] = {}
         self._swapping = asyncio.Lock()
+        self._groups = WeightGroups()
 
     def serve_with(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -73,6 +76,9 @@ class EngineRoutes:
             "/resume": self._resume,
             "/continue_generation": self._resume,
             "/load_weights": self._load_weights,
+            "/weight_group/join": self._join_group,
+            "/weight_group/receive": self._receive_weights,
+            "/weight_group/leave": self._leave_group,
             "/load_adapter": self._load_adapter,
             "/unload_adapter": self._unload_adapter,
             "/release_memory_occupation": self._release_memory,
@@ -148,11 +154,12 @@ class EngineRoutes:
         path, version = body.get("path"), body.get("version")
         if not isinstance(path, str) or not path:
             raise bad_request("path must name a folder of safetensors files", param="path")
-        if version is not None:
-            version = _version(version)
+        return await self._swap(loaded, Path(path), None if version is None else _version(version))
+
+    async def _swap(self, loaded: Loaded, folder: Path, version: int | None) -> Response:
         async with self._swapping:
             try:
-                await asyncio.to_thread(loaded.engine.load_weights, Path(path), version)
+                await asyncio.to_thread(loaded.engine.load_weights, folder, version)
             except Conflict:
                 raise
             except ArealError as error:
@@ -160,6 +167,23 @@ class EngineRoutes:
                     f"the weights were not loaded, the old ones serve on: {error}", param="path"
                 ) from error
         return json_response({"status": "ok", "version": loaded.engine.version})
+
+    async def _join_group(self, request: Request) -> Response:
+        self._model()
+        body = await read_object(request)
+        with _group_errors():
+            await self._groups.join(_text(body, "name"), body)
+        return json_response({"status": "ok"})
+
+    async def _receive_weights(self, request: Request) -> Response:
+        loaded, body = self._model(), await read_object(request)
+        with _group_errors():
+            folder = await self._groups.receive(_text(body, "name"), body.get("layout"))
+        return await self._swap(loaded, folder, _version(body.get("version")))
+
+    async def _leave_group(self, request: Request) -> Response:
+        self._groups.leave(_text(await read_object(request), "name"))
+        return json_response({"status": "ok"})
 
     async def _load_adapter(self, request: Request) -> Response:
         """What runs goes on with the adapter that it began with."""
@@ -218,6 +242,18 @@ def _submit(loaded: Loaded, stream: Stream) -> None:
         loaded.engine.submit(stream.sequences)
     except ArealError as error:
         raise ApiError(503, error.message, code="engine_unavailable") from error
+
+
+@contextlib.contextmanager
+def _group_errors() -> Iterator[None]:
+    try:
+        yield
+    except UsageFault as error:
+        raise bad_request(error.message) from error
+    except Conflict as error:
+        raise ApiError(409, error.message, code="not_in_group") from error
+    except ArealError as error:
+        raise ApiError(502, error.message, code="group_broken") from error
 
 
 def _text(body: dict[str, Any], field: str) -> str:

@@ -7,6 +7,7 @@ header as JSON, then the tensors' bytes (https://github.com/huggingface/safetens
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterable
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+"""(name, shape, dtype) of each tensor, in the order of their bytes; dtypes by the format's names."""
 
 _NAMES = {
     torch.float32: "F32",
@@ -25,21 +29,40 @@ _NAMES = {
     torch.bool: "BOOL",
     torch.float8_e4m3fn: "F8_E4M3",
 }
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _ALIGNMENT = 64
 
 
-class Image:
-    """Of ``layout``, as (name, shape, dtype), at ``path``; the file is made whole and its pages are taken at once."""
+def layout_of(weights: Iterable[tuple[str, Tensor]]) -> Layout:
+    """Raises KeyError for a dtype that the format has no name for."""
+    return tuple((name, tuple(tensor.shape), _NAMES[tensor.dtype]) for name, tensor in weights)
 
-    def __init__(self, path: Path, layout: Iterable[tuple[str, torch.Size, torch.dtype]]) -> None:
+
+def read_layout(given: object) -> Layout:
+    """One that came as JSON. Raises ValueError."""
+    try:
+        layout = tuple((str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in given)  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise ValueError(f"not a list of name, shape and dtype: {error}") from error
+    if any(dtype not in _DTYPES or min(shape, default=0) < 0 for _, shape, dtype in layout):
+        raise ValueError("a dtype that is none, or a negative length")
+    return layout
+
+
+class Image:
+    """Of ``layout`` at ``path``. ``body`` [bytes] of uint8 is all tensors, one after the other: what two images of one
+    layout have in common."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
-        places: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
+        self.layout = layout
+        places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, shape, dtype in layout:
-            size = shape.numel() * dtype.itemsize
-            header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
-            places[name] = (end, shape, dtype)
+            size = math.prod(shape) * _DTYPES[dtype].itemsize
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+            places[name] = (end, shape, _DTYPES[dtype])
             end += size
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 8) % _ALIGNMENT)
@@ -50,10 +73,11 @@ class Image:
             file.flush()
             self._map = mmap.mmap(file.fileno(), 8 + len(text) + end)
         body = memoryview(self._map)[8 + len(text) :]
+        self.body = torch.frombuffer(body, dtype=torch.uint8)
         self._views = {
-            name: torch.frombuffer(body, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+            name: torch.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
             for name, (offset, shape, dtype) in places.items()
-            if shape.numel()
+            if math.prod(shape)
         }
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -70,4 +94,5 @@ class Image:
     def remove(self) -> None:
         """The file goes; whoever has it mapped keeps it."""
         self._views.clear()
+        self.body = torch.empty(0, dtype=torch.uint8)
         self.path.unlink(missing_ok=True)

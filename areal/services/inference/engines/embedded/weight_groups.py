@@ -1,0 +1,94 @@
+"""Weights that a trainer broadcasts: received into shared memory as a model folder, which is then loaded as any other.
+
+One thread of its own does the waiting: a member that does not come holds nobody else up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal.errors import ArealError, Conflict, UsageFault
+
+if TYPE_CHECKING:
+    from areal.services.weight_update.group import BroadcastGroup
+    from areal.services.weight_update.image import Image
+
+_TIMEOUT_S = 300.0
+_SHM = Path("/dev/shm")
+
+
+@dataclass
+class _Member:
+    group: BroadcastGroup
+    folder: Path
+    image: Image | None = None
+
+
+class WeightGroups:
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
+
+    async def join(self, name: str, place: Mapping[str, Any]) -> None:
+        """Raises UsageFault for a place that is none, ArealError where the group does not form."""
+        host, port, rank, size = (place.get(field) for field in ("host", "port", "rank", "world_size"))
+        numbers = (port, rank, size)
+        if not isinstance(host, str) or any(type(number) is not int for number in numbers):
+            raise UsageFault("a group has a host, a port, a rank and a world_size")
+        self.leave(name)
+        await self._run(self._join, name, host, port, rank, size)
+
+    async def receive(self, name: str, layout: object) -> Path:
+        """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
+        member = self._members.get(name)
+        if member is None:
+            raise Conflict(f"this engine has not joined the group {name!r}")
+        try:
+            folder: Path = await self._run(_receive, member, layout)
+            return folder
+        except ArealError:
+            self.leave(name)  # half a broadcast: what follows in this group could not be told apart
+            raise
+
+    def leave(self, name: str) -> None:
+        member = self._members.pop(name, None)
+        if member is not None:
+            if member.image is not None:
+                member.image.remove()
+            shutil.rmtree(member.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        for name in list(self._members):
+            self.leave(name)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, function: Any, *arguments: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, function, *arguments)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise ArealError(f"the process group failed: {error}") from error
+
+    def _join(self, name: str, host: str, port: int, rank: int, size: int) -> None:
+        from areal.services.weight_update.group import BroadcastGroup, join_store
+
+        group = BroadcastGroup(join_store(host, port, size, _TIMEOUT_S), rank, size, _TIMEOUT_S)
+        self._members[name] = _Member(group, _SHM / f"areal-received-{os.getpid()}-{rank}-{port}")
+
+
+def _receive(member: _Member, given: object) -> Path:
+    from areal.services.weight_update.image import Image, read_layout
+
+    layout = read_layout(given)
+    if member.image is None or member.image.layout != layout:
+        member.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        member.image = Image(member.folder / "model.safetensors", layout)
+    member.group.broadcast(member.image.body)
+    return member.folder
