@@ -128,6 +128,21 @@ class DataPlaneMachine(RuleBasedStateMachine):
         else:
             self._answered(session, call, base, said)
 
+    @rule(data=st.data(), values=st.lists(REWARDS, min_size=1, max_size=3))
+    @precondition(lambda self: any(not each.ended for each in self.live()))
+    def converse(self, data: st.DataObject, values: list[float]) -> None:
+        """A tree of several turns, with rewards in the middle of it."""
+        session = data.draw(st.sampled_from([each for each in self.live() if not each.ended]))
+        for value in values:
+            call, base = self._some_call(data, session)
+            self._answered(session, call, base, self._ask(session, call))
+            call, base = self._some_call(data, session)
+            self._answered(session, call, base, self._ask(session, call))
+            turn = session.trajectories[-1].turns[0]
+            body = {"reward": value, "interaction_id": turn.name}
+            assert session.rollout.post("/rl/set_reward", body).status == session.reward(turn, value)
+        self._check(session)
+
     @rule(data=st.data())
     @precondition(lambda self: any(each.turns() for each in self.live() if not each.ended))
     def repeat(self, data: st.DataObject) -> None:
@@ -216,6 +231,7 @@ class DataPlaneMachine(RuleBasedStateMachine):
         took = [(session, number) for session in chosen for number in session.take(remove=remove)]
         export = Export(request, answer.json(), took)
         check_rows(export, self.fleet.witness)
+        assert self.fleet.admin("POST", "/export_trajectories", request).json() == export.answer
         self.exports.append(export)
         for session in chosen:
             self._check(session)

@@ -207,10 +207,12 @@ def test_stranger_at_a_data_proxys_address_costs_at_most_its_own_calls(
 
 
 def _call_that_meets(fleet: Fleet, stranger: Peer) -> Future[Said | Failed]:
-    """The first of many calls that the stranger was given."""
-    body = {"messages": [{"role": "user", "content": "Hello"}], "store": False, "return_token_ids": True}
-    while True:
+    """The first of many calls that the stranger was given; equal ones would all go the same way."""
+    for number in range(200):
+        messages = [{"role": "user", "content": f"{number} bottles"}]
+        body = {"messages": messages, "store": False, "return_token_ids": True}
         running = later(Line(fleet.front).ask, fleet.key, CHAT, body, {})
-        wait_until(lambda: stranger.calls or running.done(), what="somebody has it")  # noqa: B023 - asked at once
+        wait_until(lambda running=running: stranger.calls or running.done(), what="somebody has it")
         if stranger.calls:
             return running
+    raise AssertionError("the stranger was given nothing")
