@@ -40,6 +40,7 @@ class ChatTemplate:
         self._names = meta.find_undeclared_variables(environment.parse(source))
         self._source = source
         self._template = environment.from_string(source)
+        self._template.globals = dict(self._template.globals)  # each rendering copies them: not from a chain of maps
         self._special_tokens = dict(special_tokens)
 
     def uses(self, variable: str) -> bool:
