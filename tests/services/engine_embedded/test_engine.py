@@ -132,7 +132,9 @@ def test_failing_step_ends_everything_and_is_told(llama: tuple[Path, Any]) -> No
     runner = open_runner(llama[0])
     runner.__class__ = _Breaking
     harness = Harness(runner)
+    harness.engine.pause().result(10)  # all are there before the first step
     sequences = [harness.submit([5, index], max_new_tokens=50) for index in range(10)]
+    harness.engine.resume()
     harness.wait(*sequences)
     assert {sequence.finish for sequence in sequences} == {Finish.LOST}
     harness.engine._thread.join(10)
