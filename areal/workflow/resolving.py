@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from areal.workflow.grouped import GroupedWorkflow
 if TYPE_CHECKING:
     from areal.api.config.rollout import AgentConfig
 
+_REMEMBERED = 16
 WORKFLOWS: Registry[Any] = Registry("workflow")
 
 
@@ -24,7 +26,7 @@ class Workflows:
     def __init__(self, agent: AgentConfig | None = None) -> None:
         self._agent = agent
         self._http = SharedHttp()
-        self._made: list[tuple[Any, Any, int, RolloutWorkflow]] = []
+        self._made: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_REMEMBERED)
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
         """Raises UsageFault for what is no workflow, and what its constructor raises."""
@@ -38,9 +40,7 @@ class Workflows:
             raise UsageFault(f"group_size must be at least 1, not {group_size}")
         given = dict(kwargs or {})
         for known, arguments, size, made in self._made:
-            if known is workflow and arguments == given and size == group_size:
-                return made
-            if isinstance(known, str) and known == workflow and arguments == given and size == group_size:
+            if size == group_size and _same(known, workflow) and _same(arguments, given):
                 return made
         made = self._grouped(self._single(workflow, given), given, group_size)
         self._made.append((workflow, given, group_size, made))
@@ -71,6 +71,13 @@ class Workflows:
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except (TypeError, ValueError, RuntimeError):  # tensors have no one truth
+        return False
 
 
 def _made(cls: type, kwargs: dict[str, Any]) -> Any:

@@ -85,13 +85,15 @@ class Rollouts(RuleBasedStateMachine):
             self.running.append((started, self.ledger.version))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), how=st.sampled_from(["accept", "accept", "accept", "reject", "fail", "cancel"]))
+    @rule(data=st.data(), how=st.sampled_from(["accept", "accept", "accept", "reject", "fail", "cancel", "overtake"]))
     def end(self, data: Any, how: str) -> None:
         ended, head = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         if how == "fail":
             self.ledger.failed(ended, Failure(ended.task_id, "service", RuntimeError(), 1))
         elif how == "cancel":
             self.ledger.cancelled(ended)
+        elif how == "overtake" and not ended.apart:
+            self.ledger.overtaken(ended)
         else:
             found = Rollout(ended, None, head, self.ledger.version, 0) if how == "accept" else None
             self.ledger.ended(ended, found)
@@ -112,7 +114,7 @@ class Rollouts(RuleBasedStateMachine):
             return
         ledger, counts = self.ledger, self.ledger.counts
         alive = len(ledger.pending) + len(ledger.running) + len(ledger.accepted)
-        assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed
+        assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed + counts.abandoned
         assert counts.accepted == len(ledger.accepted)
         assert set(self.outcome.values()) <= {1}
 

@@ -112,6 +112,20 @@ def test_overtaken_straggler_is_not_trained_on_and_its_prompt_runs_again(make: M
     assert gated.started == [0, 0]
 
 
+def test_episode_that_is_too_old_while_it_runs_is_given_up_and_frees_the_engine(place: Place, make: Make) -> None:
+    controller = make(max_head_offpolicyness=1, consumer_batch_size=1, max_concurrent_rollouts=4)
+    script(place.engine, gate=1)
+    controller.submit({"n": 0}, Sampled())
+    engine_calls(place.engine, until="any")
+    controller.set_version(1)
+    assert controller.export_stats()["running"] == 1
+    controller.set_version(2)
+    assert engine_calls(place.engine, until="cancelled")
+    with pytest.raises(RolloutsFailed, match="cannot come: 0 running"):
+        controller.wait(1)
+    assert controller.export_stats()["abandoned"] == 1
+
+
 def test_order_of_a_batch_is_that_of_no_clock(make: Make) -> None:
     orders = []
     for ends in ([0, 1, 2, 3], [3, 1, 2, 0]):

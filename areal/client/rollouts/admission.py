@@ -3,9 +3,10 @@
 Let B be the trainer's batch, eta the versions that the oldest token of a trajectory may lag behind the weights that it
 trains. An episode occupies the window from its start until the trainer has *moved on* from the batch it was in, that
 is until the next version. With at most (eta + 1) * B episodes in the window, one that starts now is consumed at most
-eta versions later, provided that batches are taken oldest first; a straggler that is overtaken is dropped where it
-would be consumed, and its place is free again. Dropped, rejected and failed episodes leave the window at once: with
-counts of what *is*, nothing leaks and nothing needs to be corrected after a restart.
+eta versions later, provided that batches are taken oldest first. A straggler that is overtaken is given up as soon as
+its first token is too old, or dropped where it would be consumed; its place is free again. Dropped, rejected and failed
+episodes leave the window at once: with counts of what *is*, nothing leaks and nothing needs to be corrected after a
+restart.
 """
 
 from __future__ import annotations

@@ -38,6 +38,13 @@ class _Answer:
         self.stop_reason = choice["finish_reason"]
 
 
+@dataclass
+class Head:
+    """The version that an episode's first sample was asked for at; None before. Shared by the members of a group."""
+
+    version: int | None = None
+
+
 class GroupSessions:
     """Sessions for the members of a group, all started by whoever needs one first: they may share a replica, and so
     the prompt's place in its cache."""
@@ -69,6 +76,7 @@ class EpisodeEngine:
     seeded: bool = False
     member: int = 0
     sessions: GroupSessions | None = None
+    head: Head = field(default_factory=Head)
     _calls: int = 0
 
     @property
@@ -82,12 +90,17 @@ class EpisodeEngine:
     def get_version(self) -> int:
         return self.version()
 
+    def _begun(self) -> None:
+        if self.head.version is None:
+            self.head.version = self.version()
+
     def for_group(self, size: int) -> list[EpisodeEngine]:
         """One for each episode of a group."""
         sessions = GroupSessions(self.client, self._session_task, size)
         return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
+        self._begun()
         sessions, self.sessions = self.sessions, None
         if sessions is not None and count == 1:
             return await sessions.of(self.member)
@@ -100,6 +113,7 @@ class EpisodeEngine:
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         if req.image_data:
             raise CallerError("image_data is not supported: prompts are token ids", param="image_data")
+        self._begun()
         started = time.monotonic()
         budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
         answer = _Answer()

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from areal.client.errors import Blame, ClientError
-from areal.client.rollouts.engine import EpisodeEngine
+from areal.client.rollouts.engine import EpisodeEngine, Head
 from areal.client.rollouts.ledger import Failure, Item
 from areal.reward.failures import RewardError
 
@@ -49,13 +49,26 @@ class Episodes:
     attempts: int
     timeout_s: float
     check: bool = True
+    _heads: dict[int, Head] = field(default_factory=dict)
+
+    def head_of(self, item: Item) -> int | None:
+        """The version of the running episode's oldest token; None while it has sampled nothing."""
+        head = self._heads.get(item.number)
+        return head.version if head is not None else None
 
     async def run(self, item: Item) -> Given:
         """Raises EpisodeFailed."""
+        try:
+            return await self._attempts(item)
+        finally:
+            self._heads.pop(item.number, None)
+
+    async def _attempts(self, item: Item) -> Given:
         started, attempt = time.monotonic(), 0
         while True:
             attempt += 1
             engine = self.engine(item)
+            self._heads[item.number] = engine.head
             version = engine.get_version()
             try:
                 trajectory = await self._once(item, engine)

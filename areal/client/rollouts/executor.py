@@ -7,6 +7,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+from areal.client.rollouts.admission import is_stale
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes, Given
 from areal.client.rollouts.ledger import Failure, Item, Ledger, Rollout
 from areal.errors import ArealError, TimedOut
@@ -35,6 +36,7 @@ class Executor:
         self._most_failures = most_failures
         self._tasks: dict[int, tuple[Item, asyncio.Task[None]]] = {}
         self._awaited: dict[int, asyncio.Future[Rollout | None]] = {}
+        self._overtaken: set[int] = set()
         self._ended: OrderedDict[int, EpisodeFailed | None] = OrderedDict()  # without a result, the last ones
         self._changed = asyncio.Event()
         self._paused = False
@@ -68,7 +70,13 @@ class Executor:
         self.admit()
 
     def set_version(self, version: int) -> None:
+        """Episodes that are too old from now on are given up: they would only be dropped in the end."""
         self.ledger.set_version(version)
+        for item, task in list(self._tasks.values()):
+            head = self._episodes.head_of(item)
+            if item.number in self.ledger.running and head is not None and is_stale(self.ledger.window, head, version):
+                self._overtaken.add(item.number)
+                task.cancel()
         self._note()
 
     async def _run(self, item: Item) -> None:
@@ -78,12 +86,16 @@ class Executor:
             self.ledger.failed(item, error.failure)
             self._settle(item, error)
         except BaseException:
-            self.ledger.cancelled(item)
-            raise
+            if item.number not in self._overtaken:
+                self.ledger.cancelled(item)
+                raise
+            self.ledger.overtaken(item)
         else:
             rollout = self._rollout(item, given)
             self.ledger.ended(item, rollout)
             self._settle(item, rollout)
+        finally:
+            self._overtaken.discard(item.number)
         self._note()
 
     def _rollout(self, item: Item, given: Given) -> Rollout | None:

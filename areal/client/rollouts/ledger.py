@@ -1,12 +1,16 @@
 """What becomes of every episode: counts and results, no I/O.
 
     pending -> running -> accepted -> consumed
-                  |  |        `-----> dropped (too old): pending again
+                  |  |        `-----> dropped (too old): pending again, or abandoned
+                  |  |-> overtaken (would be too old): abandoned
                   |  `-> rejected
                   `----> failed
 
-Invariant: ``submitted == pending + running + accepted + consumed + rejected + failed``, for those that are trained on
-(``Item.apart`` false). The ones apart (evaluation, a batch awaited as a whole) are outside the window.
+Invariant: ``submitted == pending + running + accepted + consumed + rejected + failed + abandoned``, for those that are
+trained on (``Item.apart`` false). The ones apart (evaluation, a batch awaited as a whole) are outside the window.
+
+A prompt whose result was dropped runs once more, and no more than that; one that is overtaken while it runs is slow by
+itself, and does not. Prompts whose answers always take longer than the window would run for ever, and fill it.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import Any
 from areal.client.rollouts.admission import Window, capacity, choose, is_stale, shuffled
 
 _REMEMBERED_FAILURES = 256
+_RUNS = 2
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Failure:
 
 @dataclass
 class Counts:
-    """Since the start, of episodes that are trained on. ``dropped`` ones are pending again."""
+    """Since the start, of episodes that are trained on. ``dropped`` counts results that were too old, or would
+    have been; ``abandoned`` the prompts that do not run again for it."""
 
     submitted: int = 0
     accepted: int = 0
@@ -79,6 +85,7 @@ class Counts:
     rejected: int = 0
     failed: int = 0
     dropped: int = 0
+    abandoned: int = 0
 
 
 @dataclass
@@ -96,6 +103,8 @@ class Ledger:
     failing: int = 0  # failures since the last episode that gave a result
     tried: int = 0  # accepted and rejected since the last batch
     _waiting_apart: deque[Item] = field(default_factory=deque)
+    _drops: dict[int, int] = field(default_factory=dict)
+    _maybe_stale: bool = False
 
     def submit(self, item: Item) -> None:
         if item.apart:
@@ -136,10 +145,12 @@ class Ledger:
         self.running.discard(item.number)
         self.tried += 1
         if rollout is None:
+            self._drops.pop(item.number, None)
             self.counts.rejected += 1
             return
         self.counts.accepted += 1
         self.accepted[item.number] = rollout
+        self._maybe_stale |= is_stale(self.window, rollout.head_version, self.version)
 
     def failed(self, item: Item, failure: Failure) -> None:
         self.failures.append(failure)
@@ -148,7 +159,15 @@ class Ledger:
             self.apart.discard(item.number)
             return
         self.running.discard(item.number)
+        self._drops.pop(item.number, None)
         self.counts.failed += 1
+
+    def overtaken(self, item: Item) -> None:
+        """It runs no more: whatever it would give is too old already."""
+        self.running.discard(item.number)
+        self._drops.pop(item.number, None)
+        self.counts.dropped += 1
+        self.counts.abandoned += 1
 
     def cancelled(self, item: Item) -> None:
         """It runs no more, and is as if it had not begun."""
@@ -159,14 +178,25 @@ class Ledger:
             self.pending.appendleft(item)
 
     def drop_stale(self) -> int:
-        """Accepted results that are too old for the next batch: their prompts run again. How many."""
+        """Accepted results that are too old for the next batch: their prompts run again, or are abandoned. How many."""
+        if not self._maybe_stale:
+            return 0
+        self._maybe_stale = False
         stale = [each for each in self.accepted.values() if is_stale(self.window, each.head_version, self.version)]
         for rollout in reversed(stale):
             del self.accepted[rollout.number]
             self.counts.accepted -= 1
             self.counts.dropped += 1
-            self.pending.appendleft(rollout.item)
+            self._run_again(rollout.item)
         return len(stale)
+
+    def _run_again(self, item: Item) -> None:
+        drops = self._drops.pop(item.number, 0) + 1
+        if drops >= _RUNS:
+            self.counts.abandoned += 1
+        else:
+            self._drops[item.number] = drops
+            self.pending.appendleft(item)
 
     def take(self, count: int) -> list[Rollout] | None:
         """A batch of exactly ``count``, or None."""
@@ -186,6 +216,7 @@ class Ledger:
     def _consume(self, chosen: list[Rollout]) -> list[Rollout]:
         for rollout in chosen:
             del self.accepted[rollout.number]
+            self._drops.pop(rollout.number, None)
         self.counts.accepted -= len(chosen)
         self.counts.consumed += len(chosen)
         self.in_training += len(chosen)
@@ -197,7 +228,7 @@ class Ledger:
         if version < self.version:
             raise ValueError(f"the version is {self.version}: it cannot become {version}")
         if version > self.version:
-            self.version, self.in_training = version, 0
+            self.version, self.in_training, self._maybe_stale = version, 0, True
 
     @property
     def idle(self) -> bool:
