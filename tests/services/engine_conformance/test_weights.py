@@ -56,7 +56,10 @@ async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine
     total = len(tokens(running.deltas))
     assert running.versions == [0] * held + [1] * (total - held) and total > held
     old, new = engine.models.versions
-    assert gap(old, PROMPT, tokens(running.deltas)[:held], told(running.deltas)[:held]) < TOLERANCE
+    said, logprobs = tokens(running.deltas), told(running.deltas)
+    assert gap(old, PROMPT, said[:held], logprobs[:held]) < TOLERANCE
+    # From the boundary on, also what came before it is read by the new weights: nothing is left of the old cache.
+    assert gap(new, [*PROMPT, *said[:held]], said[held:], logprobs[held:]) < TOLERANCE
     assert gap(new, [20, 21], tokens(late), told(late)) < TOLERANCE
 
 
