@@ -66,7 +66,7 @@ class ExternalModels:
     """``own``: the model that needs no registration. ``file``: where registrations outlive the process."""
 
     def __init__(self, own: str, visits: Visits, *, max_body_bytes: int, idle_s: float, file: Path | None) -> None:
-        self._own = own
+        self.own = own
         self._visits = visits
         self._max_body_bytes = max_body_bytes
         self._idle_s = idle_s
@@ -78,7 +78,7 @@ class ExternalModels:
     @property
     def names(self) -> list[str]:
         """Every model that is served here."""
-        return [self._own, *self._served]
+        return [self.own, *self._served]
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/register_model", self.register, Access.ADMIN)
@@ -100,7 +100,7 @@ class ExternalModels:
     async def register(self, request: Request) -> Response:
         """With ``dry_run`` it is only tried: the API must answer, and take the key. Raises 400, 409, 502."""
         data = await read_object(request, _BODY_BYTES)
-        registered = _registered(data, self._own)
+        registered = _registered(data, self.own)
         async with self._lock:
             served = self._open(registered)
             why = (await served.api.state()).not_ready

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.adapters import adapter_of
 from areal.services.inference.data_proxy.backend import BackendRoute
 from areal.services.inference.data_proxy.callers import Callers
 from areal.services.inference.data_proxy.control import EngineControl, refuse_controls
@@ -118,7 +119,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
             "/v1/messages/count_tokens": calls.count_tokens,
         }
         admitted = {path: control.admitting(each) for path, each in handlers.items()}
-        _add_routes(service, others, admitted, vault, options.key)
+        _add_routes(service, others, admitted, vault, options.key, lambda: watch.state.adapters)
         try:
             yield service
         finally:
@@ -195,10 +196,19 @@ def _external_models(args: argparse.Namespace, visits: Visits, vault: Vault | No
 
 
 def _add_routes(
-    service: Service, models: ExternalModels, handlers: Mapping[str, Handler], vault: Vault | None, key: AdminKey | None
+    service: Service,
+    models: ExternalModels,
+    handlers: Mapping[str, Handler],
+    vault: Vault | None,
+    key: AdminKey | None,
+    adapters: Callable[[], Collection[str]] = tuple,
 ) -> None:
+    def check_name(name: str | None) -> None:
+        if name not in models.names:
+            adapter_of(name, models.own, adapters())
+
     if vault is not None:
-        SessionRoutes(vault, Callers(vault, key), key, lambda: models.names).add_to(service)
+        SessionRoutes(vault, Callers(vault, key), key, check_name).add_to(service)
         ExportRoutes(vault).add_to(service)
         count_journals(service.metrics, vault)
     # Who may call a model: without a journal there are no session keys.

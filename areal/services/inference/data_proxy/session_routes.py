@@ -30,11 +30,15 @@ _OWN_KEY = re.compile(r"[!-~]{8,512}")
 
 
 class SessionRoutes:
-    def __init__(self, vault: Vault, callers: Callers, key: AdminKey | None, models: Callable[[], list[str]]) -> None:
+    """``check_name`` raises 404 for what is no model of this data proxy."""
+
+    def __init__(
+        self, vault: Vault, callers: Callers, key: AdminKey | None, check_name: Callable[[str | None], object]
+    ) -> None:
         self._vault = vault
         self._callers = callers
         self._key = key
-        self._models = models
+        self._check_name = check_name
 
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter
@@ -66,9 +70,9 @@ class SessionRoutes:
 
     def _check_model(self, data: dict[str, Any]) -> None:
         name = data.get("model")
-        if name is not None and name not in self._models():
-            message = f"the model {name!r} does not exist; here is {', '.join(self._models())}"
-            raise ApiError(404, message, code="model_not_found", param="model")
+        if name is not None and not isinstance(name, str):
+            raise bad_request("model must be a string", param="model")
+        self._check_name(name)
 
     def _own_key(self, data: dict[str, Any]) -> str | None:
         """The key that the caller wants for its first session. A session that had the admin key would be no session."""

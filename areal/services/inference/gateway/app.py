@@ -7,7 +7,7 @@ from areal.services.inference.gateway.relay import Relay
 from areal.services.inference.gateway.router_client import RouterClient
 from areal.services.inference.gateway.session_keys import SessionKeys
 from areal.services.inference.router.table import ModelEntry
-from areal.services.web.access import Access
+from areal.services.web.access import Access, presented_key
 from areal.services.web.errors import ApiError
 from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler, Service, json_response
@@ -42,7 +42,10 @@ class GatewayRoutes:
     def _model_call(self, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
             journal = None if request.by_admin else await self._keys.journal_of(request.headers)
-            return await self._relay.forward(request, path, journal)
+            answer = await self._relay.forward(request, path, journal)
+            if answer.status == 401 and journal is not None:
+                self._keys.forget(presented_key(request.headers))  # its session is elsewhere by now, or nowhere
+            return answer
 
         return handle
 

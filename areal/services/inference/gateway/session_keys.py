@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from areal.services.inference.gateway.follow import Follower
 from areal.services.inference.gateway.live_table import LiveTable
-from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.inference.gateway.router_client import ROUTER_AWAY, RouterClient
 from areal.services.inference.recording.names import key_digest, tag_of_key
 from areal.services.web.access import presented_key, unknown_key
 from areal.services.web.errors import ApiError
@@ -21,6 +21,7 @@ from areal.services.web.keys import AdminKey
 _REMEMBERED = 10_000
 _FOUND_S = 60.0
 _MISSED_S = 0.5
+_AWAY = ("session_away", ROUTER_AWAY)
 _AWAY_S = 60.0
 _ASK_AGAIN_S = 0.5
 _ASKS_AT_ONCE = 16
@@ -78,7 +79,12 @@ class SessionKeys:
         known = self._chosen.get(digest)
         if known is not None and known[1] > loop.time():
             return known[0]
-        tag = await self._found(digest, loop.time() + _AWAY_S)
+        try:
+            tag = await self._found(digest, loop.time() + (_AWAY_S if known is None else 0.0))
+        except ApiError:
+            if known is None:
+                raise
+            tag = known[0]  # while who could tell is away, what was known holds
         self._chosen[digest] = (tag, loop.time() + (_FOUND_S if tag is not None else _MISSED_S))
         self._chosen.move_to_end(digest)
         if len(self._chosen) > _REMEMBERED:
@@ -86,14 +92,14 @@ class SessionKeys:
         return tag
 
     async def _found(self, digest: bytes, deadline: float) -> str | None:
-        """Raises 503 where the data proxy that may have the session stays away until ``deadline``."""
+        """Raises 503 where the router, or a data proxy that may have the session, stays away until ``deadline``."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 async with self._asking:
                     return await self._ask(digest)
             except ApiError as error:
-                if error.code != "session_away" or loop.time() >= deadline:
+                if error.code not in _AWAY or loop.time() >= deadline:
                     raise
             await self._table.changed(_ASK_AGAIN_S)
 

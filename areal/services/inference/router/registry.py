@@ -198,6 +198,13 @@ class Registry:
         if model is not None and heard:
             model.journals = frozenset().union(*(report.journals + report.elsewhere for report in heard))
 
+    @property
+    def all_heard(self) -> bool:
+        """Whether every worker has told its journals: then one that none named is nobody's. A router without workers
+        can say so only when it was told that there are none."""
+        workers = self.workers()
+        return all(worker.health.seen for worker in workers) and (bool(workers) or self.synced)
+
     def orphans(self) -> frozenset[str]:
         """Journals that no worker serves just now."""
         held = {tag for worker in self.workers() for tag in worker.report.journals}

@@ -140,15 +140,14 @@ class SessionPlacing:
         for worker in holders:
             if worker.state != DEAD:
                 return worker
-        if holders or tag in self._registry.orphans():
-            message = "the session's data proxy is away; it, or another one, will serve it again"
-            raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
+        if holders or tag in self._registry.orphans() or not self._registry.all_heard:
+            raise _away("the session's data proxy is away; it, or another one, will serve it again")
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
     async def _find(self, digest: bytes) -> Held | None:
         """Ask the replicas that record whether one has a session with this key: first those where it would have been
-        started, then all others. Raises 503 where none has it, but one does not answer, or some journal has nobody to
-        answer for it."""
+        started, then all others. Raises 503 where none has it, but one does not answer, or was not heard from yet, or
+        some journal has nobody to answer for it."""
         workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
         homes = self._homes(digest)
         unanswered = False
@@ -159,9 +158,8 @@ class SessionPlacing:
                 if journal is not None and journal:
                     return Held(worker, journal)
             unanswered = unanswered or None in answers
-        if unanswered or self._registry.orphans():
-            message = "no data proxy has a session with this key, but one of them is away"
-            raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
+        if unanswered or self._registry.orphans() or not self._registry.all_heard:
+            raise _away("no data proxy has a session with this key, but one of them is away")
         return None
 
     def _homes(self, digest: bytes) -> set[str]:
@@ -209,3 +207,7 @@ class SessionPlacing:
         data = orjson.dumps(body)
         said = await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)
         return Said(said.status, said.body)
+
+
+def _away(message: str) -> ApiError:
+    return ApiError(503, message, code="session_away", headers={"Retry-After": "1"})

@@ -168,3 +168,15 @@ def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so
     assert registry.serial == serial, "saying the same again changes nothing"
     registry.register_model("m", workers, expected=2, external=False)
     assert [worker.state for worker in registry.snapshot().models["m"].workers] == ["ready", "ready"]
+
+
+def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
+    registry = Registry()
+    assert not registry.all_heard
+    registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
+    assert not registry.all_heard
+    observe(registry, "a", Answer.READY, told("aaaaaaaa"))
+    assert registry.all_heard
+    empty = Registry()
+    empty.mark_synced()
+    assert empty.all_heard

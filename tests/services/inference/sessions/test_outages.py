@@ -106,6 +106,17 @@ def test_session_survives_a_router_that_comes_back_empty(house: RecordingHouse) 
         assert rollout.reward(1.0)["interaction_count"] == 3
 
 
+def test_own_key_is_asked_for_once_the_router_is_back(house: RecordingHouse) -> None:
+    rollout = house.begin(api_key="a-key-of-my-own")
+    port = house.router.port
+    house.router.kill()
+    asked = later(rollout.chat, "a")
+    router = house.processes.service("router", "--health-period", "0.2", "--port", str(port))
+    house.processes.register(router, *house.proxies)
+    asked.result(60)
+    assert rollout.reward(1.0)["interaction_count"] == 1
+
+
 def test_session_starts_once_a_data_proxy_is_there(build: Build) -> None:
     house = build(replicas=1)
     house.proxy.kill()
