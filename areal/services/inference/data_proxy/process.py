@@ -32,7 +32,7 @@ from areal.services.inference.data_proxy.weights import WeightRoutes
 from areal.services.inference.engines.clients import open_engine
 from areal.services.inference.recording.vault import Vault
 from areal.services.web.access import Access
-from areal.services.web.client import HttpClient
+from areal.services.web.client import ENGINE_IDLE_S, HttpClient
 from areal.services.web.garbage import collect_rarely
 from areal.services.web.keys import AdminKey
 from areal.services.web.options import ServeOptions, serve_options
@@ -71,7 +71,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
 
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
-        headers, http = options.key.bearer() if options.key else {}, HttpClient()
+        headers, http = options.key.bearer() if options.key else {}, HttpClient(idle_s=ENGINE_IDLE_S)
         engine = open_engine(args.engine, http, args.engine_url, headers)
         suspension = Suspension()
         watch = EngineWatch(engine.state, suspension=suspension)

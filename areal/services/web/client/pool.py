@@ -21,6 +21,7 @@ from areal.services.web.fields import Headers
 
 CONNECT_TIMEOUT_S = 5.0
 POOL_IDLE_S = 30.0  # shorter than any server's keep-alive here
+ENGINE_IDLE_S = 3.0  # uvicorn, under vLLM and SGLang, closes after five
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,12 @@ class HttpClient:
     """Calls to other services; ``async with`` closes what is idle at its end. ``base`` is a URL without the path that
     is asked for; entering a call raises NotConnected or Lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, idle_s: float = POOL_IDLE_S) -> None:
+        """``idle_s``: how long a connection may lie unused; less than the other side lets it."""
+        self._idle_s = idle_s
         self._addresses: dict[str, Address] = {}
         self._idle: dict[Address, list[Connection]] = {}
+        self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
 
     def call(self, method: str, base: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Answering:
@@ -132,11 +136,12 @@ class HttpClient:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            if not connection.closed:
+            if not connection.closed and self._loop.time() - connection.idle_since < self._idle_s:
                 return connection
+            connection.abort()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, made = await asyncio.get_running_loop().create_connection(
+                _, made = await self._loop.create_connection(
                     Connection, address.host, address.port, ssl=True if address.tls else None
                 )
         except (OSError, TimeoutError) as error:
@@ -147,15 +152,13 @@ class HttpClient:
         if not connection.reusable:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = self._loop.time()
         self._idle.setdefault(address, []).append(connection)
         if self._sweep is None:
-            self._sweep = loop.call_later(POOL_IDLE_S / 2, self._close_old)
+            self._sweep = self._loop.call_later(self._idle_s, self._close_old)
 
     def _close_old(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - POOL_IDLE_S / 2
+        oldest = self._loop.time() - self._idle_s
         for address, connections in list(self._idle.items()):
             kept = []
             for connection in connections:
@@ -167,7 +170,7 @@ class HttpClient:
                 connections[:] = kept
             else:
                 del self._idle[address]
-        self._sweep = loop.call_later(POOL_IDLE_S / 2, self._close_old) if self._idle else None
+        self._sweep = self._loop.call_later(self._idle_s, self._close_old) if self._idle else None
 
     async def __aenter__(self) -> HttpClient:
         return self

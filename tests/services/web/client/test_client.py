@@ -293,3 +293,19 @@ async def test_fetch_has_a_deadline_and_a_largest_body(pool: HttpClient) -> None
 async def test_path_that_would_be_more_than_a_path_is_never_sent(pool: HttpClient, path: str) -> None:
     with pytest.raises(ValueError):
         pool.call("GET", "http://127.0.0.1:9", path, {})
+
+
+async def test_connection_that_lay_unused_too_long_is_not_used_again() -> None:
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await says(OK, OK, OK)(reader, writer)
+
+    async with worker(talk) as url, HttpClient(idle_s=0.2) as pool:
+        assert [await ask(pool, url) for _ in range(2)] == [b"hello"] * 2
+        assert connections == 1
+        await asyncio.sleep(0.3)
+        assert await ask(pool, url) == b"hello"
+        assert connections == 2
