@@ -29,6 +29,7 @@ async def test_finished_trajectory_that_nobody_fetched_is_kept_and_served_again(
     await start(other.own)
     await other.close()
     await vault.close()
+    (root / "a.models.json").write_text("[]")
     assert dispose(root) == Remains(finished=1)
     assert [path.name for path in root.iterdir()] == ["a"]
     again = await vault_in(root, "successor")

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from areal.errors import UsageFault
+from areal.services.inference.recording.folder import REGISTRATIONS
 from areal.services.inference.recording.journal import Rules
 from areal.services.inference.recording.vault import ADOPT_AFTER_S, Vault, open_vault
 from areal.services.web.tasks import background
@@ -71,7 +72,7 @@ def _uid() -> str:
 def registrations_file(vault: Vault | None) -> Path | None:
     """Where what is registered at this run is kept for its restart."""
     uid = os.environ.get(_RUN_UID)
-    return vault.root / f"{uid}.models.json" if vault is not None and uid else None
+    return vault.root / f"{uid}{REGISTRATIONS}" if vault is not None and uid else None
 
 
 def keeping_details(vault: Vault | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from areal.services.inference.recording.names import is_tag
 
 DATABASE = "journal.db"
+REGISTRATIONS = ".models.json"  # beside the folders: what was registered at the run of this uid
 _LOCK = "lock"
 _TAG = "tag"
 
