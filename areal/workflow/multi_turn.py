@@ -106,15 +106,11 @@ class MultiTurnWorkflow(RolloutWorkflow):
         before = self._ids(turn)
         after = chat_ids(self.tokenizer, [*turn, {"role": "user", "content": self._feedback}], self._thinking)
         shared = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-        end = self.tokenizer.eos_token_id
-        more = after[shared:]
-        if end is not None and end in before[:shared] and answer.output_tokens[-1:] != [end]:
-            closing = max(at for at in range(shared) if before[at] == end)
-            more = before[closing:shared] + more
-        elif end is not None and end in before[:shared]:
-            closing = max(at for at in range(shared) if before[at] == end)
-            more = before[closing + 1 : shared] + more
-        return more
+        ends = [at for at in range(shared) if before[at] == self.tokenizer.eos_token_id]
+        if not ends:
+            return after[shared:]
+        ended = answer.output_tokens[-1:] == [self.tokenizer.eos_token_id]
+        return before[ends[-1] + ended : shared] + after[shared:]
 
     def _ids(self, messages: list[dict[str, Any]]) -> list[int]:
         return [int(token) for token in self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)]

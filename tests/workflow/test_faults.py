@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal.api.cli_args import InferenceEngineConfig
-from areal.client import RolloutController
+from areal.client import InferenceClient, RolloutController, ServiceError, UnknownName
 from tests.client.conftest import tokenizer
 from tests.services.processes import Process, Processes, engine_calls, release, script, wait_until
 from tests.workflow.test_controller import Sampled, rows
@@ -76,3 +76,27 @@ def test_replica_killed_under_agents_loses_no_batch(house: House) -> None:
         taken = controller.take(6)
         assert sorted(each.data["n"] for each in taken) == list(range(6))
         assert all(each.trajectory["rewards"].tolist() == [1.0] for each in taken)
+
+
+def test_controls_name_who_failed(house: House) -> None:
+    with InferenceClient(house.gateway.url, house.processes.key, model="tiny", timeout_s=30) as client:
+        workers = [each["worker_id"] for each in client.workers.list()]
+        client.workers.drain(workers[0])
+        states = {each["worker_id"]: each["state"] for each in client.workers.list()}
+        assert states == {workers[0]: "draining", workers[1]: "ready"}
+        client.workers.undrain(workers[0])
+        assert client.workers.get_version() == client.workers.get_version(workers[0]) == 0
+        house.proxies[1].kill()
+        with pytest.raises(ServiceError, match=f"failed on 1 of 2 workers: {workers[1]}"):
+            client.workers.get_version()
+        with pytest.raises(UnknownName):
+            client.workers.pause("nobody")
+        assert client.chat([{"role": "user", "content": "Hello"}], store=False)["choices"]
+
+
+def test_models_registered_by_hand_come_and_go(house: House) -> None:
+    with InferenceClient(house.gateway.url, house.processes.key, timeout_s=30) as client:
+        client.workers.deregister_model("tiny")
+        wait_until(lambda: client.models() == [])
+        client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
+        wait_until(lambda: client.models() == ["tiny"])
