@@ -37,8 +37,8 @@ class Remains:
 
 
 def dispose(root: Path) -> Remains:
-    """Delete every journal under ``root`` from which nothing would be lost, and ``root`` itself if that is all. What was
-    registered at its data proxies goes always: there may be keys in it."""
+    """Delete every journal under ``root`` from which nothing would be lost, and ``root`` itself if that is all. What
+    was registered at its data proxies goes always: there may be keys in it."""
     for registrations in root.glob(f"*{REGISTRATIONS}"):
         registrations.unlink(missing_ok=True)
     finished, unreadable, served = 0, [], []
