@@ -1,4 +1,4 @@
-"""A safetensors file that is written again and again in place: one mapping, one copy of each tensor an update.
+"""A safetensors file in memory, written again and again in place: one mapping, one copy of each tensor an update.
 
 The layout (names, shapes, dtypes) is that of the first weights and stays. Format: eight bytes of header length, the
 header as JSON, then the tensors' bytes (https://github.com/huggingface/safetensors).
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from areal.services.weight_update.memory_file import MemoryFile
 
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 """(name, shape, dtype) of each tensor, in the order of their bytes; dtypes by the format's names."""
@@ -50,11 +51,10 @@ def read_layout(given: object) -> Layout:
 
 
 class Image:
-    """Of ``layout`` at ``path``. ``body`` [bytes] of uint8 is all tensors, one after the other: what two images of one
-    layout have in common."""
+    """Of ``layout``, found at ``path`` while this process lives. ``body`` [bytes] of uint8 is all tensors, one after
+    the other: what two images of one layout have in common."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
-        self.path = path
         self.layout = layout
         places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -67,12 +67,10 @@ class Image:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 8) % _ALIGNMENT)
         self.bytes = end
-        with path.open("w+b") as file:
-            file.truncate(8 + len(text) + end)
-            file.write(struct.pack("<Q", len(text)) + text)
-            file.flush()
-            self._map = mmap.mmap(file.fileno(), 8 + len(text) + end)
-        body = memoryview(self._map)[8 + len(text) :]
+        head = struct.pack("<Q", len(text)) + text
+        self._file = MemoryFile(path, len(head) + end)
+        self._file.map[: len(head)] = head
+        body = memoryview(self._file.map)[len(head) :]
         self.body = torch.frombuffer(body, dtype=torch.uint8)
         self._views = {
             name: torch.frombuffer(body, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
@@ -95,4 +93,4 @@ class Image:
         """The file goes; whoever has it mapped keeps it."""
         self._views.clear()
         self.body = torch.empty(0, dtype=torch.uint8)
-        self.path.unlink(missing_ok=True)
+        self._file.remove()

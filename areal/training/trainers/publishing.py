@@ -50,12 +50,12 @@ def connected_pair(
 
 
 def _outlet(mode: str, folder: RunFolder, files: tuple[Path, ...]) -> Outlet:
-    name = f"{folder.root.parent.name}-{folder.root.name}"
+    place = folder.root / "weights"
     if mode == "disk":
-        return FolderOutlet(Folders.on_disk(folder.root / "weights", files))
+        return FolderOutlet(Folders.on_disk(place, files))
     if mode == "shm":
-        return FolderOutlet(Folders.in_shared_memory(name, files))
-    return BroadcastOutlet(name)
+        return FolderOutlet(Folders.in_memory_at(place, files))
+    return BroadcastOutlet(place)
 
 
 def _endpoint(outlet: Outlet, key: AdminKey | None) -> contextlib.AbstractContextManager[str]:

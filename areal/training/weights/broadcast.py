@@ -12,17 +12,15 @@ from torch import Tensor
 from areal.services.web.errors import ApiError
 from areal.services.weight_update.group import BroadcastGroup, open_store
 from areal.services.weight_update.image import Image, layout_of
-from areal.training.weights.folders import SHM
 
 _TIMEOUT_S = 300.0
 
 
 class BroadcastOutlet:
-    """``host`` is where workers meet us. The staged image lies in shared memory only to be mapped; nobody else reads
-    it."""
+    """``host`` is where workers meet us; ``folder`` has a link to what is staged."""
 
-    def __init__(self, name: str, host: str = "127.0.0.1", shm: Path = SHM) -> None:
-        self._folder = shm / f"areal-sending-{name}"
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self._folder = folder
         self._host = host
         self._store: Any | None = None
         self._group: BroadcastGroup | None = None

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from areal.errors import ArealError
 from areal.services.weight_update.image import Image, layout_of
+from areal.services.weight_update.memory_file import MemoryFile
 
-SHM = Path("/dev/shm")
 _FILE = "model.safetensors"
 _KEPT = 2
 
@@ -43,20 +43,26 @@ class Folders:
     config_files: tuple[Path, ...] = ()
     newest: Published | None = None
     _images: dict[str, Image] = field(default_factory=dict)
+    _mark: MemoryFile | None = None
 
     @classmethod
     def on_disk(cls, root: Path, config_files: tuple[Path, ...] = ()) -> Folders:
         return cls(root, in_memory=False, config_files=config_files)
 
     @classmethod
-    def in_shared_memory(cls, name: str, config_files: tuple[Path, ...] = (), shm: Path = SHM) -> Folders:
-        return cls(shm / f"areal-weights-{os.getuid()}-{name}", in_memory=True, config_files=config_files)
+    def in_memory_at(cls, root: Path, config_files: tuple[Path, ...] = ()) -> Folders:
+        """``root`` only has links to memory of ours."""
+        return cls(root, in_memory=True, config_files=config_files)
 
     def offer(self) -> dict[str, Any]:
         """Where the folders will be, and a file there that proves to a worker that it is the same place."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mark, word = f".mark-{os.getpid()}", secrets.token_hex(16)
-        (self.root / mark).write_text(word)
+        mark, word = f"mark-{os.getpid()}", secrets.token_hex(16)
+        if self.in_memory:
+            self._mark = MemoryFile(self.root / mark, len(word))
+            self._mark.map[:] = word.encode()
+        else:
+            (self.root / mark).write_text(word)
         return {"root": str(self.root), "mark": mark, "word": word}
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> Published:
@@ -116,6 +122,8 @@ class Folders:
         for image in self._images.values():
             image.remove()
         self._images.clear()
+        if self._mark is not None:
+            self._mark.remove()
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -45,11 +45,10 @@ class Side:
         return Pair(name, mode, self.gateway.url, url, workers, outlet, self.processes.key)
 
     def _outlet(self, mode: str, name: str, files: tuple[Path, ...]) -> Outlet:
-        unique = f"test-{self.gateway.port}-{name}"
         if mode == "xccl":
-            return BroadcastOutlet(unique)
+            return BroadcastOutlet(self.folder / name)
         if mode == "shm":
-            return FolderOutlet(Folders.in_shared_memory(unique, files))
+            return FolderOutlet(Folders.in_memory_at(self.folder / name, files))
         return FolderOutlet(Folders.on_disk(self.folder / name, files))
 
     def post(self, path: str, body: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Weights that a trainer broadcasts: received into shared memory as a model folder, which is then loaded as any other.
+"""Weights that a trainer broadcasts: received into memory as a model folder, which is then loaded as any other.
 
 One thread of its own does the waiting: a member that does not come holds nobody else up.
 """
@@ -6,8 +6,8 @@ One thread of its own does the waiting: a member that does not come holds nobody
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from areal.services.weight_update.image import Image
 
 _TIMEOUT_S = 300.0
-_SHM = Path("/dev/shm")
 
 
 @dataclass
@@ -80,7 +79,7 @@ class WeightGroups:
         from areal.services.weight_update.group import BroadcastGroup, join_store
 
         group = BroadcastGroup(join_store(host, port, size, _TIMEOUT_S), rank, size, _TIMEOUT_S)
-        self._members[name] = _Member(group, _SHM / f"areal-received-{os.getpid()}-{rank}-{port}")
+        self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
 
 
 def _receive(member: _Member, given: object) -> Path:
@@ -88,7 +87,6 @@ def _receive(member: _Member, given: object) -> Path:
 
     layout = read_layout(given)
     if member.image is None or member.image.layout != layout:
-        member.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         member.image = Image(member.folder / "model.safetensors", layout)
     member.group.broadcast(member.image.body)
     return member.folder
