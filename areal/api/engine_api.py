@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from areal.api.io_struct import ModelRequest, ModelResponse
-    from areal.client.inference import AsyncGroup
+    from areal.client.sessions import AsyncGroup
 
 Batch = Mapping[str, "torch.Tensor"]
 LossFn = Callable[["torch.Tensor", Any], "torch.Tensor"]

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
         UnknownName,
         Unreachable,
     )
-    from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, Rewarded
+    from areal.client.inference import AsyncInferenceClient
     from areal.client.retrying import RetryPolicy
     from areal.client.rollouts.controller import RolloutController, RolloutControllerV2
     from areal.client.rollouts.executor import RolloutsFailed
     from areal.client.rollouts.ledger import Failure, Rollout
+    from areal.client.sessions import AsyncGroup, AsyncSession, Rewarded
     from areal.client.trajectories import Lease, Trajectories
 
 _ERRORS = (
@@ -50,7 +51,8 @@ _ERRORS = (
 _HOMES = {
     **dict.fromkeys(_ERRORS, "errors"),
     **dict.fromkeys(("Group", "InferenceClient", "Session"), "blocking"),
-    **dict.fromkeys(("AsyncGroup", "AsyncInferenceClient", "AsyncSession", "Rewarded"), "inference"),
+    "AsyncInferenceClient": "inference",
+    **dict.fromkeys(("AsyncGroup", "AsyncSession", "Rewarded"), "sessions"),
     "RetryPolicy": "retrying",
     **dict.fromkeys(("RolloutController", "RolloutControllerV2"), "rollouts.controller"),
     **dict.fromkeys(("Failure", "Rollout"), "rollouts.ledger"),

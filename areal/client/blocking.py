@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, Message, Rewarded
+from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
+from areal.client.sessions import AsyncGroup, AsyncSession, Message, Rewarded
 from areal.client.trajectories import Lease, Trajectories
 from areal.client.workers import ALL, AsyncWorkers
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
@@ -19,11 +18,11 @@ from uuid import uuid4
 
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
 from areal.client.retrying import RetryPolicy
+from areal.client.sessions import AsyncGroup, AsyncSession, Message, Rewarded
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import Call, Transport, events
 from areal.client.workers import AsyncWorkers
 
-Message = Mapping[str, Any]
 Style = Literal["individual", "concat"]
 Format = Literal["npz", "json"]
 
@@ -31,58 +30,6 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _READY_PERIOD_S = 0.2
 _PROBE_S = 5.0
-
-
-@dataclass(frozen=True)
-class Rewarded:
-    """``interaction_count`` is that of the trajectory; ``ready_transition``: this reward made it ready."""
-
-    session_id: str
-    trajectory_id: int
-    trajectory_ready: bool
-    ready_transition: bool
-    interaction_count: int
-
-
-@dataclass(frozen=True)
-class AsyncSession:
-    """One recorded session. Its model calls carry its key: what the engine samples for them is recorded."""
-
-    client: AsyncInferenceClient = field(repr=False)
-    session_id: str
-    api_key: str = field(repr=False)
-    group_id: str | None = None
-
-    async def chat(self, messages: Sequence[Message], **fields: Any) -> dict[str, Any]:
-        return await self.client.chat(messages, key=self.api_key, **fields)
-
-    def stream_chat(
-        self, messages: Sequence[Message], **fields: Any
-    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        return self.client.stream_chat(messages, key=self.api_key, **fields)
-
-    async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
-        """Without ``interaction_id``, of the newest interaction: the trajectory is sealed."""
-        return await self.client.set_reward(value, key=self.api_key, interaction_id=interaction_id)
-
-    async def end(self) -> list[int]:
-        """The ids of its trajectories that are ready. Ending it again changes nothing."""
-        return await self.client.end_session(key=self.api_key)
-
-    async def export(self, **options: Any) -> Trajectories:
-        return await self.client.export([self.session_id], **options)
-
-
-@dataclass(frozen=True)
-class AsyncGroup:
-    """Sessions that answer one prompt; they may share a replica, and so its prefix cache."""
-
-    client: AsyncInferenceClient = field(repr=False)
-    group_id: str
-    sessions: tuple[AsyncSession, ...]
-
-    async def export(self, **options: Any) -> Trajectories:
-        return await self.client.export([each.session_id for each in self.sessions], group_id=self.group_id, **options)
 
 
 class AsyncInferenceClient:

@@ -17,7 +17,7 @@ from areal.api.workflow_api import AgentWorkflow, RolloutWorkflow, Trajectory
 from areal.errors import ArealError, UsageFault
 
 if TYPE_CHECKING:
-    from areal.client.inference import AsyncSession
+    from areal.client.sessions import AsyncSession
     from areal.client.trajectories import Trajectories
 
 _log = logging.getLogger(__name__)

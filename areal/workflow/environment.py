@@ -16,7 +16,7 @@ from areal.errors import UsageFault
 from areal.workflow.agents import SessionWorkflow
 
 if TYPE_CHECKING:
-    from areal.client.inference import AsyncSession
+    from areal.client.sessions import AsyncSession
 
 
 @dataclass

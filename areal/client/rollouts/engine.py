@@ -15,8 +15,9 @@ from typing import Any
 
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
-from areal.client.inference import AsyncGroup, AsyncInferenceClient
+from areal.client.inference import AsyncInferenceClient
 from areal.client.rollouts.sampling import answer_budget, derived_seed, sampling_fields
+from areal.client.sessions import AsyncGroup
 
 _MOST_SEGMENTS = 32
 _AFTER_ABORT_S = 0.2
