@@ -31,6 +31,23 @@ says in its own log. Callers try a failed call again as SDKs do, with the same `
 `test_data_plane_machine.py` compares random histories of callers, operators and kills with a simple model.
 """
 
+_CONCLUSION = """## What these tests found
+
+Each is fixed, and stays so by the row that found it.
+
+- An engine's answer that cannot be true (log-probabilities missing or `NaN`, tokens that are none, a choice too many)
+  was recorded as training data, or was a 500. It is the engine's failure now, a 502, and nothing of it is recorded.
+- Rewards and exports of a session waited for its engine, though what is recorded needs none.
+- A turn in whose middle a special token had been sampled was tokenised again by the next one, and its row torn in two.
+
+## Known limits
+
+- A worker that answers its probes and never a call is waited for as long as the router finds it ready.
+- A relay that is held still holds its own callers until it goes on: its supervisor sees deaths only.
+- A caller that closes its sending side has left, for these services as for most.
+- Sessions expire by the wall clock: a step of two days ends what lay idle.
+"""
+
 
 class _Collector:
     """Which faults there are, in the order of the tests, and what was seen of them."""
@@ -61,7 +78,7 @@ def render(rows: Iterable[Row]) -> str:
     for row in rows:
         parts.setdefault(row.fault.part, []).append(row)
     tables = [f"## {part}\n\n{_HEAD}{''.join(map(_line, of))}" for part, of in parts.items()]
-    return "\n".join([_INTRODUCTION, *tables])
+    return "\n".join([_INTRODUCTION, *tables, _CONCLUSION])
 
 
 def _line(row: Row) -> str:
