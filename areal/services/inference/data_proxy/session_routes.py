@@ -11,7 +11,7 @@ from typing import Any
 from areal.services.inference.data_proxy.callers import Caller, Callers
 from areal.services.inference.recording.changes import STANDING
 from areal.services.inference.recording.journal import Journal
-from areal.services.inference.recording.names import GroupName, SessionName, tag_of_key
+from areal.services.inference.recording.names import HITL, GroupName, SessionName, tag_of_key
 from areal.services.inference.recording.rows import Style, export
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, check_reward
 from areal.services.inference.recording.values import TrajectoryTurns
@@ -132,9 +132,13 @@ class SessionRoutes:
         return json_response({"journal": journal.tag if journal is not None else None})
 
     async def human(self, request: Request) -> Response:
-        """When the human in the loop last spoke here. Each data proxy has a session of theirs; the gateway asks all."""
-        journal = self._vault.own
-        return json_response({"journal": journal.tag, "spoke_at": journal.spoke_at(STANDING)})
+        """Where the human in the loop last spoke here, and when. Each journal has a session of theirs; the gateway asks
+        all data proxies."""
+        spoke = [
+            (journal.spoke_at(STANDING) or 0.0, journal is self._vault.own, journal.tag) for journal in self._vault
+        ]
+        at, _, tag = max(spoke)
+        return json_response({"session_id": str(SessionName(HITL, tag, STANDING)), "spoke_at": at or None})
 
     async def sessions(self, request: Request) -> Response:
         """A page of them in the order in which they were started; ``after`` is the last id of the page before."""

@@ -25,6 +25,7 @@ from areal.services.web.service import Service, json_response
 
 _BODY_BYTES = 4 * 1024 * 1024
 _EXPORT_S = 600.0
+_LOOK_AGAIN_S = 0.5
 _BETWEEN = "~"  # in the id of an export that several data proxies hold
 _PATH = "/export_trajectories"
 
@@ -101,9 +102,8 @@ class ExportRoutes:
         wait_s = _wait(request.query.get("wait"))
         if len(keepers) == 1:
             said = await self._journals.at(keepers[0], request.target, headers, wait_s + 30.0)
-            if said is None:
-                raise ApiError(503, "the data proxy does not answer", code="no_worker_available")
-            return passed_on(said)
+            if said is not None and said.status != 503:
+                return passed_on(said)
         limit = read_limit(request.query.get("limit"), default=1, most=1024)
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -132,14 +132,12 @@ class ExportRoutes:
             asyncio.create_task(self._journals.at(worker, path, headers, wait_s + 10.0), name=f"wait-{worker.id}")
             for worker in keepers
         }
-        if not asks:
-            await asyncio.sleep(min(wait_s, 0.5))
-            return
         try:
             while asks:
                 done, asks = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
                 if any(_has_some(task.result()) for task in done):
                     return
+            await asyncio.sleep(min(wait_s, _LOOK_AGAIN_S))  # nobody has anything, or nobody answers
         finally:
             for task in asks:
                 task.cancel()

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from areal.services.inference.gateway.admission import Admission
 from areal.services.inference.gateway.live_table import LiveTable
@@ -30,6 +33,10 @@ class Said:
     status: int
     body: bytes
     headers: Mapping[str, str]
+
+    def object(self) -> dict[str, Any]:
+        """The JSON object in the body. Raises ValueError where there is none."""
+        return dict(orjson.loads(self.body))
 
     @property
     def content_type(self) -> str:
@@ -99,15 +106,17 @@ class JournalClient:
         workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
         return list({worker.addr: worker for worker in workers if tag in worker.journals}.values())
 
-    async def each(self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0) -> dict[str, Said]:
+    async def each(
+        self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0, model: str | None = None
+    ) -> dict[str, Said]:
         """The answers of the data proxies that record to a GET, by address, as far as they answer."""
-        workers = self.keepers()
+        workers = self.keepers(model)
         said = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, said, strict=True) if answer is not None}
 
-    def away(self, answered: Container[str]) -> list[str]:
+    def away(self, answered: Container[str], model: str | None = None) -> list[str]:
         """Tags of the journals of all but these data proxies, and of those that none serves."""
-        models = self._table.snapshot.models.values()
+        models = [each for each in self._table.snapshot.models.values() if model in (None, each.name)]
         workers = [worker for model in models for worker in model.workers if worker.addr not in answered]
         tags = [tag for worker in workers for tag in worker.journals] + [
             tag for model in models for tag in model.orphans

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from areal.services.inference.gateway.human import Human
 from areal.services.inference.gateway.journal_client import JournalClient, Said
 from areal.services.inference.gateway.live_table import LiveTable
 from areal.services.inference.gateway.relay import Relay
@@ -33,6 +34,7 @@ class SessionRoutes:
         self._router = router
         self._journals = journals
         self._keys = keys
+        self._human = Human(table, journals)
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
@@ -74,40 +76,20 @@ class SessionRoutes:
             tag = await self._keys.journal_of(request.headers)
             body = await read_body(request, _BODY_BYTES) or b"{}"
             if tag is None:
-                tag = await self._meant(decode_object(body), self._journals.for_admin(request))
+                data = await self._named(decode_object(body), self._journals.for_admin(request))
+                tag, body = _tag_of(data), orjson.dumps(data)
             return passed_on(await self._journals.ask(tag, "POST", path, self._journals.for_caller(request), body))
 
         return handle
 
-    async def _meant(self, data: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-        """The journal of what an admin speaks of: by session, group or interaction, else the human in the loop's."""
-        session_id, group_id, interaction = (data.get(name) for name in ("session_id", "group_id", "interaction_id"))
-        if isinstance(session_id, str) and session_id != HITL:
-            return tag_of_session(session_id)
-        if isinstance(group_id, str):
-            group = GroupName.parse(group_id)
-            if group is None:
-                raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-            return group.tag
+    async def _named(self, data: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """What an admin says, with the session that is meant: where none is named, the human in the loop's."""
+        if data.get("session_id") not in (None, HITL) or data.get("group_id") is not None:
+            return data
+        interaction, model = data.get("interaction_id"), data.get("model")
         if isinstance(interaction, str) and (tag := tag_of_answer(interaction)) is not None:
-            return tag
-        model = data.get("model")
-        return await self._human(model if isinstance(model, str) else None, headers)
-
-    async def _human(self, model: str | None, headers: Mapping[str, str]) -> str:
-        """Where the human in the loop spoke last. Each data proxy has a session of theirs."""
-        keepers = self._journals.keepers(model)
-        if not keepers:
-            raise ApiError(503, "no data proxy that keeps sessions is ready", code="no_worker_available")
-        if len(keepers) == 1:
-            return keepers[0].journals[0]
-        latest = (-1.0, keepers[0].journals[0])
-        for worker in keepers:
-            said = await self._journals.at(worker, "/rl/human", headers, 5.0)
-            if said is not None and said.status == 200:
-                told = orjson.loads(said.body)
-                latest = max(latest, (told["spoke_at"] or 0.0, told["journal"]))
-        return latest[1]
+            return {**data, "session_id": str(SessionName(HITL, tag, 0))}
+        return {**data, "session_id": await self._human.session(model if isinstance(model, str) else None, headers)}
 
     async def sessions(self, request: Request) -> Response:
         """One page over all data proxies, in the order of journals and numbers. ``journals_away``: those of which
@@ -132,13 +114,29 @@ class SessionRoutes:
     async def session(self, request: Request) -> Response:
         session_id = request.match_info["session_id"]
         headers = self._journals.for_admin(request)
-        tag = await self._human(None, headers) if session_id == HITL else tag_of_session(session_id)
-        return passed_on(await self._journals.ask(tag, "GET", request.target, headers))
+        if session_id == HITL:
+            session_id = await self._human.session(None, headers)
+            path = request.target.replace(HITL, session_id, 1)
+            return passed_on(await self._journals.ask(tag_of_session(session_id), "GET", path, headers))
+        return passed_on(await self._journals.ask(tag_of_session(session_id), "GET", request.target, headers))
 
 
 def _place(session: Mapping[str, Any]) -> tuple[str, int]:
     name = SessionName.parse(session["session_id"])
     return (name.tag, name.number) if name is not None else ("", 0)
+
+
+def _tag_of(data: Mapping[str, Any]) -> str:
+    """The journal of what an admin names. Raises 400, 404."""
+    session_id, group_id = data.get("session_id"), data.get("group_id")
+    if session_id is not None:
+        if not isinstance(session_id, str):
+            raise bad_request("session_id must be a string", param="session_id")
+        return tag_of_session(session_id)
+    group = GroupName.parse(group_id) if isinstance(group_id, str) else None
+    if group is None:
+        raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
+    return group.tag
 
 
 def read_limit(text: str | None, *, default: int, most: int) -> int:

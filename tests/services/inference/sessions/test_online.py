@@ -109,6 +109,20 @@ def test_reward_by_interaction_reaches_the_other_replica(online: RecordingHouse)
     acknowledge(online, take(online))
 
 
+def test_reward_of_the_human_finds_the_conversation_after_its_replica_is_gone(build: Build) -> None:
+    house = build()
+    human = on_two_replicas(house)[0]
+    human.say("the last word")
+    tag = human.ids[-1].split("-")[1][:8]
+    victim = 0 if tag in house.proxies[0].call("GET", "/ready").json()["journals"] else 1
+    house.proxies[victim].kill()
+    rewarding = later(reward, house, 1.0)
+    house.register(house.proxies[1 - victim])
+    assert tag_of(rewarding.result(60)["session_id"]) == tag
+    [item] = take(house, wait=10.0)
+    assert item["rows"][-1]["interaction_id"] == human.ids[-1]
+
+
 def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None:
     house = build(proxy_flags=("--visibility-timeout", "0.3"))
     for rollout in house.on_each_replica():
