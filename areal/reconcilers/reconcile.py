@@ -1,14 +1,17 @@
-"""Heal what is recorded: no manifests are read."""
+"""Heal what is recorded, and let go of jobs that have finished long enough ago: no manifests are read."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from areal.errors import NotFound
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import Desk, converge, plan_targets
-from areal.reconcilers.desired import Target
+from areal.reconcilers.desired import Target, check_removals
+from areal.reconcilers.job_phase import standing
 from areal.reconcilers.model_work import Policy
+from areal.reconcilers.observed import ObservedRun
 from areal.resources.kinds import Ref
 from areal.state.records import StoredObject
 
@@ -22,6 +25,34 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         missing = sorted(str(ref) for ref in (wanted or set()) - {item.ref for item in stored})
         if missing:
             raise NotFound(f"{', '.join(missing)}: not recorded", hint="areal get all")
-        return tuple(Target(item, "unchanged") for item in stored if wanted is None or item.ref in wanted)
+        chosen = [item for item in stored if wanted is None or item.ref in wanted]
+        outlived = _outlived(desk, chosen)
+        targets = [_target(item, item.ref in outlived) for item in chosen]
+        check_removals(stored, targets)
+        return tuple(targets)
 
     return converge(desk, lambda: plan_targets(desk, choose, Policy()), lambda plan: True, timeout_s=timeout_s)
+
+
+def _target(item: StoredObject, outlived: bool) -> Target:
+    if outlived:
+        return Target(item, "delete", cause="finished, and ttlSecondsAfterFinished has passed")
+    return Target(item, "unchanged")
+
+
+def _outlived(desk: Desk, stored: Iterable[StoredObject]) -> frozenset[Ref]:
+    """Jobs that finished longer ago than they are to be kept."""
+    timed = {str(item.ref): item for item in stored if item.spec.get("ttlSecondsAfterFinished") is not None}
+    if not timed:
+        return frozenset()
+    runs: dict[str, list[ObservedRun]] = {}
+    for state in desk.backend.observe().values():
+        if state.spec.owner in timed:
+            runs.setdefault(state.spec.owner, []).append(ObservedRun(state))
+    found = set()
+    for ref, item in timed.items():
+        now = standing(runs.get(ref, []), suspended=bool(item.spec.get("suspend")))
+        ttl_s = float(item.spec["ttlSecondsAfterFinished"])
+        if now.finished and now.run is not None and now.run.ended_at + ttl_s <= time.time():
+            found.add(item.ref)
+    return frozenset(found)

@@ -61,7 +61,7 @@ class TrainJobSpec(SpecModel):
     restart: Annotated[JobRestart, Update.RECREATE] = JobRestart()
     """What happens when the driver fails."""
     ttl_seconds_after_finished: Annotated[Seconds | None, Update.HOT] = None
-    """A finished job is deleted after this long. Absent: it stays until deleted."""
+    """A finished job is deleted by the first `areal reconcile` after this long. Absent: it stays until deleted."""
     suspend: Annotated[bool, Update.HOT] = False
     """True: no process runs; the job resumes from its newest checkpoint."""
 

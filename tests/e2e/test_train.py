@@ -65,6 +65,8 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     assert f'attempt 1 from 0 with ["--config", "{config}", "actor.lr=1e-3", "status=7"]' in result.out
     now = status(jobs, "count-to-ten")
     assert (now["phase"], now["exitCode"], now["step"], now["reward"], now["attempt"]) == ("Failed", 7, 10, 1.0, 1)
+    hopeless = jobs.areal("wait", "trainjob/count-to-ten", "--for", "completed", "--timeout", "60s")
+    assert hopeless.code == 8 and "exited 7" in hopeless.err
     again = jobs.areal("train", "run", "--config", "count.yaml")
     assert again.code == 0 and "attempt 1 from 0" in again.out, "another run of the same name begins anew"
     assert len(list((jobs.home / "jobs").glob("count-to-ten.*"))) == 1, "what the first one made is set aside"
@@ -105,6 +107,19 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
     assert refused.code == 5 and "spec.overrides" in refused.err and "--replace" in refused.err
     jobs.ok("apply", "-f", manifest, "--replace", "--yes")
     assert wait_phase(jobs, "count", "Succeeded")["attempt"] == 1
+
+
+def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: Box) -> None:
+    manifest = (
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {{name: brief}}\nspec:\n"
+        "  config: count.yaml\n  ttlSecondsAfterFinished: {ttl}\n"
+    )
+    jobs.ok("apply", "-f", jobs.write(manifest.format(ttl=3600)))
+    wait_phase(jobs, "brief", "Succeeded")
+    assert "brief unchanged" in jobs.ok("reconcile").out
+    jobs.ok("apply", "-f", jobs.write(manifest.format(ttl=0)))
+    assert "ttlSecondsAfterFinished" in jobs.ok("reconcile").out
+    assert jobs.ok("get", "trainjobs", "-o", "name").out == ""
 
 
 def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(jobs: Box) -> None:
