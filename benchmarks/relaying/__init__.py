@@ -1,1 +1,1 @@
-"""The processes around a relay that is measured: a mock worker, a mock engine, a bare relay, a load generator."""
+"""The processes around a relay that is measured: a mock worker, a mock engine, a load generator."""
