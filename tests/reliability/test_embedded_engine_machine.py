@@ -14,9 +14,6 @@ from tests.reliability.machine import machine_of
 from tests.reliability.profiles import profile
 from tests.reliability.witness import Sampled
 
-torch = pytest.importorskip("torch")
-support = pytest.importorskip("tests.services.engine_embedded.support")
-
 _SHAPE = {"vocab_size": 320, "eos_token_id": 2, "max_position_embeddings": 4096}
 _CLOSE = 2e-3
 
@@ -24,8 +21,11 @@ _CLOSE = 2e-3
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Any]]:
     """Two sets of weights of one small model: their folders, and as transformers has them."""
+    pytest.importorskip("torch")
+    from tests.services.engine_embedded.support import make_model
+
     folders = [tmp_path_factory.mktemp(f"weights-{seed}") for seed in range(2)]
-    return [(folder, support.make_model(folder, seed=seed, **_SHAPE)) for seed, folder in enumerate(folders)]
+    return [(folder, make_model(folder, seed=seed, **_SHAPE)) for seed, folder in enumerate(folders)]
 
 
 @pytest.fixture
@@ -35,10 +35,15 @@ def fleet(tmp_path: Path, tokenizer: Path, checkpoints: list[tuple[Path, Any]]) 
         yield fleet
 
 
-def logprobs(model: Any, prompt: list[int], made: Sampled) -> Any:
-    """What a plain forward pass gives each sampled token."""
-    rows = support.plain_logits(model, prompt + made.token_ids).log_softmax(-1)[len(prompt) - 1 : -1]
-    return rows.gather(1, torch.tensor(made.token_ids)[:, None])[:, 0]
+def gap(model: Any, prompt: list[int], made: Sampled) -> float:
+    """The largest difference between the log-probabilities of a call and those of a plain forward pass."""
+    import torch
+
+    from tests.services.engine_embedded.support import plain_logits
+
+    rows = plain_logits(model, prompt + made.token_ids).log_softmax(-1)[len(prompt) - 1 : -1]
+    plain = rows.gather(1, torch.tensor(made.token_ids)[:, None])[:, 0]
+    return float((plain - torch.tensor(made.logprobs)).abs().max())
 
 
 @pytest.mark.slow
@@ -51,8 +56,6 @@ def test_histories_over_an_embedded_engine_agree_with_the_model(
     for seen in fleet.witness.calls().values():
         for made in seen.choices:
             if made.token_ids and len(set(made.versions)) == 1:
-                model = checkpoints[made.versions[0] % 2][1]
-                gaps = (logprobs(model, seen.input_ids, made) - torch.tensor(made.logprobs)).abs()
-                assert float(gaps.max()) < _CLOSE
+                assert gap(checkpoints[made.versions[0] % 2][1], seen.input_ids, made) < _CLOSE
                 compared += 1
     assert compared > 10
