@@ -74,6 +74,19 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     assert "Succeeded" in jobs.ok("train", "ps", "--all").out
 
 
+def test_interrupted_run_stops_its_driver(jobs: Box) -> None:
+    running = jobs.start("train", "run", "--config", "count.yaml", "hang_at=3")
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line == "hanging\n":
+            break
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert not jobs.processes()
+    assert status(jobs, "count-to-ten")["phase"] == "Stopped"
+
+
 def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "no.such.place:main")
     assert result.code == 2
