@@ -81,6 +81,22 @@ def test_answer_without_room_is_marked_by_its_real_stop_reason(controller: Rollo
         assert group["truncated"].tolist() == [truncated] * 3
 
 
+def test_prompt_may_be_made_by_functions_of_ones_own(controller: RolloutController, tokenizer: Any) -> None:
+    workflow = RLVRWorkflow(
+        reverse_reward,
+        GCONFIG,
+        tokenizer,
+        get_input_ids_fn=lambda prompt, tokenizer, thinking: tokenizer.encode(f"<bos>{prompt}="),
+        data_extract_prompt_fn=lambda data: data["number"],
+    )
+    plain = RLVRWorkflow(reverse_reward, GCONFIG, tokenizer)
+    (mine,) = controller.rollout_batch([{"number": "1234", "answer": "4321"}], workflow)
+    (by_template,) = controller.rollout_batch(ROWS[:1], plain)
+    (by_ids,) = controller.rollout_batch([{"input_ids": tokenizer.encode("<bos>1234="), "answer": ""}], plain)
+    prompts = [each["input_ids"][each["loss_mask"] == 0].tolist() for each in (mine, by_template, by_ids)]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
 def test_workflow_by_name_and_tokenizer_by_folder(digits: Place, controller: RolloutController) -> None:
     kwargs = {
         "reward_fn": "tests.reward.rewards:reverse_reward",
