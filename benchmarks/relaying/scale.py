@@ -15,6 +15,7 @@ from benchmarks.relaying.mock import host as mock_host
 
 CONNECTIONS = 16
 _REQUESTS = 2000
+_AT_A_TIME = 5000
 _RELAY_CONNECTIONS = 64
 _RELAY_REQUESTS = 12000
 
@@ -45,7 +46,9 @@ def sessions(floor: Floor, mock: int, tokenizer: Path, count: int, rounds: int) 
     alone = _turns(system, few, rounds)
     before = resident_bytes(proxy)
     many = start_sessions(port, count)
-    talked(port, many, 64, count, turns=1)
+    for first in range(0, count, _AT_A_TIME):
+        some = many[first : first + _AT_A_TIME]
+        talked(port, some, 64, len(some), turns=1)
     held = resident_bytes(proxy) - before
     among = _turns(system, few, rounds)
     return {
