@@ -42,6 +42,7 @@ def test_rolling_restart_loses_no_turn_of_any_session(two: Box) -> None:
     talks.assert_all_is_there_once()
 
 
+@pytest.mark.slow
 def test_sessions_of_a_replica_that_is_scaled_away_go_on_at_another(two: Box) -> None:
     wait_until(lambda: idle(two) == 2)
     with Talks(two, 4) as talks:
