@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from areal.services.web.client import HttpClient
 from areal.services.web.options import add_serve_arguments, exit_on_failure, serve_options
-from areal.services.web.outgoing import open_session
 from areal.services.web.serve import run_service, serve
 from areal.services.web.service import Service
 from areal.services.weight_update.app import WeightUpdateRoutes
@@ -28,7 +28,7 @@ def main() -> None:
 
     async def run() -> None:
         service = Service("weight-update", key=options.key, loopback=options.loopback)
-        async with open_session() as http:
+        async with HttpClient() as http:
             peers = Peers(http, options.key.bearer() if options.key else {})
             WeightUpdateRoutes(Pairs(), Updater(peers), Metadata()).add_to(service)
             with discoverable(args.discovery_file, options, args.admin_key_file):

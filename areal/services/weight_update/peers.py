@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import orjson
+
+from areal.services.web.client import CallFailed, HttpClient
 
 CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
 TRANSFER_S = 1800.0
@@ -18,7 +19,7 @@ class PeerFailed(Exception):
 
 
 class Peers:
-    def __init__(self, http: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
+    def __init__(self, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
 
@@ -29,7 +30,7 @@ class Peers:
         return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
 
     async def get(self, url: str, path: str, timeout_s: float = CONTROL_S) -> dict[str, Any]:
-        return await self._ask("GET", url, path, None, timeout_s)
+        return await self._ask("GET", url, path, b"", timeout_s)
 
     async def post_all(
         self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_S
@@ -45,28 +46,17 @@ class Peers:
             raise PeerFailed("; ".join(str(failure) for failure in failures))
         return {url: answer for url, answer in zip(urls, answers, strict=True) if isinstance(answer, dict)}
 
-    async def _ask(self, method: str, url: str, path: str, body: bytes | None, timeout_s: float) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
+    async def _ask(self, method: str, url: str, path: str, body: bytes, timeout_s: float) -> dict[str, Any]:
         try:
-            async with self._http.request(
-                method, url + path, data=body, headers=self._headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                status, data = response.status, _object(await response.read())
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise PeerFailed(f"{url}{path} does not answer: {error or type(error).__name__}") from error
-        if status // 100 != 2:
-            raise PeerFailed(f"{url}{path} answered {status}: {_reason(data)}")
+            said = await self._http.fetch(method, url, path, headers=self._headers, body=body, timeout_s=timeout_s)
+        except (CallFailed, TimeoutError) as error:
+            raise PeerFailed(f"{url}{path} does not answer: {str(error) or type(error).__name__}") from error
+        data = said.object()
+        if said.status // 100 != 2:
+            raise PeerFailed(f"{url}{path} answered {said.status}: {_reason(data)}")
         return data
 
 
 def _reason(data: Mapping[str, Any]) -> str:
     error = data.get("error")
     return str(error.get("message")) if isinstance(error, dict) else "no reason given"
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return data if isinstance(data, dict) else {}
