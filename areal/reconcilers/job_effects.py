@@ -25,6 +25,7 @@ from areal.state.records import StoredObject
 
 STOP_GRACE_S = 60.0  # a driver may write a checkpoint
 _FOREVER_S = 1e9
+_HOPELESS = (2, 3)  # wrong usage, an invalid configuration: the next attempt would say the same
 _OWNER = "job.json"
 _INLINE = "given.yaml"
 
@@ -148,4 +149,5 @@ def _restart(spec: TrainJobSpec, allowed: int) -> RestartPolicy:
         jitter=backoff.jitter,
         budget_count=allowed,
         budget_window_s=_FOREVER_S,
+        final_exit_codes=_HOPELESS,
     )

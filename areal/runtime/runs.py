@@ -57,7 +57,9 @@ def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
         if name in values:
             values[name] = tuple(values[name])
     restart = dict(values["restart"])
-    restart["success_exit_codes"] = tuple(restart["success_exit_codes"])
+    for name in ("success_exit_codes", "final_exit_codes"):
+        if name in restart:
+            restart[name] = tuple(restart[name])
     values["restart"] = RestartPolicy(**restart)
     if values.get("liveness"):
         values["liveness"] = HttpProbe(**values["liveness"])

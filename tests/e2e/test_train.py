@@ -91,6 +91,9 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "no.such.place:main")
     assert result.code == 2
     assert "no.such.place" in result.out
+    started = ("train", "start", "--config", "count.yaml", "--name", "again", "--restart", "on-failure")
+    jobs.ok(*started, "--driver", "no.such.place:main")
+    assert wait_phase(jobs, "again", "Failed")["attempt"] == 1, "it would say the same again"
     nothing = jobs.areal("train", "run", "--config", jobs.write("a: 1\n", "plain.yaml"))
     assert nothing.code == 2 and "nothing says which driver" in nothing.err
     assert not jobs.processes()

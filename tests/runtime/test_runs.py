@@ -33,7 +33,9 @@ specs = st.builds(
     generation=st.integers(0),
     spec=plain,
     inputs=plain,
-    restart=st.builds(RestartPolicy, budget_count=st.integers(0), success_exit_codes=st.just((0, 2))),
+    restart=st.builds(
+        RestartPolicy, budget_count=st.integers(0), success_exit_codes=st.just((0, 2)), final_exit_codes=st.just((3,))
+    ),
     liveness=st.none() | st.builds(HttpProbe, url=texts),
 )
 

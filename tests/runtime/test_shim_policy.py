@@ -109,3 +109,11 @@ def test_any_history_keeps_to_the_budget_and_the_bounds(
         assert 10 * (1 - jitter) <= decision.delay_s <= 300 * (1 + jitter)
         restarts.append(now)
         now += decision.delay_s
+
+
+@pytest.mark.parametrize("policy", ["Always", "OnFailure"])
+def test_failure_that_would_only_repeat_is_final(policy: str) -> None:
+    history = budget(policy=policy, final_exit_codes=(2,))
+    assert history.decide(exited(2), 1.0, 0.0, 0.5).action == FINISHED
+    assert history.decide(exited(1), 1.0, 0.0, 0.5).action == RESTART
+    assert history.decide(exited(None, 2), 1.0, 0.0, 0.5).action == RESTART, "killed by signal 2"

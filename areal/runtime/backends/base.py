@@ -46,6 +46,7 @@ class RestartPolicy:
     budget_window_s: float = 1800.0
     reset_after_s: float = 600.0
     success_exit_codes: tuple[int, ...] = (0,)
+    final_exit_codes: tuple[int, ...] = ()  # a failure that another start would only repeat
 
 
 @dataclass(frozen=True)

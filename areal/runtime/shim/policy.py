@@ -55,6 +55,7 @@ class RestartBudget:
         self._window = float(policy["budget_window_s"])
         self._reset_after = float(policy["reset_after_s"])
         self._success_codes = frozenset(int(code) for code in policy["success_exit_codes"])
+        self._final_codes = frozenset(int(code) for code in policy.get("final_exit_codes", ()))
         self._streak = 0
         self._restarts: list[float] = []
 
@@ -79,7 +80,7 @@ class RestartBudget:
         return Decision(RESTART, delay_s=delay * (1 + self._jitter * (2 * spread - 1)), reason=exit.reason)
 
     def _wants_restart(self, exit: Exit) -> bool:
-        if self._policy == "Never":
+        if self._policy == "Never" or (exit.code is not None and exit.code in self._final_codes):
             return False
         if self._policy == "OnFailure":
             return exit.code is None or exit.code not in self._success_codes
