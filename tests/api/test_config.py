@@ -87,7 +87,7 @@ def test_interpolation_sees_the_defaults_of_the_class(tmp_path: Path) -> None:
         ("trainer.grpo.actor.path=mine", lambda c: c.actor.path == "mine"),
         ("min_required_servers=17", lambda c: c.rollout.min_required_servers == 17),
         ("shutdown_server_on_exit=False", lambda c: c.rollout.shutdown_server_on_exit is False),
-        ("allocation_mode=sglang.d16p1m1+d32p2m1", lambda c: c.allocation_mode == "sglang.d16p1m1+d32p2m1"),
+        ("allocation_mode=sglang.d16p1m1+d32p1m1", lambda c: c.allocation_mode == "sglang.d16p1m1+d32p1m1"),
     ],
 )
 def test_override_changes_one_key(override: str, read) -> None:  # type: ignore[no-untyped-def]
@@ -109,6 +109,11 @@ def test_override_changes_one_key(override: str, read) -> None:  # type: ignore[
         ("actor: [1]\n", "/config.yaml:3: actor: must be a map, not a list"),
         ("gconfig:\n  temperature: -1\n", "/config.yaml:3: gconfig: temperature must not be negative, not -1.0"),
         ("rollout:\n  model: m\n  lora_name: x\n", "/config.yaml:5: rollout.lora_name: is not supported: an adapter"),
+        ("allocation_mode: sglang.d16p1m1+d32p2m1\n", "/config.yaml: allocation_mode: the megatron engine"),
+        ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),
+        ("actor: {backend: 'fsdp:d2t2'}\n", "/config.yaml:3: actor: backend: fsdp:d2t2 is not there yet"),
+        ("rollout: {backend: 'fsdp:d2'}\n", "/config.yaml:3: rollout: column 1: unknown engine"),
+        ("recover: {no_save_optim: true}\n", "/config.yaml:3: recover.no_save_optim: is not supported"),
         ("seed: ${sed}\n", "Interpolation key 'sed' not found"),
         ("seed: [\n", "/config.yaml:4:1: "),
         ("seed: 1\nseed: 2\n", "/config.yaml:4:1: found duplicate key seed"),

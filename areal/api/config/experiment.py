@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
 from areal.api.config.marks import PLACEMENT, Absent, Inert
-from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig
-from areal.api.config.rollout import InferenceEngineConfig, SGLangConfig, vLLMConfig
+from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training
+from areal.api.config.rollout import OUTLIVES, InferenceEngineConfig, SGLangConfig, vLLMConfig
 from areal.api.config.running import (
     EvaluatorConfig,
     PerfTracerConfig,
@@ -21,7 +21,9 @@ from areal.api.config.running import (
     ValidDatasetConfig,
 )
 from areal.api.config.training import DPOEngineConfig, PPOActorConfig, PPOCriticConfig, TrainEngineConfig
+from areal.resources.backend_grammar import parse_backend
 
+ENGINE_FLAGS = Inert("an engine's flags are the engineArgs of its Model")
 TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
 
 
@@ -46,7 +48,7 @@ class BaseExperimentConfig:
     driver: str | None = None
     trainer: TrainerConfig | None = None
     cluster: ClusterSpecConfig = field(default_factory=ClusterSpecConfig)
-    allocation_mode: str = ""
+    allocation_mode: Annotated[str, PLACEMENT] = ""
     mode: Annotated[str, PLACEMENT] = ""
     seed: int = 1
     enable_offload: Annotated[bool, Absent("weights stay on their devices")] = False
@@ -56,7 +58,7 @@ class BaseExperimentConfig:
     tokenizer_path: str = ""
     weight_update_mode: str = ""
     min_required_servers: int | None = None
-    shutdown_server_on_exit: bool | None = None
+    shutdown_server_on_exit: Annotated[bool | None, OUTLIVES] = None
     train_dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     valid_dataset: ValidDatasetConfig | None = None
     saver: SaverConfig = field(default_factory=SaverConfig)
@@ -64,8 +66,8 @@ class BaseExperimentConfig:
     recover: RecoverConfig = field(default_factory=RecoverConfig)
     stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
     perf_tracer: Annotated[PerfTracerConfig | None, Inert("timings are in metrics.jsonl")] = None
-    sglang: SGLangConfig = field(default_factory=SGLangConfig)
-    vllm: vLLMConfig = field(default_factory=vLLMConfig)
+    sglang: Annotated[SGLangConfig, ENGINE_FLAGS] = field(default_factory=SGLangConfig)
+    vllm: Annotated[vLLMConfig, ENGINE_FLAGS] = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
     post_exit_hook: Annotated[str, Absent("what follows a run is said by the manifest")] = ""
@@ -73,6 +75,9 @@ class BaseExperimentConfig:
     def __post_init__(self) -> None:
         if self.total_train_epochs < 1:
             raise ValueError(f"total_train_epochs must be at least 1, not {self.total_train_epochs}")
+        training = parse_backend(self.allocation_mode).training if self.allocation_mode else None
+        if training is not None:
+            check_training(training, "allocation_mode")
         self._hand_down()
 
     def _hand_down(self) -> None:

@@ -6,6 +6,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Inert
+from areal.resources.backend_grammar import Part
+
+
+def check_training(part: Part, name: str) -> None:
+    """Raises ValueError for a layout that no engine here has."""
+    if part.engine != "fsdp":
+        raise ValueError(f"{name}: the {part.engine} engine is not there yet: use fsdp")
+    if part.devices_per_replica > 1 or part.expert > 1:
+        raise ValueError(
+            f"{name}: {part} is not there yet: fsdp shards over data-parallel ranks only, for example fsdp:d4"
+        )
 
 
 @dataclass

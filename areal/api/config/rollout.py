@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy
+from areal.resources.backend_grammar import INFERENCE_ENGINES, parse_backend
 
+OUTLIVES = Inert("a service that a job brought goes with the job, any other goes on")
 _PROXY = Inert("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
 
 
@@ -74,7 +76,7 @@ class InferenceEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     fileroot: str = ""
-    backend: str = ""
+    backend: Annotated[str, PLACEMENT] = ""
     model: str = ""
     gateway_addr: str = ""
     admin_api_key: str = field(default="", repr=False)
@@ -93,7 +95,7 @@ class InferenceEngineConfig:
     episode_timeout: float = 7200.0
     pause_grace_period: Annotated[float, Inert("a pause returns when no token of the old weights can come")] = 0.0
     min_required_servers: int = 1
-    shutdown_server_on_exit: bool = False
+    shutdown_server_on_exit: Annotated[bool, OUTLIVES] = False
     agent: AgentConfig | None = None
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
     lora_name: Annotated[str, Absent("an adapter is a model of its own: name it as the model")] = ""
@@ -112,6 +114,8 @@ class InferenceEngineConfig:
     reward_workers: int = 2
 
     def __post_init__(self) -> None:
+        if self.backend:
+            parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True)
         for name in ("consumer_batch_size", "max_concurrent_rollouts", "queue_size", "reward_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from areal.api.config.marks import Inert
+from areal.api.config.marks import Absent, Inert
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -43,9 +43,9 @@ class RecoverConfig(_Timer):
     """``auto`` and ``on``: a run that finds a checkpoint of itself goes on from it. ``off`` is ``disabled``."""
 
     mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
-    retries: int = 3
-    no_save_optim: bool = False
-    no_load_optim: bool = False
+    retries: Annotated[int, Inert("the job's restart policy says it")] = 3
+    no_save_optim: Annotated[bool, Absent("a checkpoint has the optimizer's state")] = False
+    no_load_optim: Annotated[bool, Absent("a checkpoint has the optimizer's state")] = False
 
     @property
     def enabled(self) -> bool:
@@ -55,8 +55,8 @@ class RecoverConfig(_Timer):
 @dataclass
 class WandBConfig:
     mode: Mode = "disabled"
-    wandb_base_url: str = ""
-    wandb_api_key: str = field(default="", repr=False)
+    wandb_base_url: Annotated[str, Absent("set WANDB_BASE_URL in the job's environment")] = ""
+    wandb_api_key: Annotated[str, Absent("set WANDB_API_KEY in the job's environment")] = field(default="", repr=False)
     entity: str | None = None
     project: str | None = None
     name: str | None = None

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Absent, Inert
-from areal.api.config.placement import SchedulingSpec, SchedulingStrategy
+from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training
+from areal.resources.backend_grammar import TRAIN_ENGINES, parse_backend
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Level = Literal["batch", "group"]
@@ -109,13 +110,13 @@ class FSDPEngineConfig:
 
 @dataclass
 class TrainEngineConfig:
-    """One model on its ranks. ``backend`` is an allocation like ``fsdp:d4``; empty: the training part of
-    ``allocation_mode``, else ``fsdp:d1``. ``optimizer`` None: the model is not trained (a reference)."""
+    """One model on its ranks. ``backend`` is an allocation like ``fsdp:d4``: only its engine is read. ``optimizer``
+    None: the model is not trained (a reference)."""
 
     experiment_name: str = ""
     trial_name: str = ""
     path: str = ""
-    backend: str = ""
+    backend: Annotated[str, Inert("as many ranks train as the job has started processes")] = ""
     attn_impl: str = ""  # empty: the model's own choice
     init_from_scratch: bool = False
     is_critic: bool = False
@@ -142,6 +143,8 @@ class TrainEngineConfig:
     enable_tree_training: Annotated[bool, Absent("rows are trained one by one")] = False
 
     def __post_init__(self) -> None:
+        if self.backend:
+            check_training(parse_backend(self.backend, engines=TRAIN_ENGINES, single=True).parts[0], "backend")
         if self.use_lora and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
 
