@@ -26,6 +26,7 @@ _AWAY_S = 60.0
 _ASK_AGAIN_S = 0.5
 _ASKS_AT_ONCE = 16
 _UNHEARD_S = 10.0
+_REFRESH_S = 0.1
 
 
 class SessionKeys:
@@ -37,6 +38,7 @@ class SessionKeys:
         self._router = router
         self._key = key
         self._chosen: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # digest -> (tag, until)
+        self._refreshed_at = -_REFRESH_S
         self._asking = asyncio.Semaphore(_ASKS_AT_ONCE)
 
     async def journal_of(self, headers: Mapping[str, str]) -> str | None:
@@ -62,8 +64,10 @@ class SessionKeys:
         not heard from yet."""
         if self._table.model_of_journal(tag) is not None:
             return True
-        await self._follower.refresh()  # it may have been made a moment ago
         loop = asyncio.get_running_loop()
+        if loop.time() - self._refreshed_at >= _REFRESH_S:  # keys that were made up must not keep the router busy
+            await self._follower.refresh()  # it may have been made a moment ago
+            self._refreshed_at = loop.time()
         deadline = loop.time() + _UNHEARD_S
         while self._table.model_of_journal(tag) is None:
             if self._table.all_heard:
