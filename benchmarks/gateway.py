@@ -3,7 +3,7 @@
     python benchmarks/gateway.py [--rounds 3] [--quick] [--only NAME] [--without scale] [--write]
 
 All processes are on loopback, load generators and mocks are processes of their own, and only the system's own CPU
-counts (all its threads, from the kernel's scheduler statistics). Four shapes, at 1, 16, 128 and 512 connections:
+counts (all its threads, by the kernel's clock of the process). Four shapes, at 1, 16, 128 and 512 connections:
 
     plain         2 KB in, 12 KB of JSON out: the gateway, nginx, sglang-router and LiteLLM before one mock worker
     stream        the same call, answered by 64 server-sent events

@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = Path(__file__).resolve().parent
 KEY = "benchmark-key-0123456789"
 MODEL = "mock"
+_CPUCLOCK_SCHED = 2  # of <linux/posix-timers.h>: a process's clock is named by its pid and this
 _T = TypeVar("_T")
 
 
@@ -37,12 +38,9 @@ class System:
 
 
 def cpu_us(pid: int) -> float:
-    """Microseconds on a CPU, of all living threads."""
-    spent = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            spent += int((task / "schedstat").read_text().split()[0])
-    return spent / 1e3
+    """Microseconds on a CPU, of all its threads, those that ended too."""
+    clock = (~pid << 3) | _CPUCLOCK_SCHED
+    return time.clock_gettime_ns(clock) / 1e3
 
 
 def resident_bytes(pid: int) -> int:
