@@ -15,6 +15,9 @@ from tests.reliability.witness import Truth, Witness
 from tests.services.recording.rollouts import Rollout
 
 
+_BY_TOKENS = 64  # a plain completion names no earlier turn: it is looked for among the newest ones
+
+
 @dataclass(frozen=True)
 class Call:
     """A call that was made: what it takes to make it again."""
@@ -28,7 +31,7 @@ class Call:
         return {"Idempotency-Key": self.key} if self.key else {}
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Turn:
     """One interaction. ``base``: the turn that its call went on from; ``parent``: the same, in the same trajectory."""
 
@@ -39,6 +42,9 @@ class Turn:
     base: Turn | None
     parent: Turn | None
     reward: float | None = None
+
+    def __repr__(self) -> str:
+        return self.name  # a turn knows the one before it, and that one its own
 
     @property
     def own_reward(self) -> float:
@@ -69,12 +75,15 @@ class Trajectory:
         return rewards
 
 
-@dataclass
+@dataclass(repr=False)
 class Session:
     rollout: Rollout
     trajectories: list[Trajectory] = field(default_factory=list)
     ended: bool = False
     removed: bool = False
+
+    def __repr__(self) -> str:
+        return f"{self.name} of {len(self.turns())} turns"
 
     @property
     def name(self) -> str:
@@ -110,7 +119,8 @@ class Session:
         if trajectory is None:
             trajectory = Trajectory()
             self.trajectories.append(trajectory)
-        parent = base if base in trajectory.turns else None
+        near = trajectory.turns if call.path == CHAT else trajectory.turns[-_BY_TOKENS:]
+        parent = base if base in near else None
         for choice in range(len(said.choices)):
             trajectory.turns.append(Turn(said.interaction_id(choice), call, said, choice, base, parent))
 

@@ -45,6 +45,8 @@ Each is fixed, and stays so by the row that found it.
 - A worker that answers its probes and never a call is waited for as long as the router finds it ready.
 - A relay that is held still holds its own callers until it goes on: its supervisor sees deaths only.
 - A caller that closes its sending side has left, for these services as for most.
+- A plain completion is known to go on from one of the newest 64 turns of its trajectory; from an older one, it begins
+  a row of its own.
 - Sessions expire by the wall clock: a step of two days ends what lay idle.
 """
 

@@ -14,7 +14,7 @@ from tests.reliability.machine import machine_of
 from tests.reliability.profiles import profile
 from tests.reliability.witness import Sampled
 
-_SHAPE = {"vocab_size": 320, "eos_token_id": 2, "max_position_embeddings": 4096}
+_SHAPE: dict[str, Any] = {"vocab_size": 320, "eos_token_id": 2, "max_position_embeddings": 4096}
 _CLOSE = 2e-3
 
 
