@@ -14,7 +14,6 @@ from tests.reliability.asking import CHAT, Said
 from tests.reliability.witness import Truth, Witness
 from tests.services.recording.rollouts import Rollout
 
-
 _BY_TOKENS = 64  # a plain completion names no earlier turn: it is looked for among the newest ones
 
 
