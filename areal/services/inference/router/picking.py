@@ -17,12 +17,14 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from areal.services.inference.router.table import WorkerEntry
 
 _BOUND = 1.25
 _SLACK_TOKENS = 2048.0
 _PART = 32
+_64_BITS = 2**64 - 1
 
 Load = Callable[[WorkerEntry], float]
 
@@ -39,7 +41,7 @@ class CallKey:
 
 def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
     """The workers in the order in which ``key`` prefers them."""
-    return sorted(workers, key=lambda worker: _weight(key, worker.addr), reverse=True)
+    return sorted(workers, key=_weight_by(key), reverse=True)
 
 
 def _part(key: bytes, workers: Sequence[WorkerEntry]) -> Sequence[WorkerEntry]:
@@ -49,8 +51,27 @@ def _part(key: bytes, workers: Sequence[WorkerEntry]) -> Sequence[WorkerEntry]:
     return workers[int.from_bytes(key[:8]) % (len(workers) - _PART) :][:_PART]
 
 
-def _weight(key: bytes, addr: str) -> bytes:
-    return hashlib.blake2b(key + b"\0" + addr.encode(), digest_size=8).digest()
+def _weight_by(key: bytes) -> Callable[[WorkerEntry], int]:
+    """One digest a key and one an address, the latter kept; together they are mixed as SplitMix64 does, which is what a
+    call pays for each worker."""
+    seed = _digest(key)
+
+    def weight(worker: WorkerEntry) -> int:
+        mixed = seed ^ _digest_of_address(worker.addr)
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _64_BITS
+        return mixed ^ mixed >> 31
+
+    return weight
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
+
+
+@lru_cache(maxsize=8192)
+def _digest_of_address(addr: str) -> int:
+    return _digest(addr.encode())
 
 
 class Picker:
@@ -81,7 +102,7 @@ class Picker:
     def _where_it_began(self, prefix: bytes, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
         """By the conversation's beginning, unless that worker has clearly more to do than another one. The cost is the
         same for pools of any size."""
-        home = rendezvous(prefix, _part(prefix, workers))[0]
+        home = max(_part(prefix, workers), key=_weight_by(prefix))
         other = next(worker for worker in self._dice.sample(workers, 2) if worker is not home)
         return home if load(home) <= load(other) * _BOUND + _SLACK_TOKENS else other
 
