@@ -36,10 +36,10 @@ def test_histories_of_the_whole_data_plane_agree_with_the_model(house: Fleet) ->
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_many_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
-    run_state_machine_as_test(machine_of(alone, kills=3), settings=profile(200, 60))
+    run_state_machine_as_test(machine_of(alone, kills=2), settings=profile(80, 50))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_many_histories_of_the_whole_data_plane_agree_with_the_model(house: Fleet) -> None:
-    run_state_machine_as_test(machine_of(house, kills=3), settings=profile(150, 60))
+    run_state_machine_as_test(machine_of(house, kills=2), settings=profile(60, 50))
