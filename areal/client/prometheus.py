@@ -129,4 +129,4 @@ def quantile(cumulative: Buckets, share: float) -> float | None:
     if math.isinf(upper):
         return lower if at else None
     inside = cumulative[upper] - below
-    return upper if inside <= 0 else lower + (upper - lower) * (rank - below) / inside
+    return upper if inside <= 0 else min(upper, lower + (upper - lower) * (rank - below) / inside)  # rounding

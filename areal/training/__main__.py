@@ -33,12 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(Path.cwd()))
     try:
         status = _driver(given.driver)(given.args)
-    except ArealError as error:
+    except BaseException as error:
+        if _stopped or isinstance(error, KeyboardInterrupt):  # libraries make other errors of an interrupt
+            sys.stderr.write("stopped\n")
+            return _INTERRUPTED
+        if not isinstance(error, ArealError):
+            raise
         sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped\n")
-        return _INTERRUPTED
     return status if isinstance(status, int) else 0
 
 
@@ -66,7 +68,11 @@ def _driver(path: str) -> Callable[[Sequence[str]], object]:
     return found  # type: ignore[no-any-return]
 
 
+_stopped: list[int] = []
+
+
 def _interrupt(number: int, frame: object) -> None:
+    _stopped.append(number)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
     raise KeyboardInterrupt
 

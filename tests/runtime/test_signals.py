@@ -177,6 +177,8 @@ def test_find_shim_finds_the_session_leader_of_a_folder_only(tmp_path: Path, spa
     assert signals.find_shim(str(tmp_path)) is None
 
     leader = spawn(["sleep", "1000"], start_new_session=True, env=environment)
-    found = signals.find_shim(str(tmp_path))
+    found = None
+    while found is None and leader.poll() is None:  # for an instant of its exec a process has no environment to read
+        found = signals.find_shim(str(tmp_path))
 
     assert found is not None and found.pid == leader.pid

@@ -76,7 +76,7 @@ def assert_logprobs_are_the_models(folder: Path, group: dict[str, torch.Tensor])
 
 def test_answer_without_room_is_marked_by_its_real_stop_reason(controller: RolloutController, tokenizer: Any) -> None:
     for budget, truncated in ((2, True), (32, False)):
-        workflow = RLVRWorkflow(reverse_reward, GCONFIG.new(max_new_tokens=budget), tokenizer)
+        workflow = RLVRWorkflow(reverse_reward, GCONFIG.new(max_new_tokens=budget, greedy=True), tokenizer)
         (group,) = controller.rollout_batch(ROWS[:1], workflow, group_size=3)
         assert group["truncated"].tolist() == [truncated] * 3
 
