@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
 import pytest
@@ -251,7 +252,8 @@ async def test_request_that_does_not_come_is_408(data: bytes) -> None:
 
 
 async def test_request_that_drips_is_408_however_long_it_drips() -> None:
-    async with serving(echo, QUICK) as house, house.caller() as caller:
+    patient = replace(QUICK, linger_s=10.0)  # a machine that stands still must not cost the answer
+    async with serving(echo, patient) as house, house.caller() as caller:
         answer = asyncio.create_task(caller.answer(), name="answer")
         await caller.say(post(b"x" * 1000)[:-1000])
         for _ in range(500):
