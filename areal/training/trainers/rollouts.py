@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from areal.errors import UsageFault
-from areal.training.data.batches import Batch, concat
+from areal.training.data.batches import Batch
 from areal.training.metrics import Metrics
 from areal.training.trainers.prompts import PromptStream
+from areal.workflow.tensors import concat_padded_tensors
 
 if TYPE_CHECKING:
     from areal.client.rollouts.controller import RolloutController
@@ -103,7 +104,9 @@ def together(rollouts: Sequence[Rollout]) -> tuple[Batch, Tensor]:
     """The rows of all, one under the other, and the number of its rollout for each row."""
     batches = [_checked(rollout) for rollout in rollouts]
     shared = set.intersection(*(set(batch) for batch in batches))
-    batch = concat([{name: column for name, column in each.items() if name in shared} for each in batches])
+    batch = concat_padded_tensors(
+        [{name: column for name, column in each.items() if name in shared} for each in batches]
+    )
     counts = torch.tensor([len(each["attention_mask"]) for each in batches])
     return batch, torch.repeat_interleave(torch.arange(len(batches)), counts)
 

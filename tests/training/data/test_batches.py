@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from areal.training.data.batches import concat, lengths, position_ids, select, trimmed
+from areal.training.data.batches import lengths, position_ids, select, trimmed
+from areal.workflow.tensors import concat_padded_tensors
 
 
 def _batch(*texts: str) -> dict[str, torch.Tensor]:
@@ -11,7 +12,7 @@ def _batch(*texts: str) -> dict[str, torch.Tensor]:
 
 
 def test_concat_pads_to_the_widest_with_each_columns_own_padding() -> None:
-    got = concat([_batch("ab"), _batch("wxyz")])
+    got = concat_padded_tensors([_batch("ab"), _batch("wxyz")])
     assert lengths(got) == [2, 4]
     assert got["input_ids"].shape == (2, 4)
     assert got["versions"].tolist() == [[0, 0, -1, -1], [0, 0, 0, 0]]
@@ -20,7 +21,7 @@ def test_concat_pads_to_the_widest_with_each_columns_own_padding() -> None:
 
 def test_concat_of_different_columns_names_them() -> None:
     with pytest.raises(ValueError, match="rewards"):
-        concat([_batch("a"), {"attention_mask": torch.ones(1, 1)}])
+        concat_padded_tensors([_batch("a"), {"attention_mask": torch.ones(1, 1)}])
 
 
 def test_select_is_no_wider_than_what_was_selected() -> None:
