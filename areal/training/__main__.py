@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _stopped or isinstance(error, KeyboardInterrupt):  # libraries make other errors of an interrupt
             sys.stderr.write("stopped\n")
             return _INTERRUPTED
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing in _TRAIN_EXTRA:
+            error = UsageFault(f"training needs the package {missing}", hint="pip install 'areal[train]'")
         if not isinstance(error, ArealError):
             raise
         sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
@@ -44,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
+_TRAIN_EXTRA = frozenset(
+    ("aiohttp", "gymnasium", "math_verify", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
+) | {"transformers"}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

@@ -90,6 +90,14 @@ def test_driver_that_cannot_be_had_is_one_clear_line(tmp_path: Path, driver: str
     assert "Traceback" not in done.stderr
 
 
+def test_package_that_is_missing_is_named_with_what_brings_it_and_is_not_tried_again(tmp_path: Path) -> None:
+    lacking = "import sys\ndef main(args):\n    sys.modules['omegaconf'] = None\n    import omegaconf.errors\n"
+    (tmp_path / "lacking.py").write_text(lacking)
+    done = _run(tmp_path, "--driver", "lacking:main")
+    assert done.stderr == "error: training needs the package omegaconf\nhint: pip install 'areal[train]'\n"
+    assert done.returncode == 2  # the status that a job's supervisor takes for final
+
+
 def test_config_fault_names_file_line_and_key_and_exits_3(tmp_path: Path, config: Path) -> None:
     config.write_text(config.read_text().replace("lr:", "lrr:"))
     done = _run(tmp_path, "--driver", "areal.training.drivers:sft", "--", "--config", str(config))
