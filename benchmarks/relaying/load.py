@@ -9,13 +9,10 @@ Latency is from the request's write to the answer's last byte.
 from __future__ import annotations
 
 import asyncio
-import json
-import statistics
-import sys
 import time
 from typing import Any, cast
 
-_DEADLINE_S = 170.0
+from benchmarks.relaying.driving import Make, run
 
 
 class Client(asyncio.Protocol):
@@ -81,35 +78,10 @@ def _request(order: dict[str, Any]) -> bytes:
     return f"POST {order['path']} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
-async def main() -> None:
-    order = json.loads(sys.stdin.read())
-    loop = asyncio.get_running_loop()
-    request, seconds, tickets = _request(order), list[float](), list(range(order["requests"]))
-    clients = []
-    ends = [loop.create_future() for _ in range(order["connections"])]
-    for ended in ends:
-        _, client = await loop.create_connection(
-            lambda ended=ended: Client(request, tickets, seconds, ended),  # type: ignore[misc]
-            "127.0.0.1",
-            order["port"],
-        )
-        clients.append(client)
-    began = time.perf_counter()
-    for client in clients:
-        client.ask()
-    async with asyncio.timeout(_DEADLINE_S):
-        await asyncio.gather(*ends)
-    took = time.perf_counter() - began
-    cuts = statistics.quantiles(seconds, n=100)
-    found = {"mean_us": statistics.fmean(seconds) * 1e6, "p50_us": cuts[49] * 1e6, "p99_us": cuts[98] * 1e6}
-    print(json.dumps({**found, "failed": sum(client.failed for client in clients), "seconds": took}))
+def _maker(order: dict[str, Any]) -> Make[Client]:
+    request = _request(order)
+    return lambda tickets, seconds, ended: Client(request, tickets, seconds, ended)
 
 
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main())
-    else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main())
+    run(_maker)

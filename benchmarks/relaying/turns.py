@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import statistics
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, cast
 
 import orjson
 
-_DEADLINE_S = 170.0
+from benchmarks.relaying.driving import Make, run
+
 _TEXT = "the quick brown fox jumps over the lazy dog and runs " * 4
 _SAID = 200
 _HEAD = (
@@ -102,35 +100,10 @@ class Talker(asyncio.Protocol):
         return "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
 
 
-async def main() -> None:
-    order = json.loads(sys.stdin.read())
-    loop = asyncio.get_running_loop()
-    seconds, tickets = list[float](), list(range(order["requests"]))
-    talkers = []
-    keys, ends = itertools.cycle(order["keys"]), [loop.create_future() for _ in range(order["connections"])]
-    for ended in ends:
-        _, talker = await loop.create_connection(
-            lambda ended=ended: Talker(order, keys, tickets, seconds, ended),  # type: ignore[misc]
-            "127.0.0.1",
-            order["port"],
-        )
-        talkers.append(talker)
-    began = time.perf_counter()
-    for talker in talkers:
-        talker.ask()
-    async with asyncio.timeout(_DEADLINE_S):
-        await asyncio.gather(*ends)
-    took = time.perf_counter() - began
-    cuts = statistics.quantiles(seconds, n=100)
-    found = {"mean_us": statistics.fmean(seconds) * 1e6, "p50_us": cuts[49] * 1e6, "p99_us": cuts[98] * 1e6}
-    print(json.dumps({**found, "failed": sum(talker.failed for talker in talkers), "seconds": took}))
+def _maker(order: dict[str, Any]) -> Make[Talker]:
+    keys = itertools.cycle(order["keys"])
+    return lambda tickets, seconds, ended: Talker(order, keys, tickets, seconds, ended)
 
 
 if __name__ == "__main__":
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main())
-    else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(main())
+    run(_maker)
