@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import HealthCheck, Phase, settings
 
 
-def profile(examples: int, steps: int, **more: Any) -> settings:
+def profile(examples: int, steps: int, *, derandomize: bool = False) -> settings:
     """Real processes are neither quick nor all the same: no deadline, and no shrinking by the hour."""
     return settings(
         max_examples=examples,
@@ -16,5 +14,5 @@ def profile(examples: int, steps: int, **more: Any) -> settings:
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate,),
-        **more,
+        derandomize=derandomize,
     )

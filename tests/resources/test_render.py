@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from areal.resources import registry
 from areal.resources.dump import dump_documents
+from areal.resources.engine_flags import engine_arg_faults
 from areal.resources.kinds import API_VERSION, Ref
 from areal.resources.render import RenderRequest, render
 from areal.resources.resource import Rendered
@@ -186,9 +187,8 @@ def _text(found: Rendered) -> str:
 
 _NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True)
 _TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=12)
-_ARGS = st.dictionaries(
-    _TEXT.filter(lambda key: "${{" not in key), _TEXT | st.integers(-9, 9) | st.booleans() | st.floats(0, 1), max_size=3
-)
+_NOT_OURS = _TEXT.filter(lambda key: "${{" not in key and not list(engine_arg_faults("vllm", {key: ""})))
+_ARGS = st.dictionaries(_NOT_OURS, _TEXT | st.integers(-9, 9) | st.booleans() | st.floats(0, 1), max_size=3)
 
 
 @given(st.lists(st.tuples(_NAMES, st.integers(0, 9), _ARGS), unique_by=lambda item: item[0], max_size=4))
