@@ -91,7 +91,7 @@ class ProgressPrinter:
 
 
 def _line(progress: Progress, *, waited: float = 0.0) -> str:
-    parts = [f"{progress.ref}: {progress.stage}"]
+    parts = [f"{progress.ref}: {progress.stage}" if progress.ref else progress.stage]
     if progress.done is not None and progress.total:
         parts.append(_counted(progress.done, progress.total))
     elapsed = progress.elapsed_s + waited

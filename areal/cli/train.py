@@ -71,21 +71,23 @@ def run(cli: Invocation, /, config: str, driver: str | None, name: str | None, o
     manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=restart)
     ref = jobs.ref_of(manifest["metadata"]["name"])
     with acting(cli) as context:
-        outcome = converge(cli, context, [manifest], what="train run", force=_may_replace(cli, ref))
+        outcome = converge(cli, context, [manifest], what="train run", anew=_earlier(cli, ref))
     if outcome.exit_code:
         return finish(cli, outcome)
     return _foreground(cli, ref)
 
 
-def _may_replace(cli: Invocation, ref: Ref) -> bool:
-    """Whether there is an earlier job of this name, which has ended. Raises Conflict where it runs."""
+def _earlier(cli: Invocation, ref: Ref) -> str:
+    """The uid of an earlier job of this name, which has ended: another begins in its place, though nothing of it
+    differs. "" where there is none. Raises Conflict where it runs."""
     found = recorded(cli, ref)
     if found is None:
-        return False
+        return ""
     if any(state.pid or state.phase in ("starting", "backoff") for state in jobs.drivers_of(cli, ref)):
         hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
         raise Conflict(f"{ref} runs already", hint=hint)
-    return True
+    cli.say(f"{ref} has run before: this is another run, from the start; what that one made is set aside")
+    return found.uid
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
@@ -154,11 +156,11 @@ def start(
     policy = {"policy": "OnFailure", "maxRestarts": max_restarts} if restart == "on-failure" else {"policy": "Never"}
     manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=policy)
     ref = jobs.ref_of(manifest["metadata"]["name"])
-    again = _may_replace(cli, ref)
+    earlier = _earlier(cli, ref)
     if dry_run:
-        return preview(cli, [manifest], dry_run, force=again)
+        return preview(cli, [manifest], dry_run, anew=earlier)
     with acting(cli) as context:
-        outcome = converge(cli, context, [manifest], what="train start", force=again)
+        outcome = converge(cli, context, [manifest], what="train start", anew=earlier)
     if outcome.exit_code or not cli.format.is_table:
         return finish(cli, outcome, interrupted=context.interrupted.is_set())
     write(ref.name)

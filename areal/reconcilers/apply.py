@@ -124,6 +124,7 @@ def _lay_over(
                     set_name=request.set_name,
                     force_conflicts=request.force_conflicts,
                     replace_it=request.replace,
+                    anew=request.anew,
                 )
             )
         except Conflict as conflict:

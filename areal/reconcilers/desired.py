@@ -76,12 +76,21 @@ def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
 
 
 def target_for(
-    wanted: Wanted, stored: StoredObject | None, *, set_name: str | None, force_conflicts: bool, replace_it: bool
+    wanted: Wanted,
+    stored: StoredObject | None,
+    *,
+    set_name: str | None,
+    force_conflicts: bool,
+    replace_it: bool,
+    anew: Sequence[str] = (),
 ) -> Target:
     """Lay ``wanted`` over what is stored. Raises Conflict: a leaf owned by a later layer, an immutable leaf."""
     layer = Layer(APPLY, dict(wanted.spec), dict(wanted.source) if wanted.source else None, "", 0.0)
     if stored is None:
         return Target(_new_object(wanted, layer, set_name), "create", field_changes(wanted.kind, {}, wanted.spec))
+    if stored.uid in anew:
+        new = _new_object(wanted, layer, set_name or stored.set_name)
+        return Target(new, "replace", field_changes(wanted.kind, stored.spec, new.spec), (), "anew", replaces=stored)
     kept, taken = _settle_conflicts(wanted, stored, layer, force_conflicts)
     after = replace(
         stored,

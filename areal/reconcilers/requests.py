@@ -25,7 +25,8 @@ class Source:
 
 @dataclass(frozen=True)
 class ApplyRequest:
-    """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source."""
+    """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source. ``anew``: uids
+    of stored objects to be deleted and created again though nothing differs."""
 
     source: Source = field(default_factory=Source)
     dry_run: DryRun | None = None
@@ -33,6 +34,7 @@ class ApplyRequest:
     set_name: str | None = None
     allow_empty: bool = False
     replace: bool = False
+    anew: tuple[str, ...] = ()
     force_conflicts: bool = False
     allow_downtime: bool = False
     wait: bool = True

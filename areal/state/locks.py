@@ -118,10 +118,11 @@ def lock_objects(
     on_wait: Callable[[str], None] | None = None,
 ) -> Iterator[Held]:
     """Hold every object of ``refs``. Raises Locked naming the holder when ``timeout_s`` passes first, and
-    KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is told once what is waited for."""
+    KeyboardInterrupt when ``interrupted`` is set meanwhile; ``on_wait`` is told once what is waited for, where there
+    is time to wait."""
     held = Held(home, command or command_line())
     deadline = time.monotonic() + timeout_s
-    wait = _Wait(interrupted, on_wait)
+    wait = _Wait(interrupted, on_wait if timeout_s > _GRACE_S else None)
     try:
         for ref in sorted(set(refs)):
             held._acquire(ref, deadline - time.monotonic(), wait)

@@ -70,6 +70,9 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     again = jobs.areal("train", "run", "--config", "count.yaml")
     assert again.code == 0 and "attempt 1 from 0" in again.out, "another run of the same name begins anew"
     assert len(list((jobs.home / "jobs").glob("count-to-ten.*"))) == 1, "what the first one made is set aside"
+    same = jobs.areal("train", "run", "--config", "count.yaml")
+    assert same.code == 0 and "started pid" in same.out and len(list((jobs.home / "jobs").glob("count-to-ten.*"))) == 2
+    assert "another run, from the start" in same.err
     assert jobs.ok("train", "ps").out == ""
     assert "Succeeded" in jobs.ok("train", "ps", "--all").out
 

@@ -139,6 +139,15 @@ def test_another_spec_is_refused_and_with_replace_another_job() -> None:
     assert plan.ops[-1].args["inputs"]["attempt"] == 1
 
 
+def test_job_that_is_wanted_anew_is_another_job_though_nothing_differs_and_once_only() -> None:
+    target = target_for(wanted({}), job(), set_name=None, force_conflicts=False, replace_it=False, anew=(job().uid,))
+    plan = plan_of(target, runs=(DONE,))
+    assert ops(plan) == ["forget driver/0", "erase", "record", "spawn driver/0"]
+    assert plan.ops[-1].args["inputs"]["attempt"] == 1
+    again = target_for(wanted({}), job(), set_name=None, force_conflicts=False, replace_it=False, anew=("earlier",))
+    assert again.action == "unchanged"
+
+
 def test_plan_of_deleting_a_job_stops_it_and_erases() -> None:
     plan = plan_of(Target(job(), "delete"), runs=(driver(),), policy=Policy(grace_s=5))
     assert ops(plan) == ["stop driver/0", "forget driver/0", "erase"]

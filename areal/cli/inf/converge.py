@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from areal.state.records import StoredObject
 
 
-def preview(cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: str, *, force: bool) -> int:
+def preview(
+    cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: str, *, force: bool = False, anew: str = ""
+) -> int:
     """``--dry-run``: the plan as text, or with -o the manifests that the flags stand for."""
     if dry_run == "client" or not cli.format.is_table:
         print_manifests(cli, manifests, "(dry run)")
@@ -25,7 +27,7 @@ def preview(cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: st
     from areal.reconcilers.apply import diff
 
     with acting(cli) as context:
-        plan = diff(context, _request(cli, manifests, force, None))
+        plan = diff(context, _request(cli, manifests, force, None, anew))
     write(plan.to_text() or "no difference")
     return 0
 
@@ -38,22 +40,25 @@ def converge(
     what: str,
     force: bool = False,
     timeout: float | None = None,
+    anew: str = "",
 ) -> Outcome:
-    """Apply ``manifests`` as one request. ``force`` replaces what cannot be changed and takes fields in conflict."""
+    """Apply ``manifests`` as one request. ``force`` replaces what cannot be changed and takes fields in conflict.
+    ``anew``: the uid of what is replaced in any case."""
     from areal.reconcilers.apply import apply
 
-    cli.yes = cli.yes or force
-    return apply(context, _request(cli, manifests, force, timeout), approver(cli, what))
+    cli.yes = cli.yes or force or bool(anew)
+    return apply(context, _request(cli, manifests, force, timeout, anew), approver(cli, what))
 
 
 def _request(
-    cli: Invocation, manifests: Sequence[Mapping[str, Any]], force: bool, timeout: float | None
+    cli: Invocation, manifests: Sequence[Mapping[str, Any]], force: bool, timeout: float | None, anew: str
 ) -> ApplyRequest:
     from areal.reconcilers.requests import ApplyRequest, Source
 
     return ApplyRequest(
         source=Source(manifests=tuple(manifests)),
         replace=force,
+        anew=(anew,) if anew else (),
         force_conflicts=force,
         allow_downtime=force,
         timeout_s=timeout if timeout is not None else timeout_s(cli),
