@@ -25,8 +25,8 @@ class Source:
 
 @dataclass(frozen=True)
 class ApplyRequest:
-    """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source. ``anew``: uids
-    of stored objects to be deleted and created again though nothing differs."""
+    """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source. ``anew``:
+    uids of stored objects to be deleted and created again though nothing differs."""
 
     source: Source = field(default_factory=Source)
     dry_run: DryRun | None = None
