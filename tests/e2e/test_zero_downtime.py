@@ -48,7 +48,7 @@ def test_blue_green_update_under_load_breaks_and_loses_nothing(two: Box) -> None
 def test_killed_engine_under_load_costs_at_most_the_streams_that_it_had_begun(two: Box) -> None:
     before = two.pids()
     with Load(two) as load:
-        load.kills_engines = True
+        load.kills = True
         os.kill(before["engine/0"], signal.SIGKILL)
         two.ok("reconcile")
         load.wait_for_all(2)
@@ -101,7 +101,7 @@ def test_a_day_of_operations_under_load_breaks_and_loses_nothing(box: Box) -> No
             assert result.code == 0, f"{command}: {result.text}"
             load.wait_for_all(2)
             assert load.broken == [], command
-        load.kills_engines = True
+        load.kills = True
         for component in ("engine/0", "data-proxy/1", "router/0"):
             os.kill(box.pids()[component], signal.SIGKILL)
             box.ok("reconcile")

@@ -262,9 +262,8 @@ class DataPlaneMachine(RuleBasedStateMachine):
         """A caller that goes away leaves no interaction."""
         session = data.draw(st.sampled_from([each for each in self.live() if not each.ended]))
         self._script(hold_after=2)
-        stream = Stream(
-            self.fleet.front.port, CHAT, {"messages": [{"role": "user", "content": "x"}]}, session.rollout.key
-        )
+        body = {"messages": [{"role": "user", "content": "x"}], **self._sampling()}  # an answer that is whole is kept
+        stream = Stream(self.fleet.front.port, CHAT, body, session.rollout.key)
         next(stream.events())
         stream.close()
         wait_until(lambda: not any(map(self._in_flight, self.fleet.proxies)), what="the data proxy learns of it")
