@@ -90,7 +90,7 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
     status = object_status(cli.home, found, mine, probe=False)
     now = standing_of(found, mine)
     state = now.run.state if now.run is not None else None
-    last = _last(steps_of(folder_of(cli.home, found.name) / "metrics.jsonl"))
+    last = newest_step(folder_of(cli.home, found.name) / "metrics.jsonl")
     return {
         "name": found.name,
         "phase": status.phase,
@@ -110,16 +110,28 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
     """The last line of each step, in order: a job that resumes writes some steps again. A torn line is left out."""
-    by_step: dict[int, dict[str, Any]] = {}
+    by_step = {int(found["step"]): found for found in _lines(path)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def newest_step(path: Path) -> dict[str, Any]:
+    """Where the job is: after a resume that is not the highest step that it ever took. Empty before the first."""
+    return next(reversed(_lines(path)), {})
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole ones, as they were written."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
+    lines = []
     for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
             found = json.loads(line)
-            by_step[int(found["step"])] = found
-    return [by_step[step] for step in sorted(by_step)]
+            int(found["step"])
+            lines.append(found)
+    return lines
 
 
 def waiting_for(step: Mapping[str, Any]) -> str | None:
@@ -128,7 +140,3 @@ def waiting_for(step: Mapping[str, Any]) -> str | None:
     shares = {what: float(step.get(name) or 0.0) / whole for name, what in _WAITS.items()} if whole > 0 else {}
     what = max(shares, key=lambda each: shares[each], default="")
     return f"{what} ({shares[what]:.0%} of a step)" if what and shares[what] >= _WORTH_TELLING else None
-
-
-def _last(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return steps[-1] if steps else {}
