@@ -34,11 +34,20 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Jobs:
+    """Several calls of one function, one after the other: ``(args, kwargs)`` each. Its value is a Done for each."""
+
+    target: Target
+    calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
+
+
+@dataclass(frozen=True)
 class Done:
-    """``error``: what was raised, with its last traceback lines."""
+    """``error``: what was raised, with its last traceback lines. ``seconds`` that the function itself took."""
 
     value: Any = None
     error: str | None = None
+    seconds: float = 0.0
 
 
 def pack(value: Any) -> bytes:

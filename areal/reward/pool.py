@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
-from areal.reward.frames import HEAD, Done, Job, Load, Target, pack, unpack
+from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
 
 _PATIENCE_S = 5.0
 _LOAD_S = 120.0
+_QUICK_S = 0.02  # of all the calls of one job
+_FORGETTING = 0.99  # a call
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def target_of(function: Callable[..., Any] | str) -> Target:
@@ -93,10 +98,12 @@ class RewardPool:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
-    async def run(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Any:
-        """Raises RewardError. The deadline counts from when a process is free and has imported the function."""
+    async def run(self, job: Job | Jobs, timeout_s: float) -> Done:
+        """Raises RewardError, but not for what the function raised. The deadline counts from when a process is free
+        and has imported the function."""
+        target = job.target
         try:
-            job = pack(Job(target, args, kwargs))
+            frame = pack(job)
         except (TypeError, AttributeError, ValueError) as error:
             raise RewardRaised(f"{target.qualname}: its arguments cannot go to another process: {error}") from error
         async with self._slots:
@@ -104,16 +111,14 @@ class RewardPool:
             try:
                 await worker.load(target)
                 async with asyncio.timeout(timeout_s):
-                    done = await worker.run(job)
+                    done = await worker.run(frame)
             except BaseException as error:
                 await self._discard(worker)
                 if isinstance(error, TimeoutError):
                     raise RewardTimeout(f"{target.qualname}: no reward within {timeout_s:g} s") from error
                 raise
             self._idle.append(worker)
-        if done.error is not None:
-            raise RewardRaised(f"{target.qualname} raised: {done.error}")
-        return done.value
+        return done
 
     async def _start(self) -> _Worker:
         worker = await _Worker.start()
@@ -166,6 +171,7 @@ class AsyncRewardWrapper:
         self._timeout_s = timeout_seconds
         self._workers = max_workers or _WORKERS
         self._attempts = max(1, 1 + max_retries)
+        self._longest_s = math.inf  # that the function took of late
 
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
         for attempt in range(1, self._attempts + 1):
@@ -176,10 +182,40 @@ class AsyncRewardWrapper:
                     raise
         raise AssertionError("unreachable")
 
+    async def each(self, calls: Sequence[Call]) -> list[float | Exception]:
+        """The reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is called
+        for all in one job: more would go into sending than into what is sent."""
+        if self._direct is None and self._longest_s * len(calls) <= _QUICK_S:
+            with contextlib.suppress(RewardTimeout, RewardProcessLost):  # one of them may be at fault: each alone
+                return await self._together(calls)
+        tasks = [
+            asyncio.create_task(self(*args, **kwargs), name=f"reward-{number}")
+            for number, (args, kwargs) in enumerate(calls)
+        ]
+        try:
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [_or_raise(end) for end in ends]
+
+    async def _together(self, calls: Sequence[Call]) -> list[float | Exception]:
+        assert self._target is not None
+        done = await self._run(Jobs(self._target, tuple(calls)))
+        if done.error is not None:
+            raise RewardRaised(f"{self._target.qualname}: {done.error}")
+        return [self._outcome(one) for one in done.value]
+
+    def _outcome(self, done: Done) -> float | Exception:
+        try:
+            return _number(self._value(done))
+        except RewardError as error:
+            return error
+
     async def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._direct is None:
             assert self._target is not None
-            return await pool_of_this_loop(self._workers).run(self._target, args, kwargs, self._timeout_s)
+            return self._value(await self._run(Job(self._target, args, kwargs)))
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._direct(*args, **kwargs)
@@ -187,10 +223,25 @@ class AsyncRewardWrapper:
             name = getattr(self._direct, "__qualname__", "the reward")
             raise RewardTimeout(f"{name}: no reward within {self._timeout_s:g} s") from error
 
+    async def _run(self, job: Job | Jobs) -> Done:
+        return await pool_of_this_loop(self._workers).run(job, self._timeout_s)
+
+    def _value(self, done: Done) -> Any:
+        if done.error is not None:
+            assert self._target is not None
+            raise RewardRaised(f"{self._target.qualname} raised: {done.error}")
+        kept = 0.0 if self._longest_s == math.inf else _FORGETTING * self._longest_s
+        self._longest_s = max(done.seconds, kept)
+        return done.value
+
+
+def _or_raise(end: float | BaseException) -> float | Exception:
+    if isinstance(end, BaseException) and not isinstance(end, Exception):
+        raise end
+    return end
+
 
 def _number(value: Any) -> float:
-    import math
-
     try:
         number = float(value)
     except (TypeError, ValueError) as error:

@@ -12,12 +12,13 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from functools import cache
 from typing import Any, BinaryIO
 
-from areal.reward.frames import HEAD, Done, Job, Load, Target, pack, unpack
+from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,12 +44,28 @@ def _frame(stream: BinaryIO) -> bytes | None:
 def _answer(data: bytes) -> bytes:
     """Whatever a reward function raises is its caller's to know; the process goes on."""
     try:
-        job: Load | Job = unpack(data)
+        job: Load | Job | Jobs = unpack(data)
         function = _function(job.target)
-        return pack(Done() if isinstance(job, Load) else Done(function(*job.args, **job.kwargs)))
+        if isinstance(job, Load):
+            return pack(Done())
+        if isinstance(job, Job):
+            return pack(_done(function, job.args, job.kwargs))
+        return pack(Done([_done(function, args, kwargs) for args, kwargs in job.calls]))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
-        trace = traceback.format_exception(error)[-3:]
-        return pack(Done(error="".join(trace).strip()))
+        return pack(Done(error=_told(error)))
+
+
+def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Done:
+    began = time.perf_counter()
+    try:
+        value = function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - the process boundary of user code
+        return Done(error=_told(error))
+    return Done(value, seconds=time.perf_counter() - began)
+
+
+def _told(error: Exception) -> str:
+    return "".join(traceback.format_exception(error)[-3:]).strip()
 
 
 @cache

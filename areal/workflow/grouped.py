@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
-from areal.workflow.tensors import concat_padded_tensors
+from areal.workflow.tensors import Row, concat_padded_tensors, rows
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class SamplesGroups(Protocol):
+    """A workflow that can sample a whole group itself, which is cheaper than so many episodes."""
+
+    def can_group(self, engine: Any, size: int) -> bool: ...
+
+    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Row | Exception]:
+        """Of each member its row, or what kept it. Raises what kept all."""
+        ...
 
 
 class GroupedWorkflow(RolloutWorkflow):
@@ -19,9 +33,20 @@ class GroupedWorkflow(RolloutWorkflow):
         self._whole = whole
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
-        engines = [
-            engine.for_member(member) if hasattr(engine, "for_member") else engine for member in range(self._size)
-        ]
+        workflow = self._workflow
+        if isinstance(workflow, SamplesGroups) and workflow.can_group(engine, self._size):
+            return rows(self._given(await workflow.arun_group(engine, data, self._size)))
+        given = [end for end in self._given(await self._members(engine, data)) if isinstance(end, dict)]
+        return concat_padded_tensors(given) if given else None
+
+    def _given(self, ends: Sequence[T | BaseException]) -> list[T]:
+        failures = [end for end in ends if isinstance(end, Exception)]
+        if failures and (self._whole or len(failures) == self._size):
+            raise failures[0]
+        return [end for end in ends if not isinstance(end, BaseException)]
+
+    async def _members(self, engine: Any, data: dict[str, Any]) -> list[Any]:
+        engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size
         episodes = [
             asyncio.create_task(self._workflow.arun_episode(each, dict(data)), name=f"member-{member}")
             for member, each in enumerate(engines)
@@ -32,8 +57,4 @@ class GroupedWorkflow(RolloutWorkflow):
             for episode in episodes:
                 episode.cancel()
             ends = await asyncio.gather(*episodes, return_exceptions=True)
-        failures = [end for end in ends if isinstance(end, Exception)]
-        if failures and (self._whole or len(failures) == self._size):
-            raise failures[0]
-        given = [end for end in ends if isinstance(end, dict)]
-        return concat_padded_tensors(given) if given else None
+        return ends

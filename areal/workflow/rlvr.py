@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from areal.api.io_struct import ModelRequest
+from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.workflow.prompts import prompt_ids, resolved_tokenizer, reward_keywords
-from areal.workflow.tensors import row
+from areal.workflow.tensors import Row, rows
 
 if TYPE_CHECKING:
     from areal.api.cli_args import GenerationHyperparameters
     from areal.api.engine_api import InferenceEngine
+
+T = TypeVar("T")
+
+_SHORT = 1024
 
 
 class RLVRWorkflow(RolloutWorkflow):
@@ -42,20 +46,44 @@ class RLVRWorkflow(RolloutWorkflow):
         self._prompt_of = data_extract_prompt_fn
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
-        asked = await asyncio.to_thread(self._input_ids, data)
-        answer = await engine.agenerate(ModelRequest(input_ids=asked, gconfig=self.gconfig, tokenizer=self.tokenizer))
-        prompt, completion = await asyncio.to_thread(self._texts, asked, answer.output_tokens)
+        asked = await self._asked(data)
+        answer = await engine.agenerate(self._request(asked))
+        prompt, (completion,) = await self._texts(asked, [answer])
         reward = await self._reward(prompt, completion, asked, answer.output_tokens, **reward_keywords(data))
-        before, after = answer.input_len, answer.output_len
-        return row(
-            input_ids=answer.input_tokens + answer.output_tokens,
-            loss_mask=[0] * before + [1] * after,
-            logprobs=[0.0] * before + answer.output_logprobs,
-            versions=[-1] * before + answer.output_versions,
-            turn_ids=[-1] * before + [0] * after,
-            reward=reward,
-            truncated=answer.stop_reason == "length",
+        return rows([_row(answer, reward)])
+
+    def can_group(self, engine: Any, size: int) -> bool:
+        may = getattr(engine, "samples_together", None)
+        return may is not None and bool(may(self.gconfig, size))
+
+    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Row | Exception]:
+        asked = await self._asked(data)
+        answers: list[ModelResponse] = await engine.agenerate_group(self._request(asked), size)
+        prompt, completions = await self._texts(asked, answers)
+        keywords = reward_keywords(data)
+        rewards = await self._reward.each(
+            [
+                ((prompt, completion, asked, answer.output_tokens), keywords)
+                for answer, completion in zip(answers, completions, strict=True)
+            ]
         )
+        return [
+            reward if isinstance(reward, Exception) else _row(answer, reward)
+            for answer, reward in zip(answers, rewards, strict=True)
+        ]
+
+    def _request(self, asked: list[int]) -> ModelRequest:
+        return ModelRequest(input_ids=asked, gconfig=self.gconfig, tokenizer=self.tokenizer)
+
+    async def _asked(self, data: dict[str, Any]) -> list[int]:
+        return await beside_the_loop(lambda: self._input_ids(data), _characters(data))
+
+    async def _texts(self, asked: list[int], answers: Sequence[ModelResponse]) -> tuple[str, list[str]]:
+        def decoded() -> tuple[str, list[str]]:
+            decode = self.tokenizer.decode
+            return decode(asked), [decode(each.output_tokens, skip_special_tokens=True) for each in answers]
+
+        return await beside_the_loop(decoded, len(asked) + sum(each.output_len for each in answers))
 
     def _input_ids(self, data: dict[str, Any]) -> list[int]:
         if self._input_ids_of is not None:
@@ -65,5 +93,26 @@ class RLVRWorkflow(RolloutWorkflow):
             data = {"messages": self._prompt_of(data)}
         return prompt_ids(self.tokenizer, data, self._thinking)
 
-    def _texts(self, asked: list[int], answered: list[int]) -> tuple[str, str]:
-        return self.tokenizer.decode(asked), self.tokenizer.decode(answered, skip_special_tokens=True)
+
+def _row(answer: ModelResponse, reward: float) -> Row:
+    before, after = answer.input_len, answer.output_len
+    return Row(
+        input_ids=answer.input_tokens + answer.output_tokens,
+        loss_mask=[0] * before + [1] * after,
+        logprobs=[0.0] * before + answer.output_logprobs,
+        versions=[-1] * before + answer.output_versions,
+        turn_ids=[-1] * before + [0] * after,
+        reward=reward,
+        truncated=answer.stop_reason == "length",
+    )
+
+
+def _characters(data: dict[str, Any]) -> int:
+    """About how much there is to tokenise."""
+    return sum(len(str(data[name])) for name in ("messages", "prompt") if name in data)
+
+
+async def beside_the_loop(work: Callable[[], T], size: int) -> T:
+    """``work()``, on another thread where it takes longer than getting there. ``size``: of a text, in characters or
+    tokens."""
+    return work() if size <= _SHORT else await asyncio.to_thread(work)

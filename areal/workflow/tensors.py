@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -11,6 +11,45 @@ if TYPE_CHECKING:
     from areal.api.workflow_api import Trajectory
 
 _PADDING = {"versions": -1, "turn_ids": -1}
+
+
+class Row(NamedTuple):
+    """One sequence, prompt and answers: the first five columns are equally long. ``truncated``: the last answer was
+    cut off."""
+
+    input_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    turn_ids: Sequence[int]
+    reward: float
+    truncated: bool = False
+
+
+def rows(given: Sequence[Row]) -> Trajectory:
+    """[B, S], padded on the right; ``rewards`` and ``truncated`` are [B]."""
+    import torch
+
+    sizes = [len(each.input_ids) for each in given]
+    width = max(sizes)
+
+    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+        padding = _PADDING.get(name, 0)
+        lists = [[*getattr(each, name), *[padding] * (width - size)] for each, size in zip(given, sizes, strict=True)]
+        return torch.tensor(lists, dtype=dtype)
+
+    rewards = torch.tensor([each.reward for each in given], dtype=torch.float32)
+    return {
+        "input_ids": column("input_ids", torch.int64),
+        "loss_mask": column("loss_mask", torch.int64),
+        "logprobs": column("logprobs", torch.float32),
+        "versions": column("versions", torch.int64),
+        "turn_ids": column("turn_ids", torch.int32),
+        "attention_mask": torch.arange(width) < torch.tensor(sizes)[:, None],
+        "rewards": rewards,
+        "original_rewards": rewards.clone(),
+        "truncated": torch.tensor([each.truncated for each in given]),
+    }
 
 
 def row(
@@ -22,21 +61,8 @@ def row(
     reward: float,
     truncated: bool = False,
 ) -> Trajectory:
-    """One row [1, S], no padding. ``rewards`` and ``truncated`` (the last answer was cut off) are [1]."""
-    import torch
-
-    columns: dict[str, torch.Tensor] = {
-        "input_ids": torch.tensor([input_ids], dtype=torch.int64),
-        "loss_mask": torch.tensor([loss_mask], dtype=torch.int64),
-        "logprobs": torch.tensor([logprobs], dtype=torch.float32),
-        "versions": torch.tensor([versions], dtype=torch.int64),
-        "turn_ids": torch.tensor([turn_ids], dtype=torch.int32),
-        "attention_mask": torch.ones((1, len(input_ids)), dtype=torch.bool),
-        "rewards": torch.tensor([reward], dtype=torch.float32),
-        "original_rewards": torch.tensor([reward], dtype=torch.float32),
-        "truncated": torch.tensor([truncated]),
-    }
-    return columns
+    """One row [1, S], no padding."""
+    return rows([Row(input_ids, loss_mask, logprobs, versions, turn_ids, reward, truncated)])
 
 
 def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:

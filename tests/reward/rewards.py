@@ -47,3 +47,12 @@ def reverse_reward(prompt: str, completions: str, prompt_ids: Any, completion_id
 
 def never_right(*args: Any, **data: Any) -> float:
     return 0.0
+
+
+def tricky(prompt: str, *args: Any, **data: Any) -> float:
+    """What it does is in the prompt: raise, hang, or be worth so much."""
+    if prompt == "raises":
+        raise KeyError("answer")
+    if prompt == "hangs":
+        time.sleep(600)
+    return float(prompt)

@@ -78,3 +78,21 @@ def test_lambda_is_refused_at_once() -> None:
 async def test_many_rewards_share_two_processes() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) <= 2
+
+
+async def test_each_tells_what_kept_one_reward_and_has_the_others() -> None:
+    reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=0.3, max_retries=0)
+    for _ in range(2):  # one by one while nothing is known of the function, then in one job
+        first, raised, last = await reward.each([((prompt,), {}) for prompt in ("1", "raises", "0.5")])
+        assert (first, last) == (1.0, 0.5)
+        assert isinstance(raised, RewardRaised) and "KeyError: 'answer'" in str(raised)
+    first, hung, last = await reward.each([((prompt,), {}) for prompt in ("1", "hangs", "0.5")])
+    assert (first, last) == (1.0, 0.5)
+    assert isinstance(hung, RewardTimeout)
+
+
+async def test_each_asks_a_quick_function_in_one_process_and_a_coroutine_here() -> None:
+    reward = AsyncRewardWrapper(rewards.process_id)
+    await reward.each([((), {})] * 8)
+    assert len(set(await reward.each([((), {})] * 8))) == 1
+    assert await AsyncRewardWrapper(rewards.later).each([(("p", "c", [], []), {})] * 2) == [0.5, 0.5]

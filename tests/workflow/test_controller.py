@@ -18,8 +18,10 @@ from areal.api.workflow_api import RolloutWorkflow
 from areal.client import CallerError, RolloutController, RolloutsFailed, ServiceError
 from areal.errors import NotFound, TimedOut, UsageFault
 from areal.trajectories.reading import read_episodes
+from areal.workflow.rlvr import RLVRWorkflow
 from areal.workflow.tensors import row
 from tests.client.conftest import Place
+from tests.reward.rewards import length
 from tests.services.processes import engine_calls, script
 from tests.workflow.conftest import Make
 
@@ -292,6 +294,18 @@ def test_answer_given_up_by_the_engine_is_gone_on_with(place: Place, make: Make)
     assert second["input_ids"] == [5, 6, 7, 10, 11]
     assert second["sampling"]["max_new_tokens"] == first["sampling"]["max_new_tokens"] - 2
     assert trajectory["input_ids"].tolist()[0][3:5] == [10, 11]
+
+
+def test_group_is_one_call_and_members_that_were_given_up_are_gone_on_with(place: Place, make: Make) -> None:
+    controller = make(consumer_batch_size=1)
+    script(place.engine, token_ids=[10, 11, 12], abort_after=2)
+    workflow = RLVRWorkflow(length, GenerationHyperparameters(max_new_tokens=3), str(place.folder))
+    (group,) = controller.rollout_batch([{"input_ids": [5, 6, 7]}], workflow, group_size=4)
+    first, *rest = (call["body"] for call in engine_calls(place.engine))
+    assert first["sampling"]["n"] == 4
+    assert [(each["input_ids"], each["sampling"].get("n", 1)) for each in rest] == [([5, 6, 7, 10, 11], 1)] * 4
+    assert group["input_ids"][:, 3:5].tolist() == [[10, 11]] * 4
+    assert group["loss_mask"].sum(1).tolist() == [3] * 4
 
 
 def test_seeded_sampling_depends_on_the_episodes_name_alone(place: Place, make: Make) -> None:

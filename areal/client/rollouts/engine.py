@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
@@ -19,6 +19,10 @@ from areal.client.inference import AsyncInferenceClient
 from areal.client.rollouts.sampling import answer_budget, derived_seed, sampling_fields
 from areal.client.sessions import AsyncGroup
 
+if TYPE_CHECKING:
+    from areal.api.config.generation import GenerationHyperparameters
+
+MOST_CHOICES = 128  # of one call
 _MOST_SEGMENTS = 32
 _AFTER_ABORT_S = 0.2
 
@@ -37,6 +41,18 @@ class _Answer:
         self.versions += choice["versions"]
         self.text += choice["text"]
         self.stop_reason = choice["finish_reason"]
+
+    def response(self, req: ModelRequest, seconds: float) -> ModelResponse:
+        return ModelResponse(
+            input_tokens=list(req.input_ids),
+            output_tokens=self.tokens,
+            output_logprobs=self.logprobs,
+            output_versions=self.versions,
+            stop_reason=self.stop_reason,  # type: ignore[arg-type]
+            latency=seconds,
+            text=self.text,
+            tokenizer=req.tokenizer,
+        )
 
 
 @dataclass
@@ -111,34 +127,51 @@ class EpisodeEngine:
     def _session_task(self) -> str:
         return self.task_id[:256]
 
+    def samples_together(self, gconfig: GenerationHyperparameters, count: int) -> bool:
+        """Whether ``agenerate_group`` may sample so many: not where each has a seed of its own."""
+        return count <= MOST_CHOICES and not self.seeded and gconfig.seed is None
+
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        return (await self.agenerate_group(req, 1))[0]
+
+    async def agenerate_group(self, req: ModelRequest, count: int) -> list[ModelResponse]:
+        """``count`` samples of one prompt, by one call: most of what a short answer costs is its call."""
         if req.image_data:
             raise CallerError("image_data is not supported: prompts are token ids", param="image_data")
         self._begun()
         started = time.monotonic()
         budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
-        answer = _Answer()
-        for segment in range(_MOST_SEGMENTS):
-            if segment:
-                await asyncio.sleep(_AFTER_ABORT_S)
-            answer.extend(await self._segment(req, answer.tokens, budget, fields))
-            if answer.stop_reason != "abort":
-                break
+        answers = [_Answer() for _ in range(count)]
+        several = {"n": count} if count > 1 else {}
+        for choice in await self._choices(req, [], budget, fields | several):
+            answers[choice["index"]].extend(choice)
+        await self._complete([each for each in answers if each.stop_reason == "abort"], req, budget, fields)
+        seconds = time.monotonic() - started
+        return [each.response(req, seconds) for each in answers]
+
+    async def _complete(
+        self, answers: Sequence[_Answer], req: ModelRequest, budget: int, fields: dict[str, Any]
+    ) -> None:
+        """What the engine gave up goes on."""
+        if not answers:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, answer in enumerate(answers):
+                    group.create_task(self._rest(answer, req, budget, fields), name=f"rest-{self.task_id}-{number}")
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+
+    async def _rest(self, answer: _Answer, req: ModelRequest, budget: int, fields: dict[str, Any]) -> None:
+        for _ in range(_MOST_SEGMENTS - 1):
             if len(answer.tokens) >= budget:
                 answer.stop_reason = "length"
-                break
-        else:
+            if answer.stop_reason != "abort":
+                return
+            await asyncio.sleep(_AFTER_ABORT_S)
+            answer.extend((await self._choices(req, answer.tokens, budget, fields))[0])
+        if answer.stop_reason == "abort":
             raise ServiceError(f"the engine gave the answer up {_MOST_SEGMENTS} times", code="aborted")
-        return ModelResponse(
-            input_tokens=list(req.input_ids),
-            output_tokens=answer.tokens,
-            output_logprobs=answer.logprobs,
-            output_versions=answer.versions,
-            stop_reason=answer.stop_reason,  # type: ignore[arg-type]
-            latency=time.monotonic() - started,
-            text=answer.text,
-            tokenizer=req.tokenizer,
-        )
 
     def _fields(self, req: ModelRequest) -> dict[str, Any]:
         self._calls += 1
@@ -147,9 +180,9 @@ class EpisodeEngine:
             seed = derived_seed(seed if seed is not None else "", self.task_id, self.member, self._calls)
         return sampling_fields(req.gconfig, seed)
 
-    async def _segment(
+    async def _choices(
         self, req: ModelRequest, so_far: list[int], budget: int, fields: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         """Not recorded by the service: the answer itself has all that a training row needs."""
         answer = await self.client.complete(
             [*req.input_ids, *so_far],
@@ -160,5 +193,5 @@ class EpisodeEngine:
             timeout_s=self.timeout_s,
             **fields,
         )
-        choice: dict[str, Any] = answer["choices"][0]
-        return choice
+        choices: list[dict[str, Any]] = answer["choices"]
+        return choices
