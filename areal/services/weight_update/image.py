@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,25 @@ def read_layout(given: object) -> Layout:
     if any(dtype not in _DTYPES or min(shape, default=0) < 0 for _, shape, dtype in layout):
         raise ValueError("a dtype that is none, or a negative length")
     return layout
+
+
+def header_of(file: IO[bytes]) -> bytes:
+    """The eight bytes of length and the header, of a file that is open at its beginning."""
+    size = file.read(8)
+    return size + file.read(struct.unpack("<Q", size)[0])
+
+
+def views(header: bytes, buffer: Any) -> dict[str, Tensor]:
+    """The tensors of ``buffer``, which begins with ``header``; nothing is copied."""
+    found: dict[str, Tensor] = {}
+    for name, about in json.loads(header[8:]).items():
+        if name != "__metadata__":
+            shape, dtype, offset = about["shape"], _DTYPES[about["dtype"]], len(header) + about["data_offsets"][0]
+            if math.prod(shape):
+                found[name] = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
+            else:
+                found[name] = torch.empty(shape, dtype=dtype)
+    return found
 
 
 class Image:

@@ -12,15 +12,25 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from areal.errors import ArealError
+from areal.errors import ArealError, Conflict
+from areal.services.inference.engines.embedded import decoder_runner
+from areal.services.weight_update.image import Image, layout_of
 
 from .support import FAMILIES, Harness, gap, make_model
 
 Start = Callable[..., Harness]
 
 
+@pytest.fixture(params=[True, False], ids=["room", "no-room"])
+def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is memory for new weights beside those in use."""
+    if not request.param:
+        monkeypatch.setattr(decoder_runner, "free_bytes", lambda device: 0)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.usefixtures("room")
 def test_load_weights_between_requests_serves_new_model(tmp_path: Path, start: Start, family: str, tied: bool) -> None:
     make_model(tmp_path / "old", family, seed=1, tie_word_embeddings=tied)
     new = make_model(tmp_path / "new", family, seed=2, tie_word_embeddings=tied)
@@ -47,6 +57,58 @@ def test_load_weights_under_running_request_stamps_each_token(tmp_path: Path, st
     assert gap(new, late) < 1e-4
     running.output, running.logprobs = running.output[:before], running.logprobs[:before]
     assert gap(old, running) < 1e-4
+
+
+@pytest.mark.usefixtures("room")
+def test_staged_weights_are_not_served_until_they_are_loaded(tmp_path: Path, start: Start) -> None:
+    old, new = (make_model(tmp_path / name, "Qwen2", seed=seed) for seed, name in enumerate(("old", "new")))
+    harness = start(tmp_path / "old")
+    harness.engine.stage_weights(tmp_path / "new", 7)
+    (before,) = harness.run([5, 6, 7], max_new_tokens=10)
+    harness.engine.load_staged(7)
+    (after,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert (gap(old, before), gap(new, after)) == (pytest.approx(0, abs=1e-4), pytest.approx(0, abs=1e-4))
+    assert (set(before.versions), set(after.versions)) == ({0}, {7})
+
+
+def test_load_staged_of_what_is_not_staged_is_refused(llama: tuple[Path, Any], tmp_path: Path, start: Start) -> None:
+    harness = start(llama[0])
+    with pytest.raises(Conflict, match="version 3 is not staged here: none is"):
+        harness.engine.load_staged(3)
+    harness.engine.stage_weights(llama[0], 2)
+    with pytest.raises(Conflict, match="version 3 is not staged here: 2 is"):
+        harness.engine.load_staged(3)
+    harness.engine.stage_weights(llama[0], 3)
+    harness.engine.forget_weights()
+    with pytest.raises(Conflict, match="none is"):
+        harness.engine.load_staged(3)
+    make_model(tmp_path / "bad", seed=2)
+    _with_a_nan_in_the_last_tensor(tmp_path / "bad")
+    harness.engine.stage_weights(llama[0], 4)
+    with pytest.raises(ArealError, match="not finite"):
+        harness.engine.stage_weights(tmp_path / "bad", 5)
+    with pytest.raises(Conflict, match="none is"):  # 4 made room
+        harness.engine.load_staged(4)
+    assert harness.engine.version == 0
+
+
+def test_weights_in_memory_are_mapped_once_and_read_anew(tmp_path: Path, start: Start) -> None:
+    old, new, newer = (make_model(tmp_path / str(seed), seed=seed) for seed in range(3))
+    harness = start(tmp_path / "0")
+    (tmp_path / "shared").mkdir()
+    held = dict(new.state_dict())
+    image = Image(tmp_path / "shared" / "model.safetensors", layout_of(held.items()))
+    for version, model in enumerate((new, newer, old), start=1):
+        for name, tensor in model.state_dict().items():
+            image.write(name, tensor)
+        harness.engine.load_weights(tmp_path / "shared", version)
+        (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+        assert gap(model, sequence) < 1e-4
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:areal-model" in line]
+    assert len(mapped) == 2  # the writer's, and ours
+    del mapped
+    harness.engine.forget_weights()
+    image.remove()
 
 
 def _without_a_tensor(folder: Path) -> None:
@@ -99,7 +161,7 @@ def _gone(folder: Path) -> None:
     ],
 )
 def test_load_weights_of_bad_folder_leaves_old_model_whole(
-    llama: tuple[Path, Any], tmp_path: Path, start: Start, harm: Callable[[Path], None], said: str
+    llama: tuple[Path, Any], tmp_path: Path, start: Start, room: None, harm: Callable[[Path], None], said: str
 ) -> None:
     folder, model = llama
     make_model(tmp_path / "new", seed=2)

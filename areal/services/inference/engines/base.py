@@ -219,6 +219,32 @@ class TokenEngine(Protocol):
     async def restore_memory(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Broadcast:
+    """What the process group's rank 0 sends next: the tensors of ``layout``."""
+
+    group: str
+    layout: Any
+
+
+@runtime_checkable
+class WeightStager(Protocol):
+    """An engine that makes new weights ready while it generates, and is paused for a moment only."""
+
+    async def stage_weights(self, source: str | Broadcast, version: int) -> None:
+        """From a folder, or as they are broadcast. Raises EngineError as ``TokenEngine.load_weights`` does; what is
+        served does not change."""
+        ...
+
+    async def load_staged(self, version: int) -> None:
+        """As ``TokenEngine.load_weights``, of what was staged as ``version``."""
+        ...
+
+    async def forget_weights(self) -> None:
+        """Hold on to nothing that was staged, nor to where it came from. Best effort; raises EngineError."""
+        ...
+
+
 @runtime_checkable
 class GroupReceiver(Protocol):
     """An engine that takes weights from a process group (``areal.services.weight_update.group``)."""

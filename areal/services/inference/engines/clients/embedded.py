@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from areal.services.inference.engines.base import (
+    Broadcast,
     Capabilities,
     DeltaSink,
     EngineCall,
@@ -22,6 +23,7 @@ from areal.services.web.client import HttpClient
 _NO_ADAPTERS = "this engine serves no LoRA adapters"
 _NO_RELEASE = "this engine cannot release its memory"
 _NO_GROUP = "this engine joins no process group"
+_NO_STAGING = "this engine stages no weights"
 
 
 class EmbeddedClient:
@@ -79,6 +81,16 @@ class EmbeddedClient:
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}
         await self._engine.command("/load_weights", body, unless="this engine loads no weights", timeout_s=LOAD_S)
+
+    async def stage_weights(self, source: str | Broadcast, version: int) -> None:
+        of = {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
+        await self._engine.command("/stage_weights", {**of, "version": version}, unless=_NO_STAGING, timeout_s=LOAD_S)
+
+    async def load_staged(self, version: int) -> None:
+        await self._engine.command("/load_weights", {"staged": True, "version": version}, unless=_NO_STAGING)
+
+    async def forget_weights(self) -> None:
+        await self._engine.command("/forget_weights", unless=_NO_STAGING)
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         await self._engine.command("/weight_group/join", {**place, "name": name}, unless=_NO_GROUP, timeout_s=LOAD_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from areal.services.web.service import Handler, Service, json_response
 
 T = TypeVar("T")
 _SETTLE_S = 1.0
+_FORGET_S = 600.0
 
 
 class EngineRoutes:
@@ -43,6 +44,7 @@ class EngineRoutes:
         self._requests: dict[str, Stream] = {}
         self._swapping = asyncio.Lock()
         self._groups = WeightGroups()
+        self._forgetting: asyncio.TimerHandle | None = None
 
     def serve_with(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -76,6 +78,8 @@ class EngineRoutes:
             "/resume": self._resume,
             "/continue_generation": self._resume,
             "/load_weights": self._load_weights,
+            "/stage_weights": self._stage_weights,
+            "/forget_weights": self._forget_weights,
             "/weight_group/join": self._join_group,
             "/weight_group/receive": self._receive_weights,
             "/weight_group/leave": self._leave_group,
@@ -150,16 +154,46 @@ class EngineRoutes:
         return json_response({"status": "ok", "paused": False, "version": loaded.engine.version})
 
     async def _load_weights(self, request: Request) -> Response:
+        """Those in a folder, or those that were staged."""
         loaded, body = self._model(), await read_object(request)
-        path, version = body.get("path"), body.get("version")
-        if not isinstance(path, str) or not path:
-            raise bad_request("path must name a folder of safetensors files", param="path")
-        return await self._swap(loaded, Path(path), None if version is None else _version(version))
+        version = body.get("version")
+        if body.get("staged") is True:
+            return await self._swap(loaded, partial(loaded.engine.load_staged, _version(version)))
+        load = partial(loaded.engine.load_weights, Path(_text(body, "path")))
+        return await self._swap(loaded, partial(load, None if version is None else _version(version)))
 
-    async def _swap(self, loaded: Loaded, folder: Path, version: int | None) -> Response:
+    async def _stage_weights(self, request: Request) -> Response:
+        """Those in a folder, or those that the group's trainer broadcasts now."""
+        loaded, body = self._model(), await read_object(request)
+        version = _version(body.get("version"))
+        path = Path(_text(body, "path")) if "group" not in body else await self._received(_text(body, "group"), body)
+        answer = await self._swap(loaded, partial(loaded.engine.stage_weights, path, version))
+        self._forget_later(loaded)
+        return answer
+
+    async def _forget_weights(self, request: Request) -> Response:
+        loaded = self._model()
+        async with self._swapping:
+            loaded.engine.forget_weights()
+        return json_response({"status": "ok"})
+
+    def _forget_later(self, loaded: Loaded) -> None:
+        """A trainer that is gone without a word must not hold our memory for ever."""
+
+        def forget() -> None:
+            if self._swapping.locked():
+                self._forget_later(loaded)
+            else:
+                loaded.engine.forget_weights()
+
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
+
+    async def _swap(self, loaded: Loaded, swap: Callable[[], None]) -> Response:
         async with self._swapping:
             try:
-                await asyncio.to_thread(loaded.engine.load_weights, folder, version)
+                await asyncio.to_thread(swap)
             except Conflict:
                 raise
             except ArealError as error:
@@ -177,9 +211,12 @@ class EngineRoutes:
 
     async def _receive_weights(self, request: Request) -> Response:
         loaded, body = self._model(), await read_object(request)
+        folder = await self._received(_text(body, "name"), body)
+        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, _version(body.get("version"))))
+
+    async def _received(self, group: str, body: dict[str, Any]) -> Path:
         with _group_errors():
-            folder = await self._groups.receive(_text(body, "name"), body.get("layout"))
-        return await self._swap(loaded, folder, _version(body.get("version")))
+            return await self._groups.receive(group, body.get("layout"))
 
     async def _leave_group(self, request: Request) -> Response:
         self._groups.leave(_text(await read_object(request), "name"))

@@ -19,6 +19,8 @@ from areal.errors import ArealError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from areal.services.inference.engines.embedded.memory_maps import MemoryMaps
+
 INDEX = "model.safetensors.index.json"
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
@@ -44,14 +46,20 @@ class Checkpoint:
         return sum(entry.size for entry in self.entries.values())
 
     @contextmanager
-    def reader(self) -> Iterator[Callable[[str], Tensor]]:
-        """A function from a name to its tensor, mapped from the file and not copied."""
+    def reader(self, maps: MemoryMaps | None = None) -> Iterator[Callable[[str], Tensor]]:
+        """A function from a name to its tensor, mapped from the file and not copied. Files in memory are mapped by
+        ``maps``."""
         from safetensors import safe_open
 
         with ExitStack() as stack:
-            files = {entry.file for entry in self.entries.values()}
-            opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
-            yield lambda name: opened[self.entries[name].file].get_tensor(name)
+            opened: dict[Path, Callable[[str], Tensor]] = {}
+            for file in {entry.file for entry in self.entries.values()}:
+                held = maps.tensors(file) if maps is not None else None
+                if held is None:
+                    opened[file] = stack.enter_context(safe_open(file, framework="pt")).get_tensor
+                else:
+                    opened[file] = held.__getitem__
+            yield lambda name: opened[self.entries[name].file](name)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

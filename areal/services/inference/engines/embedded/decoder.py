@@ -8,7 +8,7 @@ queries of one sequence, since they see the same keys: no key is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import buffers
 from areal.services.inference.engines.embedded.lora import Deltas
-from areal.services.inference.engines.embedded.matrix import Matrix
+from areal.services.inference.engines.embedded.matrix import Forms, Matrix
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.rope import rotations
 
@@ -90,6 +90,31 @@ class Decoder:
             self._tensors[name].copy_(values)
         if name == "embed" and self.config.tied:
             self._head.assign(values)
+
+    @torch.inference_mode()
+    def aside(self, name: str, values: Tensor) -> Iterator[tuple[str, Tensor | Forms]]:
+        """What ``adopt`` takes to give a buffer these values, which are copied; by any thread."""
+        if name in self._matrices:
+            yield name, self._matrices[name].forms(values)
+            return
+        yield name, values.to(self.device, self.dtype, copy=True)
+        if name == "embed" and self.config.tied:
+            yield "head", self._head.forms(values)
+
+    @torch.inference_mode()
+    def adopt(self, new: Mapping[str, Tensor | Forms]) -> list[object]:
+        """Compute with these from now on: what is large changes hands, what is small is copied. What was in use is
+        returned, for whoever has the time to free it."""
+        old: list[object] = []
+        for name, held in new.items():
+            if isinstance(held, Forms):
+                old.append(self._matrices[name].adopt(held))
+            elif name == "embed":
+                old.append(self._tensors[name])
+                self._tensors[name] = held
+            else:
+                self._tensors[name].copy_(held)
+        return old
 
     def large(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that hold nearly all of the memory: what ``release`` drops and ``install`` takes back."""

@@ -17,12 +17,16 @@ from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, check, plan
 from areal.services.inference.engines.embedded.lora import Adapter, deltas_of, read_adapter
+from areal.services.inference.engines.embedded.matrix import Forms
+from areal.services.inference.engines.embedded.memory import free_bytes
+from areal.services.inference.engines.embedded.memory_maps import MemoryMaps
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.runner import Adapters
 from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_ROOM = 1.5  # times the weights that must be free for new ones to be made ready beside those in use
 
 
 class DecoderRunner:
@@ -38,8 +42,10 @@ class DecoderRunner:
         self._decoder = Decoder(config, limits.max_length, dtype, device)
         self._cache = KVCache(config.layers, config.kv_heads, config.head_dim, limits.kv_tokens, dtype, device)
         self._spill: Spill | None = None
+        self._maps = MemoryMaps()
         self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
         size = sum(math.prod(shape) for shape in self._shapes.values())
+        self._bytes = size * dtype.itemsize
         self.description = f"own decoder, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
     def position_bytes(self) -> int:
@@ -108,15 +114,29 @@ class DecoderRunner:
         check(self._pieces, checkpoint, tied=self._config.tied)
         self._copy(checkpoint, progress)
 
-    def prepare(self, folder: Path) -> Callable[[], None]:
+    def prepare(self, folder: Path) -> Callable[[], object]:
         checkpoint = open_checkpoint(folder)
         check(self._pieces, checkpoint, tied=self._config.tied)
-        with checkpoint.reader() as read:
+        if self._bytes * _ROOM < free_bytes(self.device):
+            new = self._aside(checkpoint)
+            return lambda: self._decoder.adopt(new)
+        with checkpoint.reader(self._maps) as read:
             for piece in self._pieces:
-                # Reads each page once, ahead of the swap.
-                if not is_finite(read(piece.source)):
-                    raise ArealError(f"{folder}: {piece.source} holds values that are not finite")
+                _finite(read, folder)(piece.source)  # reads each page once, ahead of the swap
         return lambda: self._copy(checkpoint, lambda done, total: None)
+
+    def forget(self) -> None:
+        self._maps.forget()
+
+    @torch.inference_mode()
+    def _aside(self, checkpoint: Checkpoint) -> dict[str, Tensor | Forms]:
+        """The weights as the decoder computes with them, beside those in use."""
+        new: dict[str, Tensor | Forms] = {}
+        with checkpoint.reader(self._maps) as read:
+            finite = _finite(read, checkpoint.folder)
+            for target, group in groupby(self._pieces, key=lambda piece: piece.target):
+                new |= self._decoder.aside(target, self._assemble(list(group), finite))
+        return new
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         return read_adapter(name, folder, self._config, self._decoder.dtype, self.device)
@@ -147,7 +167,7 @@ class DecoderRunner:
     @torch.inference_mode()
     def _copy(self, checkpoint: Checkpoint, progress: Progress) -> None:
         done, total = 0, sum(checkpoint.entries[piece.source].size for piece in self._pieces)
-        with checkpoint.reader() as read:
+        with checkpoint.reader(self._maps) as read:
             for target, group in groupby(self._pieces, key=lambda piece: piece.target):
                 pieces = list(group)
                 self._decoder.install(target, self._assemble(pieces, read))
@@ -166,6 +186,18 @@ class DecoderRunner:
                 tensor = halves.transpose(1, 2).reshape(tensor.shape)
             whole[piece.start : piece.stop] = tensor
         return whole
+
+
+def _finite(read: Callable[[str], Tensor], folder: Path) -> Callable[[str], Tensor]:
+    """``read`` that raises ArealError for what is no number."""
+
+    def checked(name: str) -> Tensor:
+        tensor = read(name)
+        if not is_finite(tensor):
+            raise ArealError(f"{folder}: {name} holds values that are not finite")
+        return tensor
+
+    return checked
 
 
 def position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

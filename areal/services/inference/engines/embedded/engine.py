@@ -85,6 +85,7 @@ class Engine:
         self._released = False
         self._closing = False
         self._broken: Exception | None = None
+        self._staged: tuple[int, Callable[[], object]] | None = None  # version, and what puts it in
         self._batch: Batch | None = None
         self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
@@ -146,6 +147,25 @@ class Engine:
         """
         install = self._runner.prepare(folder)
         self._mailbox.call(lambda: self._install(install, version)).result()
+
+    def stage_weights(self, folder: Path, version: int) -> None:
+        """Make them ready for ``load_staged`` while generation goes on. Blocks the caller; raises ArealError as
+        ``load_weights`` does."""
+        self._staged = None  # what was staged before makes room
+        self._staged = (version, self._runner.prepare(folder))
+
+    def load_staged(self, version: int) -> None:
+        """As ``load_weights``; all but the swap is done already. Raises Conflict where another version is staged."""
+        staged, self._staged = self._staged, None
+        if staged is None or staged[0] != version:
+            has = "none" if staged is None else str(staged[0])
+            raise Conflict(f"version {version} is not staged here: {has} is")
+        self._mailbox.call(lambda: self._install(staged[1], version)).result()
+
+    def forget_weights(self) -> None:
+        """What is staged, and the memory that it was read from. Not beside ``stage_weights``."""
+        self._staged = None
+        self._runner.forget()
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         """Raises ArealError where the folder is no LoRA adapter of this model."""
@@ -238,11 +258,12 @@ class Engine:
             raise
         self._released = False
 
-    def _install(self, install: Callable[[], None], version: int | None) -> None:
+    def _install(self, install: Callable[[], object], version: int | None) -> object:
+        """What was replaced: the thread that asked frees it."""
         if self._released:
             raise Conflict("the engine's memory is released: resume it before weights are loaded")
         try:
-            install()
+            replaced = install()
         except Exception as error:
             # Half of the weights may be new: nothing that follows could be trusted.
             self._broken = error
@@ -252,6 +273,7 @@ class Engine:
         self.counters.weight_loads += 1
         if version is not None:
             self.version = version
+        return replaced
 
     def _stats(self) -> Stats:
         running = self._scheduler.running

@@ -16,6 +16,7 @@ from areal.errors import ArealError
 from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
 from areal.services.inference.engines.embedded.end_tokens import end_tokens
 from areal.services.inference.engines.embedded.layout import check, plan
+from areal.services.inference.engines.embedded.memory import free_bytes
 from areal.services.inference.engines.embedded.model_config import ModelConfig, Unsupported, parse, read_config
 from areal.services.inference.engines.embedded.settings import Settings, default_threads
 from areal.services.inference.engines.embedded.steps import Limits
@@ -188,16 +189,7 @@ def _limits(settings: Settings, model_positions: int, position_bytes: int, devic
 
 
 def _free_memory(device: torch.device) -> int:
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_SHARE)
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.is_file() and used.is_file() and (bound := limit.read_text().strip()).isdigit():
-        free = min(free, max(0, int(bound) - int(used.read_text())))
-    return int(free * _CPU_SHARE)
+    return int(free_bytes(device) * (_CUDA_SHARE if device.type == "cuda" else _CPU_SHARE))
 
 
 def _warm_up(runner: ModelRunner) -> None:

@@ -8,6 +8,7 @@ serves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,14 @@ from torch import Tensor
 
 # Multiplications from which the blocked form is faster in float32 (measured on Zen 5: level at about this number).
 _WORTH_A_CALL = 2**20
+
+
+@dataclass(frozen=True)
+class Forms:
+    """One weight in the forms that its matrix keeps; None for one that it does not."""
+
+    plain: Tensor | None
+    blocked: Tensor | None
 
 
 class Matrix:
@@ -42,6 +51,19 @@ class Matrix:
             self._plain.copy_(weight)
         if self._blocked_from < 2**62:
             self._blocked = _block(weight.to(self._dtype).contiguous())
+
+    @torch.inference_mode()
+    def forms(self, weight: Tensor) -> Forms:
+        """The weight's values beside those in use, for ``adopt``; by any thread."""
+        plain = weight.to(self._device, self._dtype, copy=True) if self._blocked_from > 1 else None
+        blocked = _block(weight.to(self._dtype).contiguous()) if self._blocked_from < 2**62 else None
+        return Forms(plain, blocked)
+
+    def adopt(self, new: Forms) -> Forms:
+        """Use these from now on; those that were in use."""
+        old = Forms(self._plain, self._blocked)
+        self._plain, self._blocked = new.plain, new.blocked
+        return old
 
     def values(self) -> Tensor:
         """The weight as a plain tensor."""

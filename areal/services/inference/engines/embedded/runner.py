@@ -55,11 +55,17 @@ class ModelRunner(Protocol):
         """Move, keep, restore or drop cached positions, as the scheduler's values say."""
         ...
 
-    def prepare(self, folder: Path) -> Callable[[], None]:
-        """Check that ``folder`` holds this model's weights, whole and finite, without touching those in use.
+    def prepare(self, folder: Path) -> Callable[[], object]:
+        """Check that ``folder`` holds this model's weights, whole and finite, without touching those in use, and make
+        them ready as far as there is room. Raises ArealError, and then nothing has changed.
 
-        The returned function puts them in, in place. Raises ArealError, and then nothing has changed.
+        The returned function puts them in, while ``folder`` still holds them. What it returns is what they replace:
+        freeing it takes time.
         """
+        ...
+
+    def forget(self) -> None:
+        """Hold on to no folder that ``prepare`` read. Not beside it."""
         ...
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:

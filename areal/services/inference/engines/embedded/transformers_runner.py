@@ -83,7 +83,7 @@ class TransformersRunner:
         logits: Tensor = output.logits[0, -1, : self.vocab_size].float()
         return logits
 
-    def prepare(self, folder: Path) -> Callable[[], None]:
+    def prepare(self, folder: Path) -> Callable[[], object]:
         new = _load(folder, self._dtype, config=self._model.config).state_dict()
         for name, current in self._model.state_dict().items():
             if name not in new or new[name].shape != current.shape:
@@ -91,6 +91,9 @@ class TransformersRunner:
             if not is_finite(new[name]):
                 raise ArealError(f"{folder}: {name} holds values that are not finite")
         return lambda: self._install(new)
+
+    def forget(self) -> None:
+        """Nothing is held."""
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         raise ArealError("LoRA adapters are computed by the own decoder only, which does not know this architecture")
