@@ -65,7 +65,8 @@ class Checkpoints:
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:
         """A folder for the engines' shards and a dict for the trainer's state; both become the checkpoint ``step`` when
-        the block ends well on every rank. Every rank enters it; the first one's dict counts."""
+        the block ends well on every rank. Every rank enters it; the first one's dict counts. Raises ArealError where
+        the disk refuses; what was half written is removed, for it may have filled the disk."""
         aside = self.root / f"step_{step}.tmp"
         if ranks.is_first:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -73,10 +74,20 @@ class Checkpoints:
             aside.mkdir()
         ranks.together()
         state: dict[str, Any] = {}
-        yield aside, state
-        ranks.together()
-        if ranks.is_first:
-            self._finish(aside, step, state)
+        try:
+            yield aside, state
+            ranks.together()
+            if ranks.is_first:
+                self._finish(aside, step, state)
+        except BaseException as error:
+            if ranks.is_first:
+                shutil.rmtree(aside, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise ArealError(
+                    f"the checkpoint of step {step} cannot be written below {self.root}: {error}",
+                    hint="the one before is whole: free space, then areal restart or resume the job",
+                ) from error
+            raise
         ranks.together()
 
     def _finish(self, aside: Path, step: int, state: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ def test_writing_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), checkpoints.writing(2, one_process("cpu")) as (folder, _):
         (folder / "shard").write_text("half")
         raise RuntimeError("killed")
+    assert not list(checkpoints.root.glob("*.tmp"))
     newest = checkpoints.newest()
     assert newest is not None
     assert newest.state() == {"step": 1}

@@ -3,6 +3,7 @@ any number of ranks, adapters merged into what is published."""
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from areal.api.cli_args import MicroBatchSpec
-from areal.errors import NotFound
+from areal.errors import ArealError, NotFound
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines.fsdp import FSDPEngine
@@ -113,6 +114,21 @@ def test_forward_gives_every_row_in_order_whatever_the_micro_batches(model: Path
     whole = _engine(model).forward(batch(), of)
     parts = _engine(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=20)).forward(batch(), of)
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoint_that_does_not_fit_says_so_in_a_line_and_leaves_the_one_before(model: Path, tmp_path: Path) -> None:
+    engine, checkpoints = _engine(model), Checkpoints(tmp_path)
+    with checkpoints.writing(1, ALONE) as (folder, _):
+        save_shards(engine, folder / "actor")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(ArealError, match="checkpoint of step 2 cannot be written"):
+            with checkpoints.writing(2, ALONE) as (folder, _):
+                save_shards(engine, folder / "actor")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
 
 
 def test_checkpoint_of_one_rank_comes_back_with_its_random_state(model: Path, tmp_path: Path) -> None:

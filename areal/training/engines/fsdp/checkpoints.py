@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -23,9 +24,15 @@ _COUNTERS = "engine"
 
 
 def save_shards(engine: FSDPEngine, folder: Path) -> None:
-    """Into ``folder``, which is new. Every rank calls it. Durable when it returns."""
-    with _alone_on_purpose():
-        save(_state(engine), checkpoint_id=folder, no_dist=engine.ranks.group is None)
+    """Into ``folder``, which is new. Every rank calls it. Durable when it returns. Raises OSError."""
+    try:
+        with _alone_on_purpose():
+            save(_state(engine), checkpoint_id=folder, no_dist=engine.ranks.group is None)
+    except CheckpointException as error:
+        refused = next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
+        if refused is None:
+            raise
+        raise refused from None  # one sentence for whoever runs out of space, not the stacks of all ranks
 
 
 def load_shards(engine: FSDPEngine, folder: Path) -> None:
