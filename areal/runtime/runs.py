@@ -6,6 +6,7 @@ ever sees a run without its intent. Files: ``areal.runtime.records``.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -100,7 +101,9 @@ class RunStore:
 
     def create(self, spec: RunSpec, **facts: object) -> int:
         """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the
-        intent and are no part of the spec."""
+        intent and are no part of the spec. Leftovers, which may hold secrets, go with the next run that is made."""
+        for leftover in self.leftovers():
+            shutil.rmtree(leftover, ignore_errors=True)
         folder = self.folder(spec.uid)
         temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
         life = -1
@@ -166,8 +169,9 @@ class RunStore:
         found = []
         for prefix in (_NEW, _FORGOTTEN):
             for path in Path(self.root).glob(f"{prefix}*"):
-                if time.time() - path.stat().st_mtime > _LEFTOVER_AGE_S:
-                    found.append(str(path))
+                with contextlib.suppress(FileNotFoundError):  # another command clears it too
+                    if time.time() - path.stat().st_mtime > _LEFTOVER_AGE_S:
+                        found.append(str(path))
         return sorted(found)
 
     def stage(self, uid: str) -> Stage | None:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,8 +86,14 @@ def assert_recovers(box: Box, what: str) -> None:
     assert box.areal("diff", "-f", service(box)).code == 0, what
     assert set(box.processes()) == {"router/0", "gateway/0"}, what
     assert settled(box) == [], f"{what}: after recovery"
-    left = box.areal("doctor")
-    assert left.code == 0, f"{what}: doctor still finds {left.text}"
+    left = [each for each in json.loads(box.areal("doctor", "-o", "json").out) if not is_remains(each)]
+    assert left == [], f"{what}: doctor still finds {left}"
+
+
+def is_remains(finding: dict[str, Any]) -> bool:
+    """Harmless: a hidden folder of a killed command, say, which is named from its tenth minute on and goes with the
+    next run that is made."""
+    return finding["severity"] == "info" or str(finding["what"]).startswith("leftover-folder")
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)

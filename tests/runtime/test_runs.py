@@ -116,3 +116,5 @@ def test_leftovers_are_old_hidden_folders_only(tmp_path: Path) -> None:
 
     assert store.leftovers() == [str(old)]
     assert store.uids() == ["r1"]
+    os.close(store.create(run_spec("r4")))
+    assert fresh.exists() and not old.exists()
