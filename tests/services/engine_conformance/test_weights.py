@@ -7,10 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from areal.services.inference.engines.base import EngineRefused, WeightsDiffer
+from areal.services.inference.engines.base import (
+    Broadcast,
+    EngineError,
+    EngineRefused,
+    GroupReceiver,
+    WeightsDiffer,
+    WeightStager,
+)
 from areal.services.inference.engines.weight_check import check_weights
 from areal.services.web.client import HttpClient
+from areal.services.weight_update.group import BroadcastGroup, open_store
+from areal.services.weight_update.image import Image, layout_of
 from tests.services.engine_conformance.conftest import Subject
 from tests.services.engine_conformance.engines import start
 from tests.services.engine_conformance.models import TOLERANCE, Models, gap, probe
@@ -89,3 +99,58 @@ async def test_stale_head_behind_a_good_answer_is_found(
             await check_weights(client, probe(which.versions[1], PROMPT))
     finally:
         process.stop()
+
+
+async def test_staged_weights_are_served_only_when_they_are_loaded(engine: Subject) -> None:
+    client = stager(engine)
+    old, new = engine.models.versions
+    await client.stage_weights(str(engine.models.folders[1]), 1)
+    await check_weights(engine.client, probe(old, PROMPT))
+    await engine.client.pause()
+    await client.load_staged(1)
+    await engine.client.resume()
+    await check_weights(engine.client, probe(new, LONG))
+    assert await engine.client.version() == 1
+    with pytest.raises(EngineError):  # nothing is staged any more
+        await client.load_staged(1)
+    with pytest.raises(EngineRefused):
+        await client.stage_weights(str(engine.models.broken), 2)
+    await client.forget_weights()
+    await check_weights(engine.client, probe(new, PROMPT))
+
+
+async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_has(
+    engine: Subject, tmp_path: Path
+) -> None:
+    client = engine.client
+    if not isinstance(client, GroupReceiver):
+        pytest.skip(f"{engine.kind} joins no process group")
+    held = load_file(engine.models.folders[1] / "model.safetensors")
+    image = Image(tmp_path / "staged", layout_of(held.items()))
+    for name, tensor in held.items():
+        image.write(name, tensor)
+    store = open_store("127.0.0.1", 0, 2, 60.0)
+    place = {"host": "127.0.0.1", "port": store.port, "rank": 1, "world_size": 2}
+    group, _ = await asyncio.gather(
+        asyncio.to_thread(BroadcastGroup, store, 0, 2, 60.0), client.join_group("pair", place)
+    )
+    broadcast = Broadcast("pair", [list(entry) for entry in image.layout])
+    for version in (1, 2):  # the group serves again
+        await asyncio.gather(
+            asyncio.to_thread(group.broadcast, image.body), stager(engine).stage_weights(broadcast, version)
+        )
+        await client.pause()
+        await stager(engine).load_staged(version)
+        await client.resume()
+        await check_weights(client, probe(engine.models.versions[1], LONG))
+        assert await client.version() == version
+    await client.leave_group("pair")
+    with pytest.raises(EngineError):
+        await client.receive_weights("pair", broadcast.layout, 3)
+    image.remove()
+
+
+def stager(engine: Subject) -> WeightStager:
+    if not isinstance(engine.client, WeightStager):
+        pytest.skip(f"{engine.kind} stages no weights")
+    return engine.client

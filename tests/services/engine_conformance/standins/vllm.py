@@ -7,14 +7,19 @@ goes on with the old head.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
+from safetensors.torch import save_file
 
 from areal.errors import ArealError
 from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
+from areal.services.inference.engines.vllm_plugin import areal_vllm
 from tests.services.engine_conformance.standins.core import Core, Refused, done
 
 _NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
@@ -24,10 +29,36 @@ _SAMPLING = (
 )
 
 
-class Vllm:
+class StandinWorker(areal_vllm.Worker):
+    """What of vLLM's worker our extension uses; the extension is the real one."""
+
+    rank = 0
+
     def __init__(self, core: Core, *, tied_fault: bool) -> None:
         self._core = core
         self._tied_fault = tied_fault
+        model = SimpleNamespace(modules=tuple)
+        self.model_runner = SimpleNamespace(get_model=lambda: model)
+        alone = SimpleNamespace(world_size=1)
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(model=str(core.folder)), parallel_config=alone)
+
+    def reload_weights(self, weights_path: str | None = None, weights_iterator: Any = None) -> None:
+        runner: Any = self._core.engine._runner
+        assert isinstance(runner, DecoderRunner)
+        old_head = runner._decoder._head.values().clone()
+        with tempfile.TemporaryDirectory() as folder:
+            if weights_iterator is not None:
+                held = {name: tensor.clone() for name, tensor in weights_iterator}
+                save_file(held, Path(folder) / "model.safetensors")
+            self._core.engine.load_weights(Path(weights_path or folder), None)
+        if self._tied_fault:
+            runner._decoder._head.assign(old_head)
+
+
+class Vllm:
+    def __init__(self, core: Core, *, tied_fault: bool) -> None:
+        self._core = core
+        self._worker = StandinWorker(core, tied_fault=tied_fault)
         self._running = 0
         self._sleeping = False
 
@@ -123,17 +154,8 @@ class Vllm:
 
     async def _rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
-        assert body["method"] == "areal_load_weights"
-        runner: Any = self._core.engine._runner
-        assert isinstance(runner, DecoderRunner)
-        old_head = runner._decoder._head.values().clone()
-        try:
-            self._core.engine.load_weights(Path(body["kwargs"]["path"]), None)
-        except ArealError as error:
-            return web.json_response({"results": [str(error)]})
-        if self._tied_fault:
-            runner._decoder._head.assign(old_head)
-        return web.json_response({"results": [None]})
+        result = await asyncio.to_thread(getattr(self._worker, body["method"]), **body["kwargs"])
+        return web.json_response({"results": [result]})
 
     async def _load_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()

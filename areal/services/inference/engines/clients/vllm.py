@@ -8,8 +8,10 @@ is set when a token arrives. That is exact across a pause, which returns once wh
 vLLM keeps it too (``/weight_info``), for a data proxy that comes later.
 
 Pausing (``keep``: requests freeze and go on), versions, weights and sleeping are routes of vLLM's development mode.
-Weights go in by our own extension of its workers (``vllm_plugin``): vLLM's own reload keeps the old head of a model
-whose head is tied to its embedding, and says nothing. It takes one greedy sample only: several are that one, repeated.
+Weights go in by our own extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own reload
+keeps the old head of a model whose head is tied to its embedding, and says nothing.
+
+It takes one greedy sample only: several are that one, repeated.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from areal.services.inference.engines.base import (
+    Broadcast,
     Capabilities,
     DeltaSink,
     EngineCall,
@@ -48,6 +51,8 @@ _NO_LORA = (
 )
 _QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
 _SETTLE_S = 5.0
+_WORKERS_S = 120.0
+_LOOK_AGAIN_S = 0.02
 
 
 class VllmClient:
@@ -169,14 +174,50 @@ class VllmClient:
         return self._version
 
     async def load_weights(self, folder: str, version: int) -> None:
-        body = {"method": "areal_load_weights", "kwargs": {"path": folder}}
-        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=LOAD_S)
+        _check_refusals(await self._ask_workers("areal_load_weights", {"path": folder}, LOAD_S))
+        await self.set_version(version)
+
+    async def stage_weights(self, source: str | Broadcast, version: int) -> None:
+        of = {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
+        await self._have_done("areal_stage", {"version": version, **of})
+
+    async def load_staged(self, version: int) -> None:
+        _check_refusals(await self._ask_workers("areal_load_staged", {"version": version}, LOAD_S))
+        await self.set_version(version)
+
+    async def forget_weights(self) -> None:
+        await self._ask_workers("areal_forget", {})
+
+    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+        numbers = {"rank": place["rank"], "size": place["world_size"]}
+        await self._have_done("areal_join", {"name": name, "host": place["host"], "port": place["port"], **numbers})
+
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        await self.stage_weights(Broadcast(name, layout), version)
+        await self.load_staged(version)
+
+    async def leave_group(self, name: str) -> None:
+        await self._ask_workers("areal_forget", {"group": name})
+
+    async def _have_done(self, method: str, order: Mapping[str, Any]) -> None:
+        """Something that takes long: its workers do it beside generation, and are asked until it is done."""
+        states = await self._ask_workers(method, order)
+        async with asyncio.timeout(LOAD_S):
+            while "running" in states and not any(map(_failure_of, states)):
+                await asyncio.sleep(_LOOK_AGAIN_S)
+                states = await self._ask_workers("areal_state", {})
+        if failures := [why for state in states if (why := _failure_of(state))]:
+            raise EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
+
+    async def _ask_workers(
+        self, method: str, order: Mapping[str, Any], timeout_s: float = _WORKERS_S
+    ) -> list[str | None]:
+        body = {"method": method, "kwargs": order}
+        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=timeout_s)
         results = answer.get("results")
         if not isinstance(results, list) or not results:
-            raise EngineFailed(f"vLLM's workers did not say whether they took the weights: {answer}")
-        if refusals := [str(each) for each in results if each not in (None, "None")]:
-            raise EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
-        await self.set_version(version)
+            raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
+        return [None if each in (None, "None") else str(each) for each in results]
 
     async def load_adapter(self, name: str, folder: str) -> None:
         body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
@@ -190,6 +231,15 @@ class VllmClient:
 
     async def restore_memory(self) -> None:
         await self._engine.command("/wake_up", unless=_NO_DEV_MODE)
+
+
+def _check_refusals(results: list[str | None]) -> None:
+    if refusals := [each for each in results if each is not None]:
+        raise EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
+
+
+def _failure_of(state: str | None) -> str | None:
+    return state.removeprefix("failed: ") if state is not None and state.startswith("failed: ") else None
 
 
 def wire_body(call: EngineCall, model: str) -> dict[str, Any]:

@@ -1,56 +1,245 @@
-"""What areal adds to vLLM's worker processes, by ``--worker-extension-cls areal_vllm.Worker``: weights from a folder.
+"""What areal adds to vLLM's worker processes, by ``--worker-extension-cls areal_vllm.Worker``: weights from a folder,
+or from a process group that the trainer broadcasts in.
 
 vLLM's own reload answers well and goes on computing with an old head where the head is tied to the embedding: on a CPU
-the head's matrix was repacked at load, and the packed copy is not made again. So it is made again here. The folder is
+the head's matrix was repacked at load, and the packed copy is not made again. So it is made again here. New weights are
 checked first, because a reload that stops halfway leaves a model that is neither the old one nor the new one.
+
+What takes long (meeting a trainer, reading, receiving) runs in a thread, while vLLM generates; ``areal_state`` tells
+how far it is. Weights that are received stay in this machine's memory until they are loaded. Of several workers the
+first one is in the process group; the others have the weights from it.
 
 Imports vLLM's environment only: this file runs where areal is not installed.
 """
 
 from __future__ import annotations
 
+import datetime
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+_PIECE = 32 * 1024 * 1024  # bytes of one broadcast, as the trainer sends them
+_TIMEOUT = datetime.timedelta(seconds=300)
+_RUNNING, _DONE = "running", "done"
+_DTYPES = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+}
+_HEADS = ("VocabParallelEmbedding", "ParallelLMHead")
+
 
 class Worker:
-    """Mixed into vLLM's worker; called over ``/collective_rpc``. Answers None, or why the old weights stay."""
+    """Mixed into vLLM's worker; called over ``/collective_rpc``. What loads answers None, or why the old weights
+    stay."""
 
     def areal_load_weights(self, path: str) -> str | None:
+        refusal = _refusal(self._areal_served, _of_folder(path)) if _files(path) else f"{path} holds no weights"
+        if refusal is None:
+            self._areal_reload(weights_path=path)
+        return refusal
+
+    def areal_join(self, name: str, host: str, port: int, rank: int, size: int) -> str:
+        side = self._areal_side
+        if not self._areal_is_first:
+            return _DONE
+
+        def join() -> None:
+            side.groups[name] = _join(host, port, rank, size)
+
+        return side.begin(join)
+
+    def areal_stage(self, version: int, path: str | None = None, group: str | None = None, layout: Any = None) -> str:
+        """From ``path``, or from what is broadcast in ``group``: ``layout`` lists name, shape and dtype."""
+        side = self._areal_side
+        side.staged = None
+
+        def stage() -> None:
+            new = _Folder(path) if path is not None else self._areal_received(group, layout)
+            if path is not None or self._areal_is_first:
+                refusal = _refusal(self._areal_served, new.tensors())
+                if refusal is not None:
+                    raise ValueError(refusal)
+            side.staged = (version, new)
+
+        return side.begin(stage)
+
+    def areal_state(self) -> str:
+        return self._areal_side.state()
+
+    def areal_load_staged(self, version: int) -> str | None:
+        side = self._areal_side
+        if side.staged is None or side.staged[0] != version:
+            return f"version {version} is not staged here"
+        (_, new), side.staged = side.staged, None
         worker: Any = self
-        refusal = _refusal(worker.vllm_config.model_config.model, path)
-        if refusal is not None:
-            return refusal
-        worker.reload_weights(weights_path=path)
-        for module in worker.model_runner.get_model().modules():
-            method = getattr(module, "quant_method", None)
-            if type(module).__name__ in ("VocabParallelEmbedding", "ParallelLMHead") and method is not None:
-                method.process_weights_after_loading(module)
+        if isinstance(new, _Received) and worker.vllm_config.parallel_config.world_size > 1:
+            new.share()
+        self._areal_reload(weights_iterator=new.tensors())
         return None
 
+    def areal_forget(self, group: str | None = None) -> None:
+        side = self._areal_side
+        side.staged = None
+        if group is not None:
+            side.groups.pop(group, None)
 
-def _refusal(served: str, path: str) -> str | None:
-    """Why ``path`` cannot replace what is served: not the same tensors, or values that are no numbers."""
-    import torch
+    # -- this worker
+
+    def _areal_received(self, group: str | None, layout: Any) -> _Received:
+        new = _Received(layout)
+        if self._areal_is_first:
+            if group not in self._areal_side.groups:
+                raise ValueError(f"this vLLM has not joined the group {group!r}")
+            new.receive(self._areal_side.groups[group])
+        return new
+
+    def _areal_reload(self, **what: Any) -> None:
+        worker: Any = self
+        worker.reload_weights(**what)
+        for module in worker.model_runner.get_model().modules():
+            method = getattr(module, "quant_method", None)
+            if type(module).__name__ in _HEADS and method is not None:
+                method.process_weights_after_loading(module)
+
+    @property
+    def _areal_served(self) -> str:
+        worker: Any = self
+        return str(worker.vllm_config.model_config.model)
+
+    @property
+    def _areal_is_first(self) -> bool:
+        worker: Any = self
+        return int(worker.rank) == 0
+
+    @property
+    def _areal_side(self) -> _Side:
+        held: Any = self.__dict__.setdefault("_areal_side_held", _Side())
+        side: _Side = held
+        return side
+
+
+class _Side:
+    """``staged`` is (version, weights). One thing at a time is under way."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Any] = {}
+        self.staged: tuple[int, _Folder | _Received] | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+
+    def begin(self, work: Callable[[], None]) -> str:
+        if self._thread is not None and self._thread.is_alive():
+            return "failed: what was begun before has not ended yet"
+        self._failure = None
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 (the boundary of the thread: told by ``state``)
+                self._failure = f"{error}" or repr(error)
+
+        self._thread = threading.Thread(target=run, name="areal-weights", daemon=True)
+        self._thread.start()
+        return _RUNNING
+
+    def state(self) -> str:
+        if self._thread is not None and self._thread.is_alive():
+            return _RUNNING
+        return _DONE if self._failure is None else f"failed: {self._failure}"
+
+
+class _Folder:
+    def __init__(self, path: str) -> None:
+        if not _files(path):
+            raise ValueError(f"{path} holds no *.safetensors file")
+        self._path = path
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        return _of_folder(self._path)
+
+
+class _Received:
+    """Tensors one after the other in one piece of this machine's memory."""
+
+    def __init__(self, layout: Any) -> None:
+        import torch
+
+        self._places = [(name, shape, getattr(torch, _DTYPES[dtype])) for name, shape, dtype in layout]
+        size = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in self._places)
+        self._body = torch.empty(size, dtype=torch.uint8)
+
+    def receive(self, group: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        options: Any = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        works = [group.broadcast([piece], options) for piece in torch.split(self._body, _PIECE)]
+        for work in works:
+            work.wait()
+
+    def share(self) -> None:
+        """From the first worker to the others; all of them are here."""
+        import torch.distributed as dist
+
+        world = import_module("vllm.distributed.parallel_state").get_world_group()
+        dist.broadcast(self._body, world.ranks[0], group=world.cpu_group)
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        begin = 0
+        for name, shape, dtype in self._places:
+            end = begin + math.prod(shape) * dtype.itemsize
+            piece = self._body[begin:end]  # copied where it does not begin at a multiple of its own width
+            yield name, (piece if begin % dtype.itemsize == 0 else piece.clone()).view(dtype).view(shape)
+            begin = end
+
+
+def _join(host: str, port: int, rank: int, size: int) -> Any:
+    import torch.distributed as dist
+
+    distributed: Any = dist
+    store = distributed.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
+    return distributed.ProcessGroupGloo(store, rank, size, _TIMEOUT)
+
+
+def _files(path: str) -> list[Path]:
+    return sorted(Path(path).glob("*.safetensors"))
+
+
+def _of_folder(path: str) -> Iterator[tuple[str, Any]]:
     from safetensors import safe_open
 
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        return f"{path} holds no *.safetensors file"
-    new: dict[str, list[int]] = {}
-    for file in files:
+    for file in _files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                tensor = tensors.get_tensor(name)
-                new[name] = list(tensor.shape)
-                if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
-                    return f"{path}: {name} holds values that are not finite"
+                yield name, tensors.get_tensor(name)
+
+
+def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
+    """Why they cannot replace what is served: not the same tensors, or values that are no numbers."""
+    import torch
+
+    new: dict[str, list[int]] = {}
+    for name, tensor in tensors:
+        new[name] = list(tensor.shape)
+        if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            return f"{name} holds values that are not finite"
     if not Path(served).is_dir():  # fetched from a hub: there is no folder to compare with
         return None
     old = _shapes(served)
     wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if name not in old]
     if wrong:
-        return f"{path} is not this model: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}"
+        return f"this is not the model that is served: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}"
     return None
 
 
@@ -58,7 +247,7 @@ def _shapes(folder: str) -> dict[str, list[int]]:
     from safetensors import safe_open
 
     shapes: dict[str, list[int]] = {}
-    for file in sorted(Path(folder).glob("*.safetensors")):
+    for file in _files(folder):
         with safe_open(file, framework="np") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 shapes[name] = list(tensors.get_slice(name).get_shape())
