@@ -1,20 +1,34 @@
 """A process group that carries weights: the trainer broadcasts, inference workers receive.
 
-Made of torch's own parts and no global state, so that a trainer's default group is left alone. gloo carries host
-memory. The members meet at a store that the trainer opens; a member that does not come, or leaves, is an error after
-``timeout_s`` for all the others.
+Made of torch's own parts and no global state, so that a trainer's default group is left alone. The members meet at a
+store that the trainer opens; a member that does not come, or leaves, is an error after ``timeout_s`` for the others.
+
+Each member says at the store where it computes. Where all of them are on CUDA devices NCCL carries the weights, through
+a bucket of device memory; gloo carries them from host memory to host memory everywhere else.
 """
 
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 _PIECE = 32 * 1024 * 1024  # bytes of one broadcast: the next one is read while this one travels
+_CPU = torch.device("cpu")
+
+
+class Sender(Protocol):
+    """The trainer's end. ``tensors`` are views of ``body``, one after the other."""
+
+    def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Raises RuntimeError when a member is lost."""
+        ...
+
+    def leave(self) -> None: ...
 
 
 def open_store(host: str, port: int, size: int, timeout_s: float) -> Any:
@@ -35,16 +49,90 @@ def join_store(host: str, port: int, size: int, timeout_s: float) -> Any:
 class BroadcastGroup:
     """Blocks until all members are there. Rank 0 is the trainer. Raises RuntimeError where one stays away."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, device: torch.device = _CPU) -> None:
         self._store = store
-        self._group = dist.ProcessGroupGloo(store, rank, size, datetime.timedelta(seconds=timeout_s))
-        self.size = size
+        timeout = datetime.timedelta(seconds=timeout_s)
+        self._bucket: Tensor | None = None
+        self._group: Any  # torch's stubs know less of it than it does
+        if _all_on_cuda(store, rank, size, device):
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group = dist.ProcessGroupNCCL(store, rank, size, options)
+            self._bucket = torch.empty(_PIECE, dtype=torch.uint8, device=device)
+        else:
+            self._group = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._sends = rank == 0
 
     def broadcast(self, body: Tensor) -> None:
         """``body`` of uint8, equally long everywhere, from rank 0 to all. Raises RuntimeError when a member is lost."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
-        group: Any = self._group  # torch's stubs know less of it than it does
-        works = [group.broadcast([piece], options) for piece in torch.split(body, _PIECE)]
+        if self._bucket is not None:
+            self._by_bucket(body, self._bucket)
+            return
+        works = [self._group.broadcast([piece], _from_first()) for piece in torch.split(body, _PIECE)]
         for work in works:
             work.wait()
+
+    def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
+        self.broadcast(body)
+
+    def leave(self) -> None:
+        """Its connections go with it."""
+
+    def _by_bucket(self, body: Tensor, bucket: Tensor) -> None:
+        for piece in torch.split(body, _PIECE):
+            there = bucket[: len(piece)]
+            if self._sends:
+                there.copy_(piece)
+            self._group.broadcast([there], _from_first()).wait()
+            if not self._sends:
+                piece.copy_(there)
+        torch.cuda.synchronize(bucket.device)
+
+
+class NamedGroup:
+    """As SGLang's ``/init_weights_update_group`` makes it: torch's group behind the group's name as a prefix of the
+    store, beside the default group, and a broadcast a tensor."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, name: str, device: torch.device) -> None:
+        import torch.distributed.distributed_c10d as c10d
+
+        helpers: Any = c10d
+        timeout = datetime.timedelta(seconds=timeout_s)
+        self._device = device
+        self._group, _ = helpers._new_process_group_helper(
+            size,
+            rank,
+            [],
+            helpers.Backend("nccl" if device.type == "cuda" else "gloo"),
+            helpers.PrefixStore(name, store),
+            group_name=name,
+            backend_options=None,
+            timeout=timeout,
+        )
+        helpers._world.pg_group_ranks[self._group] = {member: member for member in range(size)}
+
+    def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor.to(self._device), src=0, group=self._group)
+
+    def leave(self) -> None:
+        dist.destroy_process_group(self._group)
+
+
+def open_group(form: str, store: Any, size: int, timeout_s: float, name: str, device: torch.device = _CPU) -> Sender:
+    """The trainer's end of a group of ``size``, of the form that its engines know (``GroupReceiver``)."""
+    if form == "named":
+        return NamedGroup(store, 0, size, timeout_s, name, device)
+    return BroadcastGroup(store, 0, size, timeout_s, device)
+
+
+def _all_on_cuda(store: Any, rank: int, size: int, device: torch.device) -> bool:
+    """Raises RuntimeError where a member does not say it in time."""
+    store.set(f"device/{rank}", device.type)
+    return all(store.get(f"device/{member}") == b"cuda" for member in range(size))
+
+
+def _from_first() -> Any:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    return options

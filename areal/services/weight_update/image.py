@@ -106,6 +106,11 @@ class Image:
         view.copy_(tensor)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Views of ``body``, in the layout's order."""
+        return [self._views[name] for name, _, _ in self.layout if name in self._views]
+
+    @property
     def names(self) -> frozenset[str]:
         return frozenset(self._views)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from areal.services.inference.engines.base import (
-    Broadcast,
     EngineError,
     EngineRefused,
     GroupReceiver,
@@ -19,7 +19,7 @@ from areal.services.inference.engines.base import (
 )
 from areal.services.inference.engines.weight_check import check_weights
 from areal.services.web.client import HttpClient
-from areal.services.weight_update.group import BroadcastGroup, open_store
+from areal.services.weight_update.group import open_group, open_store
 from areal.services.weight_update.image import Image, layout_of
 from tests.services.engine_conformance.conftest import Subject
 from tests.services.engine_conformance.engines import start
@@ -123,30 +123,31 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
     engine: Subject, tmp_path: Path
 ) -> None:
     client = engine.client
-    if not isinstance(client, GroupReceiver):
-        pytest.skip(f"{engine.kind} joins no process group")
+    assert isinstance(client, GroupReceiver)
     held = load_file(engine.models.folders[1] / "model.safetensors")
     image = Image(tmp_path / "staged", layout_of(held.items()))
     for name, tensor in held.items():
         image.write(name, tensor)
-    store = open_store("127.0.0.1", 0, 2, 60.0)
-    place = {"host": "127.0.0.1", "port": store.port, "rank": 1, "world_size": 2}
-    group, _ = await asyncio.gather(
-        asyncio.to_thread(BroadcastGroup, store, 0, 2, 60.0), client.join_group("pair", place)
-    )
-    broadcast = Broadcast("pair", [list(entry) for entry in image.layout])
-    for version in (1, 2):  # the group serves again
-        await asyncio.gather(
-            asyncio.to_thread(group.broadcast, image.body), stager(engine).stage_weights(broadcast, version)
-        )
-        await client.pause()
-        await stager(engine).load_staged(version)
-        await client.resume()
-        await check_weights(client, probe(engine.models.versions[1], LONG))
-        assert await client.version() == version
-    await client.leave_group("pair")
+    layout = [list(entry) for entry in image.layout]
+    for round_ in (1, 3):  # a group is formed anew under the same name
+        store = open_store("127.0.0.1", 0, 2, 60.0)
+        place = {"host": "127.0.0.1", "port": store.port, "rank": 1, "world_size": 2}
+        form = partial(open_group, client.group_form, store, 2, 60.0, "pair")
+        group, _ = await asyncio.gather(asyncio.to_thread(form), client.join_group("pair", place))
+        for version in (round_, round_ + 1):  # and serves again
+            await client.pause()
+            await asyncio.gather(
+                asyncio.to_thread(group.send, image.body, image.tensors),
+                client.receive_weights("pair", layout, version),
+            )
+            await client.resume()
+            await check_weights(client, probe(engine.models.versions[1], LONG))
+            assert await client.version() == version
+        await client.leave_group("pair")
+        group.leave()
     with pytest.raises(EngineError):
-        await client.receive_weights("pair", broadcast.layout, 3)
+        await client.receive_weights("pair", layout, 9)
+    assert await client.version() == 4
     image.remove()
 
 

@@ -247,7 +247,12 @@ class WeightStager(Protocol):
 
 @runtime_checkable
 class GroupReceiver(Protocol):
-    """An engine that takes weights from a process group (``areal.services.weight_update.group``)."""
+    """An engine that takes weights from a process group (``areal.services.weight_update.group``).
+
+    ``group_form``: ``plain`` is a ``BroadcastGroup``, ``named`` a ``NamedGroup``.
+    """
+
+    group_form: str
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         """``place``: host, port, rank, world_size. Returns when all members are there; raises EngineError."""

@@ -4,11 +4,18 @@ mode; an update that fails answers with ``success: false``."""
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from aiohttp import web
+from safetensors.torch import save_file
+from torch.distributed import distributed_c10d as c10d
 
 from areal.errors import ArealError
 from tests.services.engine_conformance.standins.core import Core, Refused, done
@@ -18,6 +25,7 @@ class Sglang:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._running: dict[str, bool] = {}  # by rid; True once it is to be aborted
+        self._groups: dict[str, Any] = {}
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**26)
@@ -35,6 +43,9 @@ class Sglang:
             "/continue_generation": self._resume,
             "/update_weight_version": self._set_version,
             "/update_weights_from_disk": self._load_weights,
+            "/init_weights_update_group": self._join_group,
+            "/update_weights_from_distributed": self._receive,
+            "/destroy_weights_update_group": self._leave_group,
             "/load_lora_adapter": self._load_adapter,
             "/unload_lora_adapter": self._unload_adapter,
             "/release_memory_occupation": self._release,
@@ -129,6 +140,45 @@ class Sglang:
         self._core.label = body["weight_version"] or self._core.label
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
+    async def _join_group(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name = body["group_name"]
+        if name in self._groups:
+            return web.json_response({"success": False, "message": f"group {name} is there already"}, status=400)
+        self._groups[name] = await asyncio.to_thread(_custom_group, body)
+        return web.json_response({"success": True, "message": "Succeeded to initialize custom process group."})
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["flush_cache"] is True and body["abort_all_requests"] is False
+        if body["group_name"] not in self._groups:
+            answer = {"success": False, "message": f"Group {body['group_name']} not in the update groups."}
+            return web.json_response(answer, status=400)
+        try:
+            await asyncio.to_thread(self._load_broadcast, body)
+        except (ArealError, RuntimeError) as error:
+            return web.json_response({"success": False, "message": f"partially updated: {error}"}, status=400)
+        self._core.label = body["weight_version"] or self._core.label
+        return web.json_response({"success": True, "message": "Succeeded to update parameter online."})
+
+    def _load_broadcast(self, body: dict[str, Any]) -> None:
+        shapes = zip(body["names"], body["dtypes"], body["shapes"], strict=True)
+        held = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in shapes}
+        group = self._groups[body["group_name"]]
+        works = [dist.broadcast(tensor, src=0, group=group, async_op=True) for tensor in held.values()]
+        for work in works:
+            work.wait()
+        with tempfile.TemporaryDirectory() as folder:
+            save_file(held, Path(folder) / "model.safetensors")
+            self._core.engine.load_weights(Path(folder), None)
+
+    async def _leave_group(self, request: web.Request) -> web.Response:
+        group = self._groups.pop((await request.json())["group_name"], None)
+        if group is None:
+            return web.json_response({"success": False, "message": "The group to be destroyed does not exist."})
+        dist.destroy_process_group(group)
+        return web.json_response({"success": True, "message": "Succeeded to destroy custom process group."})
+
     async def _load_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()
         name, adapters = body["lora_name"], self._core.loaded.adapters
@@ -153,6 +203,21 @@ class Sglang:
     async def _restore(self, request: web.Request) -> web.Response:
         await done(self._core.engine.restore_memory())
         return web.Response()
+
+
+def _custom_group(body: dict[str, Any]) -> Any:
+    """As torch makes a group, behind the name of this one: the way that is documented for those who join it."""
+    helpers: Any = c10d
+    rank, timeout = body["rank_offset"], datetime.timedelta(seconds=60)
+    place = f"tcp://{body['master_address']}:{body['master_port']}"
+    store, rank, size = next(helpers.rendezvous(place, rank, body["world_size"], timeout=timeout))
+    store.set_timeout(timeout)
+    store, backend = helpers.PrefixStore(body["group_name"], store), helpers.Backend(body["backend"])
+    group, _ = helpers._new_process_group_helper(
+        size, rank, [], backend, store, group_name=body["group_name"], backend_options=None, timeout=timeout
+    )
+    helpers._world.pg_group_ranks[group] = {member: member for member in range(size)}
+    return group
 
 
 def _event(

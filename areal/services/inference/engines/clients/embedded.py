@@ -29,6 +29,8 @@ _NO_STAGING = "this engine stages no weights"
 class EmbeddedClient:
     """Whether it has grammars, for ``response_format``, depends on what was installed with it."""
 
+    group_form = "plain"
+
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
         self.capabilities = Capabilities()

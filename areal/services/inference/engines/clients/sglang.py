@@ -11,8 +11,11 @@ prompts to come. Memory is released only by a server that was started with ``--e
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -22,14 +25,17 @@ from areal.services.inference.engines.base import (
     DeltaSink,
     EngineCall,
     EngineDelta,
+    EngineFailed,
     EngineRefused,
     EngineState,
+    EngineUnsupported,
     FinishReason,
     OnFlow,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
 from areal.services.web.client import HttpClient
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -38,10 +44,13 @@ _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
 _NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
 _NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
 _NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
+_NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
 
 
 class SglangClient:
+    group_form = "named"
     capabilities = Capabilities(
         sampling_fields=Capabilities().sampling_fields - {"seed"},
         response_format=True,
@@ -107,6 +116,44 @@ class SglangClient:
         _check_success(answer)  # it may say 200 and that it failed
         if await self.version() != version:
             await self.set_version(version)
+
+    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+        body = {
+            "master_address": place["host"],
+            "master_port": place["port"],
+            "rank_offset": place["rank"],
+            "world_size": place["world_size"],
+            "group_name": name,
+            "backend": place.get("backend") or "gloo",
+        }
+        answer = await self._engine.command("/init_weights_update_group", body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        _check_success(answer)
+
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        """The server loads each tensor as it comes: what does not fit is refused before the first one."""
+        _, about = await self._engine.get("/get_model_info")
+        await asyncio.to_thread(_check_layout, layout, Path(str(about.get("model_path"))))
+        body = {
+            "names": [entry[0] for entry in layout],
+            "dtypes": [_DTYPES[entry[2]] for entry in layout],
+            "shapes": [entry[1] for entry in layout],
+            "group_name": name,
+            "flush_cache": True,
+            "abort_all_requests": False,
+            "weight_version": str(version),
+        }
+        path = "/update_weights_from_distributed"
+        answer = await self._engine.command(path, body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        if answer.get("success") is False:
+            raise EngineFailed(
+                f"SGLang has some of the new weights and not others, restart it: {answer.get('message')}"
+            )
+        if await self.version() != version:
+            await self.set_version(version)
+
+    async def leave_group(self, name: str) -> None:
+        with contextlib.suppress(EngineUnsupported, EngineRefused):  # an older one keeps it; or it never had it
+            await self._engine.command("/destroy_weights_update_group", {"group_name": name}, unless=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         if name in await self._adapters():
@@ -189,6 +236,20 @@ class Progress:
 def _check_success(answer: Mapping[str, Any]) -> None:
     if answer.get("success") is False:
         raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
+
+
+def _check_layout(layout: Any, folder: Path) -> None:
+    """Raises EngineRefused where it is not that of the model in ``folder``, if that can be read here."""
+    if not folder.is_dir():
+        return
+    served = {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
+    new = {name: list(shape) for name, shape, _ in layout}
+    wrong = [name for name in served if new.get(name) != served[name]] + [name for name in new if name not in served]
+    if wrong:
+        raise EngineRefused(
+            f"the weights were not taken, the old ones serve on: {wrong[0]} is {new.get(wrong[0])}, "
+            f"was {served.get(wrong[0])}"
+        )
 
 
 def _top(entry: Any) -> TopLogprobs:

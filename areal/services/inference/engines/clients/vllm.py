@@ -57,6 +57,7 @@ _LOOK_AGAIN_S = 0.02
 
 class VllmClient:
     capabilities = Capabilities(response_format=True)
+    group_form = "plain"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)

@@ -209,6 +209,7 @@ def _join(host: str, port: int, rank: int, size: int) -> Any:
 
     distributed: Any = dist
     store = distributed.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
+    store.set(f"device/{rank}", "cpu")  # of the memory that takes what is broadcast
     return distributed.ProcessGroupGloo(store, rank, size, _TIMEOUT)
 
 
