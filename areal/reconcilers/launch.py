@@ -93,6 +93,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
             "--engine-url",
             str(launch.inputs["engineUrl"]),
         ]
+        argv += ["--model-path", _folder(spec.path, launch.object)]
         argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch.object)]
         if spec.chat_template:
             argv += ["--chat-template", _folder(spec.chat_template, launch.object)]

@@ -50,6 +50,12 @@ def serve_options(args: argparse.Namespace, *, reuse_port: bool = False) -> Serv
     return ServeOptions(args.host, args.port, key, args.drain_timeout, args.log_level, reuse_port)
 
 
+def base_url(host: str, port: int) -> str:
+    """Where other processes of this machine reach what listens there."""
+    host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     """A bound TCP socket. Raises ArealError saying what is in the way."""
     try:

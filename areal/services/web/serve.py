@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from areal.services.web.options import ServeOptions, bind
+from areal.services.web.options import ServeOptions, base_url, bind
 from areal.services.web.server import HttpServer
 from areal.services.web.service import Service
 
@@ -28,6 +28,7 @@ async def serve(service: Service, options: ServeOptions) -> None:
     stop, now = asyncio.Event(), asyncio.Event()
     _on_signals(stop, now)
     sock = bind(options.host, options.port, reuse_port=options.reuse_port)
+    service.address = base_url(options.host, sock.getsockname()[1])
     async with service.living():
         server = HttpServer(service.answer)
         await server.listen(sock)

@@ -57,6 +57,7 @@ class Service:
         details: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.component = component
+        self.address: str | None = None  # where it listens, once it does
         self.gate = Gatekeeper(key, loopback=loopback)
         self.lifetime = Lifetime(not_ready)
         self.metrics = Metrics()

@@ -30,7 +30,7 @@ def main() -> None:
         service = Service("weight-update", key=options.key, loopback=options.loopback)
         async with HttpClient() as http:
             peers = Peers(http, options.key.bearer() if options.key else {})
-            WeightUpdateRoutes(Pairs(), Updater(peers), Metadata()).add_to(service)
+            WeightUpdateRoutes(Pairs(), Updater(peers, lambda: service.address), Metadata()).add_to(service)
             with discoverable(args.discovery_file, options, args.admin_key_file):
                 await serve(service, options)
 

@@ -30,6 +30,7 @@ class WeightUpdateRoutes:
         service.route("POST", "/connect", self.connect, Access.ADMIN)
         service.route("POST", "/update_weights", self.update_weights, Access.ADMIN)
         service.route("POST", "/force_sync", self.force_sync, Access.ADMIN)
+        service.route("POST", "/join", self.join, Access.ADMIN)
         service.route("POST", "/disconnect", self.disconnect, Access.ADMIN)
         service.route("GET", "/pairs", self.pairs, Access.ADMIN)
         values, sets = "/weight_meta/{pair}/{key}", "/weight_meta/{pair}/set/{key}"
@@ -68,10 +69,27 @@ class WeightUpdateRoutes:
             done = await self._updater.update(pair, pair.version)
         return json_response(done.to_json())
 
+    async def join(self, request: Request) -> Response:
+        """An inference worker that has started asks for what the others serve."""
+        data = await read_object(request, _BODY_BYTES)
+        pair, worker = self._pairs.get(data.get("pair_name")), _url(data.get("worker_addr"), "worker_addr")
+        pair.joiners.add(worker)
+        try:
+            async with pair.lock:
+                await self._updater.join(pair, worker)
+        finally:
+            pair.joiners.discard(worker)
+        return json_response({"status": "ok", "pair_name": pair.name, "version": pair.version})
+
     async def disconnect(self, request: Request) -> Response:
-        pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
+        """``left``: {"path", "version"} of what the trainer leaves for workers that start later; null: nothing. Where
+        it does not say, workers that start wait for another trainer."""
+        data = await read_object(request, _BODY_BYTES)
+        pair, left = self._pairs.get(data.get("pair_name")), data.get("left")
+        if not (left is None or isinstance(left, dict)):
+            raise bad_request("left must be an object or null", param="left")
         async with pair.lock:
-            unreachable = await self._updater.disconnect(pair)
+            unreachable = await self._updater.disconnect(pair, **({"left": left} if "left" in data else {}))
         self._pairs.forget(pair)
         self._metadata.forget(pair.name)
         return json_response({"status": "ok", "pair_name": pair.name, "unreachable": unreachable})

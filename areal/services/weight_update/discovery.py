@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from areal.services.web.options import ServeOptions
+from areal.services.web.options import ServeOptions, base_url
 
 
 @contextlib.contextmanager
@@ -17,9 +17,8 @@ def discoverable(path: Path | None, options: ServeOptions, admin_key_file: str |
     if path is None:
         yield
         return
-    host = f"[{options.host}]" if ":" in options.host else options.host
     about = {
-        "url": f"http://{host}:{options.port}",
+        "url": base_url(options.host, options.port),
         "pid": os.getpid(),
         "admin_key_file": str(Path(admin_key_file).absolute()) if admin_key_file else None,
     }

@@ -40,6 +40,7 @@ class Pair:
     state: PairState = PairState.CONNECTED
     version: int = -1
     connected: set[str] = field(default_factory=set)  # inference workers that know of the pair
+    joiners: set[str] = field(default_factory=set)  # inference workers that asked for what is published
     updated_at: float | None = None
     duration_ms: float | None = None
     paused_ms: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -12,10 +13,15 @@ from areal.services.web.client import CallFailed, HttpClient
 
 CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
 TRANSFER_S = 1800.0
+_PROBE_S = 5.0
 
 
 class PeerFailed(Exception):
-    """A worker refused, failed, or did not answer; the message names it."""
+    """A worker refused, failed, or did not answer (then ``status`` is None); the message names it."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Peers:
@@ -31,6 +37,25 @@ class Peers:
 
     async def get(self, url: str, path: str, timeout_s: float = CONTROL_S) -> dict[str, Any]:
         return await self._ask("GET", url, path, b"", timeout_s)
+
+    async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
+        """What /ready answers, whatever that is. Raises PeerFailed."""
+        try:
+            said = await self._http.fetch("GET", url, "/ready", headers=self._headers, timeout_s=_PROBE_S)
+        except (CallFailed, TimeoutError) as error:
+            raise PeerFailed(f"{url} does not answer: {str(error) or type(error).__name__}") from error
+        return said.status, said.object()
+
+    async def is_ready(self, url: str) -> bool:
+        with suppress(PeerFailed):
+            return (await self.probe(url))[0] == 200
+        return False
+
+    async def is_behind(self, url: str) -> bool:
+        """Whether it would serve if it had what is published."""
+        with suppress(PeerFailed):
+            return (await self.probe(url))[1].get("awaits_version") is not None
+        return False
 
     async def post_all(
         self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_S
@@ -53,7 +78,7 @@ class Peers:
             raise PeerFailed(f"{url}{path} does not answer: {str(error) or type(error).__name__}") from error
         data = said.object()
         if said.status // 100 != 2:
-            raise PeerFailed(f"{url}{path} answered {said.status}: {_reason(data)}")
+            raise PeerFailed(f"{url}{path} answered {said.status}: {_reason(data)}", said.status)
         return data
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,10 @@ from areal.training.run_folder import RunFolder
 from areal.training.weight_service import weight_update_gateway
 from areal.training.weights.broadcast import BroadcastOutlet
 from areal.training.weights.endpoint import Outlet, serving
-from areal.training.weights.folders import Folders, probe
+from areal.training.weights.folders import Folders, leave, probe
 from areal.training.weights.publisher import Delivered, FolderOutlet, Pair
 
+_log = logging.getLogger(__name__)
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 _PROBED_EVERY = 25  # updates; the first one always
 
@@ -45,8 +48,27 @@ def connected_pair(
         endpoint = stack.enter_context(_endpoint(outlet, admin))
         pair = Pair("actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, outlet, key)
         pair.connect()
-        stack.callback(pair.disconnect)
+        stack.callback(_part, pair, outlet, files, folder)
         yield pair
+
+
+def _part(pair: Pair, outlet: Outlet, files: tuple[Path, ...], folder: RunFolder) -> None:
+    """What is served stays behind as a folder: engines that start when we are gone go on with it."""
+    file = outlet.staged_file(pair.delivered) if pair.delivered is not None else None
+    if file is None:  # nothing is served, or a failed update has staged another version over it
+        pair.disconnect(comes_back=pair.delivered is not None)
+        return
+    place = folder.root / "served" / f"v{pair.delivered}"
+    try:
+        leave(file, files, place)
+    except OSError as error:
+        _log.warning("the weights that are served could not be kept: engines that start later serve others: %s", error)
+        pair.disconnect()
+        return
+    pair.disconnect(place)
+    for old in place.parent.iterdir():
+        if old != place:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _outlet(mode: str, folder: RunFolder, files: tuple[Path, ...]) -> Outlet:

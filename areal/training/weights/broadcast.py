@@ -14,6 +14,7 @@ from areal.services.weight_update.group import BroadcastGroup, open_store
 from areal.services.weight_update.image import Image, layout_of
 
 _TIMEOUT_S = 300.0
+_STAGED = "staged.safetensors"
 
 
 class BroadcastOutlet:
@@ -37,11 +38,14 @@ class BroadcastOutlet:
         layout = layout_of(held)
         if self._image is None or self._image.layout != layout:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._image = Image(self._folder / "staged.safetensors", layout)
+            self._image = Image(self._folder / _STAGED, layout)
         self.version = None
         for name, tensor in held:
             self._image.write(name, tensor)
         self.version = version
+
+    def staged_file(self, version: int) -> Path | None:
+        return self._folder / _STAGED if self._image is not None and self.version == version else None
 
     def remove(self) -> None:
         self.leave()

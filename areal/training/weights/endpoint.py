@@ -22,6 +22,8 @@ from areal.services.web.server import HttpServer, Request, Response
 from areal.services.web.service import Service, json_response
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 _START_S = 30.0
@@ -53,6 +55,10 @@ class Outlet(Protocol):
     def send(self, version: int) -> None:
         """To workers that wait for it; nothing to do where they read it themselves. Raises RuntimeError where one is
         lost."""
+        ...
+
+    def staged_file(self, version: int) -> Path | None:
+        """The safetensors file that is staged as ``version``; None where that is another one."""
         ...
 
     def remove(self) -> None:

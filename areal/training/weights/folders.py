@@ -90,7 +90,7 @@ class Folders:
         return folder, sum(tensor.nbytes for tensor in held.values())
 
     def _to_memory(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
-        folder = self.root / ("even" if version % 2 == 0 else "odd")
+        folder = self._turn(version)
         image = self._images.get(folder.name)
         if image is None:
             held = list(weights)
@@ -118,6 +118,17 @@ class Folders:
         for old in [number for number in versions if number != version][: -(_KEPT - 1)]:
             shutil.rmtree(self.root / f"v{old}", ignore_errors=True)
 
+    def file_of(self, version: int) -> Path | None:
+        """Of one of the two newest versions."""
+        newest = self.newest
+        if newest is None or not 0 <= newest.version - version < _KEPT:
+            return None
+        file = (self._turn(version) if self.in_memory else self.root / f"v{version}") / _FILE
+        return file if file.is_file() else None
+
+    def _turn(self, version: int) -> Path:
+        return self.root / ("even" if version % 2 == 0 else "odd")
+
     def remove(self) -> None:
         for image in self._images.values():
             image.remove()
@@ -125,6 +136,18 @@ class Folders:
         if self._mark is not None:
             self._mark.remove()
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def leave(file: Path, config_files: tuple[Path, ...], folder: Path) -> None:
+    """A copy of ``file`` as a model's folder, whole or not there; what was left before goes. Raises OSError."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(mode=0o700, parents=True)
+    shutil.copyfile(file, aside / _FILE)
+    for path in config_files:
+        shutil.copyfile(path, aside / path.name)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
 
 
 def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:

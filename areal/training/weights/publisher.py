@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -58,6 +59,9 @@ class FolderOutlet:
     def send(self, version: int) -> None:
         """They read for themselves."""
 
+    def staged_file(self, version: int) -> Path | None:
+        return self.folders.file_of(version)
+
     def remove(self) -> None:
         self.folders.remove()
 
@@ -82,6 +86,7 @@ class Pair:
     outlet: Outlet
     admin_key: str | None = None
     connected: bool = field(default=False, init=False)
+    delivered: int | None = field(default=None, init=False)  # the version that is served
 
     def connect(self) -> None:
         """Raises WeightUpdateFailed with the gateway's reason."""
@@ -101,14 +106,20 @@ class Pair:
 
     def deliver(self, version: int) -> Delivered:
         done = self._post("/update_weights", {"pair_name": self.name, "version": version}, UPDATE_S)
+        self.delivered = version
         return Delivered(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
 
-    def disconnect(self) -> None:
-        """Tell both sides; nothing to do where the gateway is gone."""
+    def disconnect(self, left: Path | None = None, *, comes_back: bool = False) -> None:
+        """Tell both sides; nothing to do where the gateway is gone. ``left``: a folder with what is served, for
+        workers that start when we are gone; without it they serve what they start with, or wait for another trainer
+        where one ``comes_back``."""
         if self.connected:
             self.connected = False
+            body: dict[str, Any] = {"pair_name": self.name}
+            if not comes_back:
+                body["left"] = None if left is None else {"path": str(left), "version": self.delivered}
             try:
-                self._post("/disconnect", {"pair_name": self.name}, 60.0)
+                self._post("/disconnect", body, 60.0)
             except (WeightUpdateFailed, TimedOut):
                 return
 

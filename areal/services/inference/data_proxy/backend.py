@@ -46,4 +46,5 @@ class BackendRoute:
             raise ApiError(502, message, code="engine_unavailable", param="backend_addr")
         async with self._control.exclusively():
             self._engine.point_to(url)
+            self._control.engine_changed()
         return json_response({"status": "ok", "backend_addr": url})

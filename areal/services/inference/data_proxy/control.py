@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
+from areal.services.inference.data_proxy.published import Standing
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.engines.base import (
     EngineError,
@@ -36,15 +37,22 @@ CONTROL_PATHS = (
 
 
 class EngineControl:
-    """``in_flight`` counts the model calls that run now."""
+    """``in_flight`` counts the model calls that run now; ``standing`` tells whether the engine has the weights that it
+    is to serve."""
 
     def __init__(
-        self, engine: TokenEngine, watch: EngineWatch, suspension: Suspension, in_flight: Callable[[], int]
+        self,
+        engine: TokenEngine,
+        watch: EngineWatch,
+        suspension: Suspension,
+        in_flight: Callable[[], int],
+        standing: Standing,
     ) -> None:
         self._engine = engine
         self._watch = watch
         self._suspension = suspension
         self._in_flight = in_flight
+        self._standing = standing
         self._lock = asyncio.Lock()
         self._cleanups: set[asyncio.Task[None]] = set()
         self.memory_released = False
@@ -59,13 +67,34 @@ class EngineControl:
     def paused(self) -> bool:
         return self._suspension.active
 
+    @property
+    def losses(self) -> int:
+        """Of engines, so far."""
+        return self._watch.losses
+
+    @property
+    def engine_is_there(self) -> bool:
+        return self._watch.state.not_ready is None and not self.memory_released
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why no call is served now."""
+        released = "the engine's memory is released" if self.memory_released else None
+        return released or self._watch.state.not_ready or self._standing.reason
+
+    def engine_changed(self) -> None:
+        """Another engine answers from now on: what the one before had taken, it has not."""
+        self._watch.losses += 1
+
     def admitting(self, handler: Handler) -> Handler:
-        """A model route that refuses calls while the engine's memory is released."""
+        """A model route that refuses calls while the engine's memory is released, or its weights are old ones."""
 
         async def admitted(request: Request) -> AnyResponse:
             if self.memory_released:
                 message = "the engine's memory is released"
                 raise ApiError(503, message, code="memory_released", headers={"Retry-After": "1"})
+            if (behind := self._standing.reason) is not None:
+                raise ApiError(503, behind, code="weights_behind", headers={"Retry-After": "1"})
             return await handler(request)
 
         return admitted
@@ -144,9 +173,15 @@ class EngineControl:
     async def exclusively(self) -> AsyncIterator[None]:
         """One at a time; afterwards the probes tell of it at once."""
         with control_errors():
-            async with self._lock:
+            async with self.alone():
                 yield
-                await self._watch.refresh()
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """As ``exclusively``, with the engine's own errors."""
+        async with self._lock:
+            yield
+            await self._watch.refresh()
 
 
 def refuse_controls(service: Service, why: str) -> None:

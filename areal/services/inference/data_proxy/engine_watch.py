@@ -15,7 +15,8 @@ _LOST_AFTER = 2
 
 
 class EngineWatch:
-    """``state`` is the newest answer; a single lost one after good ones is noise. ``suspension`` hears of pauses."""
+    """``state`` is the newest answer; a single lost one after good ones is noise. ``suspension`` hears of pauses.
+    ``losses``: how often the engine was gone, or made way for another: what it had taken since its start is lost."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class EngineWatch:
         self._period_s = period_s
         self._suspension = suspension
         self._failures = 0
+        self.losses = 0
         self.state = EngineState(not_ready="the engine was not asked yet")
 
     async def run(self) -> None:
@@ -57,4 +59,5 @@ class EngineWatch:
             return
         self._failures += 1
         if not was_ready or self._failures >= _LOST_AFTER:
+            self.losses += was_ready
             self.state = answer

@@ -23,6 +23,7 @@ from areal.services.inference.data_proxy.keeping import keeping, keeping_details
 from areal.services.inference.data_proxy.keeping_metrics import count_journals
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
 from areal.services.inference.data_proxy.options import external_url, provider_key
+from areal.services.inference.data_proxy.published import CatchingUp, Standing
 from areal.services.inference.data_proxy.reading import load_parsers
 from areal.services.inference.data_proxy.session_routes import SessionRoutes
 from areal.services.inference.data_proxy.suspension import Suspension
@@ -89,16 +90,15 @@ def _token_engine(args: argparse.Namespace) -> Build:
                 "adapters": list(watch.state.adapters),
                 "paused": suspension.active,
                 "models": others.names,
+                "awaits_version": standing.behind.version if control.engine_is_there and standing.behind else None,
                 **keeping_details(vault),
             }
 
-        def not_ready() -> str | None:
-            return "the engine's memory is released" if control.memory_released else watch.state.not_ready
-
         limits = ProxyLimits(args.max_body_bytes, args.request_timeout, context, lambda: watch.state.adapters)
         pool = CodecPool(args.tokenizer_threads)
-        service = _service(args, options, watch, not_ready, details)
-        control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight)
+        standing = Standing(watch, vault.root if vault is not None else None, args.model_path)
+        service = _service(args, options, watch, lambda: control.not_ready, details)
+        control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight, standing)
         counts = TokenCounts(service.metrics)
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
         held.set_function(lambda: calls.tokens_in_flight)
@@ -108,7 +108,9 @@ def _token_engine(args: argparse.Namespace) -> Build:
         visits = Visits(vault, options.key)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
-        WeightRoutes(engine, control).add_to(service)
+        WeightRoutes(engine, control, standing).add_to(service)
+        catching_up = CatchingUp(standing, engine, control, http, headers, lambda: service.address)
+        service.beside(lambda: background("published-weights", catching_up.run))
         BackendRoute(args.engine, engine, control, http, headers).add_to(service)
         others = _external_models(args, visits, vault)
         handlers = {

@@ -8,12 +8,14 @@ computes can be compared with a plain forward pass (``/weights/check``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from areal.services.inference.data_proxy.control import EngineControl, control_errors
+from areal.services.inference.data_proxy.published import Standing
 from areal.services.inference.engines.base import GroupReceiver, TokenEngine
 from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
 from areal.services.web.access import Access
@@ -29,23 +31,28 @@ XCCL = "xccl"
 
 @dataclass(frozen=True)
 class Linked:
-    """A pair as this side knows it."""
+    """A pair as this side knows it. ``losses``: how often the engine had been lost by then; a process group was lost
+    with it."""
 
     name: str
     mode: str
     root: Path
+    losses: int
 
 
 class WeightRoutes:
-    def __init__(self, engine: TokenEngine, control: EngineControl) -> None:
+    def __init__(self, engine: TokenEngine, control: EngineControl, standing: Standing) -> None:
         self._engine = engine
         self._control = control
+        self._standing = standing
         self._pairs: dict[str, Linked] = {}
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
         service.route("POST", "/weights/update", self.update, Access.ADMIN)
         service.route("POST", "/weights/check", self.check, Access.ADMIN)
+        service.route("POST", "/weights/commit", self.commit, Access.ADMIN)
+        service.route("GET", "/weights/pairs", self.pairs, Access.ADMIN)
         service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
     async def connect(self, request: Request) -> Response:
@@ -64,7 +71,7 @@ class WeightRoutes:
                 f"{root} is not here what it is on the training side: {found if found is None else 'another file'}"
             )
             raise ApiError(409, message, code="not_shared", param="offer")
-        self._pairs[name] = Linked(name, mode, root)
+        self._pairs[name] = Linked(name, mode, root, self._control.losses)
         return json_response({"status": "ok", "pair_name": name})
 
     async def update(self, request: Request) -> Response:
@@ -78,12 +85,14 @@ class WeightRoutes:
         if pair.mode == XCCL:
             async with self._control.exclusively():
                 await self._receiver().receive_weights(pair.name, _map(data, "source").get("layout"), version)
+                self._standing.took(pair.name, version)
             return json_response({"status": "ok", "pair_name": pair.name, "version": version})
         folder = Path(_text(_map(data, "source"), "path"))
         if not folder.is_relative_to(pair.root) or ".." in folder.parts:
             raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
         async with self._control.exclusively():
             await self._engine.load_weights(str(folder), version)
+            self._standing.took(pair.name, version)
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
 
     async def check(self, request: Request) -> Response:
@@ -94,10 +103,31 @@ class WeightRoutes:
             gap = await check_weights(self._engine, probe)
         return json_response({"status": "ok", "largest_gap": gap})
 
+    async def commit(self, request: Request) -> Response:
+        """Every worker of the pair has this version: a worker that starts is to serve no other."""
+        data = await read_object(request, _BODY_BYTES)
+        pair, gateway, version = self._pair(data), data.get("gateway"), data.get("version")
+        if type(version) is not int or not (gateway is None or isinstance(gateway, str)):
+            raise bad_request("version must be a whole number, gateway an address", param="version")
+        path = _text(_map(data, "source"), "path") if pair.mode == "disk" else None  # memory is gone with its trainer
+        with _kept():
+            self._standing.commit(self._standing.of(pair.name, version, path, gateway))
+        return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+
+    async def pairs(self, request: Request) -> Response:
+        """Those that an update may use: a process group is lost with the engine that was in it."""
+        known = [pair.name for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
+        return json_response({"pairs": known})
+
     async def disconnect(self, request: Request) -> Response:
-        """Idempotent: whoever takes a pair apart need not know how far its connecting came."""
-        name = _text(await read_object(request, _BODY_BYTES), "pair_name")
+        """Idempotent: whoever takes a pair apart need not know how far its connecting came. ``left``: the trainer is
+        done, and this is what it leaves (null: nothing)."""
+        data = await read_object(request, _BODY_BYTES)
+        name = _text(data, "pair_name")
         pair = self._pairs.pop(name, None)
+        if "left" in data:
+            with _kept():
+                self._standing.end(name, data["left"] if isinstance(data["left"], dict) else None)
         if pair is not None and pair.mode == XCCL:
             await self._receiver().leave_group(name)
         known = pair is not None
@@ -106,7 +136,7 @@ class WeightRoutes:
     async def _join(self, name: str, offer: Mapping[str, Any], rank: object) -> None:
         """Returns when the whole group is there."""
         place = {"host": _text(offer, "host"), "port": offer.get("port"), "world_size": offer.get("world_size")}
-        self._pairs[name] = Linked(name, XCCL, Path())
+        self._pairs[name] = Linked(name, XCCL, Path(), self._control.losses)
         try:
             with control_errors():  # not exclusively: the others may take their time
                 await self._receiver().join_group(name, {**place, "rank": rank})
@@ -125,6 +155,14 @@ class WeightRoutes:
         if name not in self._pairs:
             raise ApiError(404, f"pair {name!r} is not connected here", code="pair_not_found", param="pair_name")
         return self._pairs[name]
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ApiError(500, f"what is published cannot be kept: {error}", code="not_kept") from error
 
 
 def _probe(data: Mapping[str, Any]) -> WeightProbe:

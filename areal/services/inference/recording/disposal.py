@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from areal.services.inference.recording.database import open_writer
-from areal.services.inference.recording.folder import REGISTRATIONS, Folder, hold_soon, others
+from areal.services.inference.recording.folder import PUBLISHED, REGISTRATIONS, Folder, hold_soon, others
 
 _LOOKED_AT_S = 1.0
 _FINISHED = "SELECT count(*) FROM trajectories WHERE phase IN (1, 2)"
@@ -38,9 +38,9 @@ class Remains:
 
 def dispose(root: Path) -> Remains:
     """Delete every journal under ``root`` from which nothing would be lost, and ``root`` itself if that is all. What
-    was registered at its data proxies goes always: there may be keys in it."""
-    for registrations in root.glob(f"*{REGISTRATIONS}"):
-        registrations.unlink(missing_ok=True)
+    was registered at its data proxies goes always (there may be keys in it), and what a trainer published for it."""
+    for beside in (*root.glob(f"*{REGISTRATIONS}"), root / PUBLISHED):
+        beside.unlink(missing_ok=True)
     finished, unreadable, served = 0, [], []
     for path in others(root, set()):
         folder = hold_soon(path, _LOOKED_AT_S)

@@ -19,6 +19,7 @@ from areal.services.inference.recording.names import is_tag
 
 DATABASE = "journal.db"
 REGISTRATIONS = ".models.json"  # beside the folders: what was registered at the run of this uid
+PUBLISHED = "published.json"  # beside the folders: the weights that the model's workers are to serve
 _LOCK = "lock"
 _TAG = "tag"
 
