@@ -113,8 +113,12 @@ def test_component_inherits_no_lease_and_default_signals(local: LocalBackend) ->
         "print([os.readlink(path) for path in open_files if os.path.lexists(path)])\n"
         "print([line for line in open('/proc/self/status') if line[:6] in ('SigIgn', 'SigBlk')])"
     )
-    local.start(run_spec(argv=python(source), ports=ports, restart=NEVER))
-    until_phase(local, "r1", Phase.EXITED)
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as a script's background command begins
+    try:
+        local.start(run_spec(argv=python(source), ports=ports, restart=NEVER))
+        until_phase(local, "r1", Phase.EXITED)
+    finally:
+        signal.signal(signal.SIGQUIT, before)
 
     text = log_text(local, "r1")
 

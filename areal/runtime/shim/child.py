@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
+_RESET = (  # what the shim has set, what its Python ignores, and what a script in the background had ignored
+    *(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT),
+    *(signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD),
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,9 +75,8 @@ def _become(
             os._exit(_EXEC_FAILED)
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in _RESET:
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(output_fd, 1)
