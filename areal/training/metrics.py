@@ -7,6 +7,7 @@ last line of each step (``read_metrics``).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import time
@@ -93,18 +94,28 @@ def open_trackers(config: BaseExperimentConfig, folder: Path) -> list[Tracker]:
         trackers.append(_TensorBoard(asked.tensorboard.path))
     if asked.wandb.mode != "disabled":
         trackers.append(_WandB(config, folder))
-    for name, mode in (("swanlab", asked.swanlab.mode), ("trackio", asked.trackio.mode)):
-        if mode != "disabled":
-            raise UsageFault(f"stats_logger.{name} is not there yet", hint="metrics.jsonl, tensorboard or wandb")
+    if asked.swanlab.mode != "disabled":
+        trackers.append(_SwanLab(config, folder))
+    if asked.trackio.mode != "disabled":
+        trackers.append(_Trackio(config))
     return trackers
+
+
+def _package(tracker: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageFault(
+            f"stats_logger.{tracker} needs the package {name}",
+            hint=f"pip install {name}; metrics.jsonl is written in any case",
+        ) from error
 
 
 class _TensorBoard:
     def __init__(self, path: str) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UsageFault("stats_logger.tensorboard needs the package tensorboard") from error
+        _package("tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(path)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -117,10 +128,7 @@ class _TensorBoard:
 
 class _WandB:
     def __init__(self, config: BaseExperimentConfig, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UsageFault("stats_logger.wandb needs the package wandb") from error
+        wandb = _package("wandb", "wandb")
         asked = config.stats_logger.wandb
         self._run: Any = wandb.init(
             mode=asked.mode,
@@ -131,6 +139,7 @@ class _WandB:
             tags=asked.tags,
             notes=asked.notes,
             job_type=asked.job_type,
+            config=asked.config,
             dir=str(folder),
             id=f"{config.experiment_name}-{config.trial_name}{asked.id_suffix or ''}".replace("/", "-"),
             resume="allow",
@@ -141,3 +150,40 @@ class _WandB:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class _SwanLab:
+    def __init__(self, config: BaseExperimentConfig, folder: Path) -> None:
+        asked = config.stats_logger.swanlab
+        self._swanlab = _package("swanlab", "swanlab")
+        if asked.api_key:
+            self._swanlab.login(api_key=asked.api_key)
+        self._swanlab.init(
+            project=asked.project or config.experiment_name,
+            experiment_name=asked.name or config.trial_name,
+            config=asked.config,
+            logdir=asked.logdir or str(folder / "swanlog"),
+            mode=asked.mode,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._swanlab.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._swanlab.finish()
+
+
+class _Trackio:
+    def __init__(self, config: BaseExperimentConfig) -> None:
+        asked = config.stats_logger.trackio
+        self._trackio = _package("trackio", "trackio")
+        space = {"space_id": asked.space_id} if asked.space_id else {}
+        self._trackio.init(
+            project=asked.project or config.experiment_name, name=asked.name or config.trial_name, **space
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._trackio.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()

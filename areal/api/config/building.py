@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
@@ -56,8 +57,21 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = 
     try:
         return cls(**given)
     except ValueError as error:
-        faults.add(path, str(error))
+        named = _named(str(error), hints, values)
+        faults.add((*path, *named), str(error).removeprefix(f"{'.'.join(named)}: "))
         return None
+
+
+def _named(message: str, hints: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The key that a class's own complaint is about: the first that it names and the user gave."""
+    for word in _KEY.findall(message):
+        parts = word.split(".")
+        if parts[0] in hints and parts[0] in values:
+            return tuple(parts)
+    return ()
+
+
+_KEY = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*")
 
 
 @cache
@@ -120,6 +134,8 @@ def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) ->
 
 
 def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
+    if isinstance(value, bool) and (word := "on" if value else "off") in options:
+        return word  # YAML's own reading of the word
     if value in options:
         return value
     names = ", ".join(map(str, options))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
 from areal.api.config.marks import PLACEMENT, Absent, Inert
-from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training
+from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
 from areal.api.config.rollout import OUTLIVES, InferenceEngineConfig, SGLangConfig, vLLMConfig
 from areal.api.config.running import (
     EvaluatorConfig,
@@ -20,8 +20,13 @@ from areal.api.config.running import (
     TrainDatasetConfig,
     ValidDatasetConfig,
 )
-from areal.api.config.training import DPOEngineConfig, PPOActorConfig, PPOCriticConfig, TrainEngineConfig
-from areal.resources.backend_grammar import parse_backend
+from areal.api.config.training import (
+    DPOEngineConfig,
+    PPOActorConfig,
+    PPOCriticConfig,
+    TrainEngineConfig,
+    check_update_mode,
+)
 
 ENGINE_FLAGS = Inert("an engine's flags are the engineArgs of its Model")
 TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
@@ -75,9 +80,11 @@ class BaseExperimentConfig:
     def __post_init__(self) -> None:
         if self.total_train_epochs < 1:
             raise ValueError(f"total_train_epochs must be at least 1, not {self.total_train_epochs}")
-        training = parse_backend(self.allocation_mode).training if self.allocation_mode else None
+        training = parsed(self.allocation_mode, "allocation_mode").training if self.allocation_mode else None
         if training is not None:
             check_training(training, "allocation_mode")
+        if self.weight_update_mode:
+            check_update_mode(self.weight_update_mode)
         self._hand_down()
 
     def _hand_down(self) -> None:
@@ -87,14 +94,18 @@ class BaseExperimentConfig:
             "trial_name": self.trial_name,
             "fileroot": self.cluster.fileroot,
         }
-        for part in self._parts():
+        for place, part in self._parts():
             for name, value in common.items():
-                if value and getattr(part, name, None) == "":
+                said = getattr(part, name, None)
+                if value and said == "":
                     setattr(part, name, value)
+                elif said and said != value:
+                    top = f"cluster.{name}" if name == "fileroot" else name
+                    raise ValueError(f"{place}.{name} is {said!r} and {top} {value!r}: a run has one")
 
-    def _parts(self) -> list[Any]:
-        values = (getattr(self, each.name) for each in fields(self))
-        return [value for value in values if is_dataclass(value) and not isinstance(value, type)]
+    def _parts(self) -> list[tuple[str, Any]]:
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return [(name, value) for name, value in values if is_dataclass(value) and not isinstance(value, type)]
 
     def _tokenizer_of(self, engine: TrainEngineConfig) -> None:
         self.tokenizer_path = self.tokenizer_path or engine.path
@@ -156,6 +167,11 @@ class PPOConfig(BaseExperimentConfig):
         self._tokenizer_of(self.actor)
         if self.eval_gconfig is None:
             self.eval_gconfig = copy.deepcopy(self.gconfig)
+        if self.actor.group_size not in (1, self.gconfig.n_samples):
+            raise ValueError(
+                f"actor.group_size is {self.actor.group_size} and gconfig.n_samples {self.gconfig.n_samples}: a group "
+                "is the samples of one prompt"
+            )
         rollout = self.rollout
         rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
         if self.min_required_servers is not None:

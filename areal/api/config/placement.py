@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Inert
-from areal.resources.backend_grammar import Part
+from areal.resources.backend_grammar import Allocation, Part, parse_backend
+
+
+def parsed(text: str, name: str, **how: Any) -> Allocation:
+    """The allocation that ``name`` says. Raises ValueError naming it and the column."""
+    try:
+        return parse_backend(text, **how)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def check_training(part: Part, name: str) -> None:

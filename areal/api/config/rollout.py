@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Absent, Inert
-from areal.api.config.placement import SchedulingSpec, SchedulingStrategy
-from areal.resources.backend_grammar import INFERENCE_ENGINES, parse_backend
+from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, parsed
+from areal.resources.backend_grammar import INFERENCE_ENGINES
 
 OUTLIVES = Inert("a service that a job brought goes with the job, any other goes on")
 _PROXY = Inert("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
@@ -115,11 +115,15 @@ class InferenceEngineConfig:
 
     def __post_init__(self) -> None:
         if self.backend:
-            parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True)
+            parsed(self.backend, "backend", engines=INFERENCE_ENGINES, single=True)
         for name in ("consumer_batch_size", "max_concurrent_rollouts", "queue_size", "reward_workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        agent = self.agent or self.openai
+        if self.agent is not None and self.openai is not None:
+            raise ValueError("agent and openai are one thing: give one of them")
+        self.admin_api_key = self.admin_api_key or (agent.admin_api_key if agent is not None else "")
         if self.max_head_offpolicyness < 0:
             raise ValueError(f"max_head_offpolicyness must not be negative, not {self.max_head_offpolicyness}")
         if self.request_retries < 0:

@@ -30,7 +30,9 @@ class _Timer:
 
 @dataclass
 class SaverConfig(_Timer):
-    mode: Literal["auto", "sync", "async"] = "auto"
+    mode: Annotated[Literal["auto", "sync", "async"], Inert("a model is written down before the next step begins")] = (
+        "auto"
+    )
 
 
 @dataclass
@@ -138,8 +140,8 @@ class TrainDatasetConfig:
 
 @dataclass
 class ValidDatasetConfig(TrainDatasetConfig):
-    shuffle: bool = False
-    drop_last: bool = False
+    shuffle: Annotated[bool, Inert("all of it is evaluated")] = False
+    drop_last: Annotated[bool, Inert("all of it is evaluated")] = False
     split: str | None = "test"
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Absent, Inert
-from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training
-from areal.resources.backend_grammar import TRAIN_ENGINES, parse_backend
+from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
+from areal.resources.backend_grammar import TRAIN_ENGINES
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Level = Literal["batch", "group"]
@@ -41,7 +41,7 @@ class NormConfig:
     std_level: Level | None = "batch"
     std_unbiased: bool = True
     eps: float = 1e-5
-    group_size: int = 1
+    group_size: Annotated[int, Inert("a group is what was sampled for one prompt, short ones too")] = 1
 
     def __post_init__(self) -> None:
         if self.mean_leave1out and self.mean_level is None:
@@ -90,6 +90,8 @@ class OptimizerConfig:
     hysteresis: Annotated[int, Inert("there is no loss scaling")] = 2
 
     def __post_init__(self) -> None:
+        if self.type == "adam_bf16":
+            raise ValueError("type adam_bf16 is not supported: the optimizer's states are float32, use adam")
         if self.lr < 0:
             raise ValueError(f"lr must not be negative, not {self.lr}")
         if not 0 <= self.warmup_steps_proportion <= 1:
@@ -106,6 +108,15 @@ class FSDPEngineConfig:
     wrap_policy: Annotated[FSDPWrapPolicy | None, Inert("each decoder layer is sharded on its own")] = None
     offload_params: Annotated[bool, Absent("parameters stay on the device")] = False
     memory_efficient_load: Annotated[bool, Inert("weights are always loaded shard by shard")] = False
+
+
+UPDATE_MODES = ("disk", "shm", "xccl")
+
+
+def check_update_mode(mode: str) -> None:
+    """Raises ValueError."""
+    if mode not in UPDATE_MODES:
+        raise ValueError(f"weight_update_mode {mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
 
 
 @dataclass
@@ -144,7 +155,8 @@ class TrainEngineConfig:
 
     def __post_init__(self) -> None:
         if self.backend:
-            check_training(parse_backend(self.backend, engines=TRAIN_ENGINES, single=True).parts[0], "backend")
+            check_training(parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0], "backend")
+        check_update_mode(self.weight_update_mode)
         if self.use_lora and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
 
@@ -219,7 +231,7 @@ class PPOActorConfig(TrainEngineConfig):
 class PPOCriticConfig(TrainEngineConfig):
     ppo_n_minibatches: int = 4
     eps_clip: float = 0.5
-    mask_no_eos_with_zero: bool = False
+    mask_no_eos_with_zero: Annotated[bool, Inert("the actor's says it: returns are the same for both")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

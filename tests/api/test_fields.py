@@ -1,0 +1,130 @@
+"""Every field of every configuration class: it is acted upon, or refused, or said to have no effect."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import logging
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import pytest
+import yaml
+
+import areal
+from areal.api.cli_args import ConfigError, DPOConfig, GRPOConfig, RWConfig, SFTConfig, load_expr_config
+from areal.api.config.building import default_of, hints_of
+from areal.api.config.marks import Absent, Inert
+
+ROOT = Path(areal.__file__).parent
+EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)
+CONFIG = ROOT / "api" / "config"
+ADOPTED = {"max_concurrent_rollouts", "behav_imp_weight_cap", "behav_imp_weight_mode", "peft_type"}
+"""Read by the configuration classes themselves, which hand on what follows from them."""
+
+HANDED_DOWN = ("experiment_name", "trial_name", "fileroot")
+
+Path_ = tuple[str, ...]
+
+
+def classes_below(hint: Any) -> Iterator[type]:
+    arguments = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        yield hint
+    for argument in arguments:
+        yield from classes_below(argument)
+
+
+def fields_of(cls: type, path: Path_ = ()) -> Iterator[tuple[type, Path_, Any]]:
+    """(class, path, type) of every field, not those below a field that is marked itself."""
+    for name, hint in hints_of(cls).items():
+        yield cls, (*path, name), hint
+        for nested in [] if marks_of(hint) else classes_below(hint):
+            yield from fields_of(nested, (*path, name))
+
+
+def marks_of(hint: Any) -> list[Absent | Inert]:
+    found = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return [mark for mark in found if isinstance(mark, Absent | Inert)]
+
+
+def other_than(default: Any, hint: Any) -> Any:
+    """A value of the type that is not the default."""
+    if get_origin(hint) is Annotated:
+        return other_than(default, hint.__origin__)
+    if get_origin(hint) is Literal:
+        return next(option for option in get_args(hint) if option != default)
+    if get_origin(hint) in (Union, types.UnionType):
+        return other_than(default, next(kind for kind in get_args(hint) if kind is not type(None)))
+    if get_origin(hint) is list:
+        return [{}] if list(classes_below(hint)) else ["x"]
+    kind: Any = get_origin(hint) or hint
+    if dataclasses.is_dataclass(kind):
+        name = next(name for name in hints_of(kind) if name not in HANDED_DOWN)
+        return {name: other_than(default_of(kind, name), hints_of(kind)[name])}
+    if isinstance(kind, type) and issubclass(kind, dict):
+        return {"x": 1}
+    return {bool: not default, int: 7, float: 7.5}.get(kind, "x")
+
+
+MARKED = {path: (cls, hint) for each in EXPERIMENTS for cls, path, hint in fields_of(each) if marks_of(hint)}
+SPELT = {"backend": "sglang:d2", "allocation_mode": "sglang:d2+fsdp:d1"}  # fields with a grammar of their own
+TRAINED = {"backend": "fsdp:d2"}
+
+
+def experiment_of(path: Path_) -> type:
+    return next(each for each in EXPERIMENTS if path in {found for _, found, _ in fields_of(each)})
+
+
+@pytest.mark.parametrize("path", sorted(MARKED), ids=".".join)
+def test_field_without_effect_is_refused_or_told_with_file_line_and_key(
+    path: Path_, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cls, hint = MARKED[path]
+    (mark,) = marks_of(hint)
+    name = path[-1]
+    spelt = TRAINED if path[0] in ("actor", "critic", "ref", "model", "teacher") else SPELT
+    tree: Any = spelt.get(name, other_than(default_of(cls, name), hint))
+    for part in reversed(path):
+        tree = {part: tree}
+    file = tmp_path / "c.yaml"
+    file.write_text("experiment_name: e\ntrial_name: t\n" + yaml.safe_dump(tree))
+    key = f"c.yaml:{2 + len(path)}: {'.'.join(path)}: "
+    argv = ["--config", str(file)]
+    if isinstance(mark, Absent):
+        with pytest.raises(ConfigError) as caught:
+            load_expr_config(argv, experiment_of(path))
+        assert f"{key}is not supported: {mark.why}" in str(caught.value)
+    else:
+        with caplog.at_level(logging.WARNING):
+            load_expr_config(argv, experiment_of(path))
+        assert any(f"{key}has no effect: {mark.why}" in message for message in caplog.messages)
+
+
+def names_read() -> set[str]:
+    """Attributes that code outside the configuration classes reads."""
+    found: set[str] = set()
+    for part in ("training", "client", "workflow", "dataset", "reward"):
+        for file in (ROOT / part).rglob("*.py"):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            found |= {
+                str(node.value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            }
+    return found
+
+
+def test_every_field_that_is_taken_without_a_word_is_read() -> None:
+    read = names_read() | ADOPTED
+    parents = {path for each in EXPERIMENTS for _, path, hint in fields_of(each) if any(classes_below(hint))}
+    unread = {
+        ".".join(path)
+        for each in EXPERIMENTS
+        for _, path, hint in fields_of(each)
+        if not marks_of(hint) and path[-1] not in read and path not in parents
+    }
+    assert not unread
