@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from areal.training.metrics import read_metrics
-from tests.services.processes import REPOSITORY, Process, Processes
-from tests.services.weight_update.conftest import embedded_worker
+from tests.drivers.conftest import House
+from tests.services.processes import REPOSITORY
 
 HERE = Path(__file__).parent
 MODEL = REPOSITORY / "examples" / "reverse_digits" / "model"
@@ -27,26 +25,6 @@ SMALL = (
     "train_dataset.batch_size=4",
     "valid_dataset.batch_size=4",
 )
-
-
-@dataclass(frozen=True)
-class House:
-    gateway: Process
-    key_file: Path
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    processes = Processes(folder)
-    try:
-        _, proxy = embedded_worker(processes, "--state-dir", str(folder / "state"))
-        router = processes.router()
-        gateway = processes.gateway(router)
-        processes.register(router, proxy, model="m")
-        yield House(gateway, processes.key_file)
-    finally:
-        processes.stop()
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +43,7 @@ def drive(name: str, config: str, gsm8k: Path, runs: Path, *overrides: str, hous
     """The metrics of a run of ``python name.py --config config key=value ...``."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     if house is not None:
-        environment["AREAL_INFERENCE_ADDR"] = house.gateway.url
-        environment["AREAL_INFERENCE_KEY_FILE"] = str(house.key_file)
-        environment["AREAL_INFERENCE_MODEL"] = "m"
+        environment |= house.environment()
     data = (f"train_dataset.path={gsm8k}", f"valid_dataset.path={gsm8k}", f"cluster.fileroot={runs}")
     argv = [sys.executable, str(HERE / name), "--config", str(HERE / config), *SMALL, *data, *overrides]
     ran = subprocess.run(argv, env=environment, cwd=runs, capture_output=True, text=True, timeout=170)

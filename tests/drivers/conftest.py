@@ -1,0 +1,40 @@
+"""A small model that is served, and where a driver finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.services.processes import Process, Processes
+from tests.services.weight_update.conftest import embedded_worker
+
+
+@dataclass(frozen=True)
+class House:
+    gateway: Process
+    key_file: Path
+
+    def environment(self, model: str = "m") -> dict[str, str]:
+        """What a job of this service is told."""
+        return {
+            "AREAL_INFERENCE_ADDR": self.gateway.url,
+            "AREAL_INFERENCE_KEY_FILE": str(self.key_file),
+            "AREAL_INFERENCE_MODEL": model,
+        }
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    processes = Processes(folder)
+    try:
+        _, proxy = embedded_worker(processes, "--state-dir", str(folder / "state"))
+        router = processes.router()
+        gateway = processes.gateway(router)
+        processes.register(router, proxy, model="m")
+        yield House(gateway, processes.key_file)
+    finally:
+        processes.stop()
