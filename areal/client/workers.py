@@ -51,6 +51,14 @@ class AsyncWorkers:
         version = answer["version"]
         return int(version) if version is not None else None
 
+    async def versions(self) -> dict[str, int]:
+        """By the address of each worker that tells."""
+        answer = (
+            await self._transport.call(Call("GET", "/get_version/all", timeout_s=_CONTROL_S, repeatable=True))
+        ).json()
+        told = {each["worker_addr"]: each.get("version") for each in answer["results"]}
+        return {address: version for address, version in told.items() if isinstance(version, int)}
+
     async def drain(self, worker: str = ALL) -> None:
         """No new calls for it; running ones finish."""
         await self._control("/drain", worker)

@@ -1,8 +1,8 @@
 """``python -m areal.training --driver MODULE:FUNCTION -- --config FILE key=value ...``: a driver's process.
 
 The working folder is on the import path. A failure that a user can act on is its message and a hint, with the exit
-status of its kind; anything else is a traceback and status 1. SIGTERM ends the run as an interrupt does: what is open
-is closed, and the newest checkpoint stays.
+status of its kind; anything else is a traceback and status 1. SIGTERM ends a run after the step that it is in, with a
+checkpoint where the run keeps some, and anything else as an interrupt does: what is open is closed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
+from areal.services.web.options import die_with_parent
+from areal.training import stopping
 
 _INTERRUPTED = 128 + signal.SIGTERM
 
@@ -29,12 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("args", nargs="*", help="passed on to the driver")
     given = parser.parse_args(argv)
     logging.basicConfig(level=os.environ.get("AREAL_LOG_LEVEL", "INFO").upper(), format=_FORMAT)
-    signal.signal(signal.SIGTERM, _interrupt)
+    stopping.on_sigterm()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank, in a session of its own: its launcher cannot end it when killed
+        die_with_parent(os.getppid())
     sys.path.insert(0, str(Path.cwd()))
     try:
         status = _driver(given.driver)(given.args)
     except BaseException as error:
-        if _stopped or isinstance(error, KeyboardInterrupt):  # libraries make other errors of an interrupt
+        if stopping.requested() or isinstance(error, KeyboardInterrupt):  # libraries make other errors of an interrupt
             sys.stderr.write("stopped\n")
             return _INTERRUPTED
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
@@ -72,15 +76,6 @@ def _driver(path: str) -> Callable[[Sequence[str]], object]:
     except ValueError:  # no signature to be had
         pass
     return found  # type: ignore[no-any-return]
-
-
-_stopped: list[int] = []
-
-
-def _interrupt(number: int, frame: object) -> None:
-    _stopped.append(number)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

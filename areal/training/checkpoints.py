@@ -1,12 +1,15 @@
 """Checkpoints that are whole or absent: ``step_N`` is written aside, made durable, and then renamed.
 
-``state.json`` in it is what the trainer knows beside the engines' shards: step, version, consumed frontier, timers. A
-crash at any moment leaves the checkpoints that were there, and perhaps a ``.tmp`` folder that the next save removes.
+``state.json`` in it is what the trainer knows beside the engines' shards (step, version, consumed frontier, timers) and
+how long each file is. A crash at any moment leaves the checkpoints that were there, and perhaps a ``.tmp`` folder that
+the next save removes; so does a full disk. One that was torn later, by a disk or by hand, is set aside as ``.torn``,
+and the one before it counts.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,8 +22,14 @@ from typing import Any
 from areal.errors import ArealError
 from areal.training.ranks import Ranks
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"step_(\d+)")
 STATE = "state.json"
+_FILES = "files"
+
+
+class CheckpointFailed(ArealError):
+    """It could not be written; those that were there are as they were."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,19 @@ class Checkpoint:
                 f"{path} cannot be read: {error}", hint="remove this checkpoint to resume from the one before"
             )
         return state
+
+    def damage(self) -> str | None:
+        """What of it is not as it was written; None where nothing is known."""
+        try:
+            files = self.state().get(_FILES, {})
+        except ArealError as error:
+            return error.message
+        for name, size in files.items():
+            path = self.folder / name
+            found = path.stat().st_size if path.is_file() else None
+            if found != size:
+                return f"{path} has {found} of {size} bytes" if found is not None else f"{path} is not there"
+        return None
 
 
 class Checkpoints:
@@ -62,36 +84,57 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         return max(self.all(), key=lambda checkpoint: checkpoint.step, default=None)
 
+    def newest_whole(self) -> Checkpoint | None:
+        """Those that are newer and damaged are set aside, and logged."""
+        for checkpoint in reversed(self.all()):
+            if (damage := checkpoint.damage()) is None:
+                return checkpoint
+            aside = checkpoint.folder.with_suffix(".torn")
+            _log.warning("a checkpoint is set aside as %s, the one before it counts: %s", aside, damage)
+            shutil.rmtree(aside, ignore_errors=True)
+            checkpoint.folder.rename(aside)
+        return None
+
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:
         """A folder for the engines' shards and a dict for the trainer's state; both become the checkpoint ``step`` when
-        the block ends well on every rank. Every rank enters it; the first one's dict counts. Raises ArealError where
-        the disk refuses; what was half written is removed, for it may have filled the disk."""
+        the block ends well on every rank. Every rank enters it; the first one's dict counts. Raises CheckpointFailed on
+        every rank where the disk of one is full, or fails."""
         aside = self.root / f"step_{step}.tmp"
-        if ranks.is_first:
-            self.root.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-        ranks.together()
         state: dict[str, Any] = {}
         try:
-            yield aside, state
-            ranks.together()
+            with self._all_or_none(ranks, step):
+                if ranks.is_first:
+                    self.root.mkdir(parents=True, exist_ok=True)
+                    shutil.rmtree(aside, ignore_errors=True)
+                    aside.mkdir()
+            with self._all_or_none(ranks, step):
+                yield aside, state
+            with self._all_or_none(ranks, step):
+                if ranks.is_first:
+                    self._finish(aside, step, state)
+        except BaseException:
             if ranks.is_first:
-                self._finish(aside, step, state)
-        except BaseException as error:
-            if ranks.is_first:
-                shutil.rmtree(aside, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise ArealError(
-                    f"the checkpoint of step {step} cannot be written below {self.root}: {error}",
-                    hint="the one before is whole: free space, then areal restart or resume the job",
-                ) from error
+                shutil.rmtree(aside, ignore_errors=True)  # what is half written may be what fills the disk
             raise
-        ranks.together()
+
+    @contextmanager
+    def _all_or_none(self, ranks: Ranks, step: int) -> Iterator[None]:
+        """Leave the block together: where the disk failed one rank, no other goes on, or waits for it."""
+        failure: OSError | None = None
+        try:
+            yield
+        except OSError as error:
+            failure = error
+        if ranks.largest(int(failure is not None)):
+            raise CheckpointFailed(
+                f"the checkpoint of step {step} cannot be written below {self.root}: {failure or 'a rank failed'}",
+                hint="the one before is whole: free space, then areal restart or resume the job",
+            ) from failure
 
     def _finish(self, aside: Path, step: int, state: dict[str, Any]) -> None:
-        (aside / STATE).write_text(json.dumps(state, indent=1))
+        files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
+        (aside / STATE).write_text(json.dumps({**state, _FILES: files}, indent=1))
         for path in sorted(aside.rglob("*"), reverse=True):
             _flush(path)
         _flush(aside)

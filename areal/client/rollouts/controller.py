@@ -22,7 +22,7 @@ from areal.client.rollouts.dump import write_rollouts
 from areal.client.rollouts.engine import EpisodeEngine
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes
 from areal.client.rollouts.executor import Executor, RolloutsFailed
-from areal.client.rollouts.ledger import Failure, Item, Ledger, Rollout
+from areal.client.rollouts.ledger import End, Failure, Item, Ledger, Rollout
 from areal.client.rollouts.service import Service, find_service, open_service
 from areal.errors import NotFound, TimedOut
 from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
@@ -327,6 +327,21 @@ class RolloutController:
             return {**asdict(ledger.counts), **now, "version": ledger.version}
 
         return self._loop.call(read)
+
+    def ends(self) -> list[End]:
+        """Episodes since the last call that give nothing to train on, and why. The first call starts it."""
+        return self._loop.call(lambda: self._executor.ledger.ends_so_far())
+
+    def served_version(self) -> int | None:
+        """The highest that a server of the model has; None where none tells."""
+        model = self._client.model
+
+        async def ask() -> list[int]:
+            told = await self._client.workers.versions()
+            ours = {each["worker_addr"] for each in await self._client.workers.list() if model in (None, each["model"])}
+            return [version for address, version in told.items() if address in ours]
+
+        return max(self._loop.run(ask()), default=None)
 
     def outstanding(self) -> list[Row]:
         """The prompts that were submitted and not consumed: a checkpoint keeps them, a restart submits them again."""

@@ -16,12 +16,14 @@ _REMEMBERED_ENDS = 4096
 
 
 class RolloutsFailed(ArealError):
-    """Episodes fail one after the other, or no more can come. ``failures``: the last ones."""
+    """Episodes fail one after the other, or no more can come. ``failures``: the last ones; ``streak``: how many of them
+    belong together."""
 
-    def __init__(self, message: str, failures: Sequence[Failure]) -> None:
-        last = failures[-1] if failures else None
+    def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0) -> None:
+        first = failures[-min(streak or len(failures), len(failures))] if failures else None
         super().__init__(
-            message + (f"; the last one, {last.task_id}, by fault of the {last.blame}: {last.error!r}" if last else ""),
+            message
+            + (f"; the first, {first.task_id}, by fault of the {first.blame}: {first.error!r}" if first else ""),
             hint="RolloutController.failures() has them all" if failures else None,
         )
         self.failures = tuple(failures)
@@ -188,7 +190,7 @@ class Executor:
         ledger = self.ledger
         if ledger.failing >= self._most_failures:
             failing, ledger.failing = ledger.failing, 0
-            raise RolloutsFailed(f"{failing} episodes failed one after the other", ledger.failures)
+            raise RolloutsFailed(f"{failing} episodes failed one after the other", ledger.failures, failing)
         if ledger.idle and not waits_for_input:
             raise RolloutsFailed(f"{what} cannot come: {self.sentence()}", ledger.failures)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from areal.client.rollouts.admission import Window, capacity, choose, is_stale, shuffled
@@ -74,6 +75,21 @@ class Failure:
     attempts: int
 
 
+class Cause(StrEnum):
+    REJECTED = "rejected"  # by the workflow, or as not worth training on
+    FAILED = "failed"
+    STALE = "stale"  # its result was too old, or would have been
+
+
+@dataclass(frozen=True)
+class End:
+    """An episode that will give nothing to train on. ``failure``: where it failed."""
+
+    data: Mapping[str, Any]
+    cause: Cause
+    failure: Failure | None = None
+
+
 @dataclass
 class Counts:
     """Since the start, of episodes that are trained on. ``dropped`` counts results that were too old, or would
@@ -102,6 +118,7 @@ class Ledger:
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FAILURES))
     failing: int = 0  # failures since the last episode that gave a result
     tried: int = 0  # accepted and rejected since the last batch
+    ends: list[End] | None = None  # not told yet; None: nobody asks
     _waiting_apart: deque[Item] = field(default_factory=deque)
     _drops: dict[int, int] = field(default_factory=dict)
     _maybe_stale: bool = False
@@ -147,6 +164,7 @@ class Ledger:
         if rollout is None:
             self._drops.pop(item.number, None)
             self.counts.rejected += 1
+            self._tell(End(item.data, Cause.REJECTED))
             return
         self.counts.accepted += 1
         self.accepted[item.number] = rollout
@@ -161,13 +179,14 @@ class Ledger:
         self.running.discard(item.number)
         self._drops.pop(item.number, None)
         self.counts.failed += 1
+        self._tell(End(item.data, Cause.FAILED, failure))
 
     def overtaken(self, item: Item) -> None:
         """It runs no more: whatever it would give is too old already."""
         self.running.discard(item.number)
         self._drops.pop(item.number, None)
         self.counts.dropped += 1
-        self.counts.abandoned += 1
+        self._abandon(item)
 
     def cancelled(self, item: Item) -> None:
         """It runs no more, and is as if it had not begun."""
@@ -193,10 +212,23 @@ class Ledger:
     def _run_again(self, item: Item) -> None:
         drops = self._drops.pop(item.number, 0) + 1
         if drops >= _RUNS:
-            self.counts.abandoned += 1
+            self._abandon(item)
         else:
             self._drops[item.number] = drops
             self.pending.appendleft(item)
+
+    def _abandon(self, item: Item) -> None:
+        self.counts.abandoned += 1
+        self._tell(End(item.data, Cause.STALE))
+
+    def _tell(self, end: End) -> None:
+        if self.ends is not None:
+            self.ends.append(end)
+
+    def ends_so_far(self) -> list[End]:
+        """Since this was last called; from the first call on they are kept for the next."""
+        ends, self.ends = self.ends or [], []
+        return ends
 
     def take(self, count: int) -> list[Rollout] | None:
         """A batch of exactly ``count``, or None."""

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
 from areal.api.io_struct import StepInfo
-from areal.errors import UsageFault
-from areal.training.checkpoints import Checkpoints
+from areal.errors import ArealError, UsageFault
+from areal.training import stopping
+from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.data.frontier import DataOrder
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
@@ -111,17 +113,38 @@ class Trainer(abc.ABC):
     # -- the loop
 
     def run(self) -> None:
-        """From where the run stands to its end."""
+        """From where the run stands to its end, or to the step in which it is told to stop (then raises Stopped)."""
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluated())
-        while self.step < self.total_steps:
-            began = time.monotonic()
+        with stopping.deferred():
+            while self.step < self.total_steps:
+                stop = self._one_step()
+                if stop and self.step < self.total_steps:
+                    raise stopping.Stopped
+
+    def _one_step(self) -> bool:
+        """Whether to stop now. Raises Stopped where it was told to before the step had begun."""
+        began = time.monotonic()
+        try:
             metrics = self.train_step()
-            self.step += 1
+        except stopping.Stopped:
+            self._checkpoint_to_stop()
+            raise
+        self.step += 1
+        stop = bool(self.ranks.largest(int(stopping.requested())))
+        if stop and self.step < self.total_steps:
+            self._checkpoint_to_stop()
+        else:
             metrics |= self._between()
-            metrics |= self.timings.taken() | {"time/step": time.monotonic() - began, "epoch": self._epoch()}
-            self._log(metrics)
+        metrics |= self.timings.taken() | {"time/step": time.monotonic() - began, "epoch": self._epoch()}
+        self._log(metrics)
+        return stop
+
+    def _checkpoint_to_stop(self) -> None:
+        newest = self.checkpoints.newest()
+        if self.config.recover.enabled and self.step and (newest is None or newest.step != self.step):
+            self.checkpoint()
 
     def _between(self) -> Metrics:
         """Save, checkpoint, evaluate: those that are due, on every rank alike."""
@@ -137,8 +160,20 @@ class Trainer(abc.ABC):
             metrics = self._evaluated()
         if self.config.recover.enabled and ("checkpoint" in due or last):
             with self.timings.of("checkpoint"):
-                self.checkpoint()
+                metrics |= self._checkpoint_or_go_on(last=last)
         return metrics
+
+    def _checkpoint_or_go_on(self, *, last: bool) -> Metrics:
+        """A full disk costs a checkpoint, not the run: the next one may find room. What the end leaves has to last."""
+        try:
+            self.checkpoint()
+        except CheckpointFailed as error:
+            if last:
+                raise
+            if self.ranks.is_first:
+                self.progress.say(f"warning: {error.message}; the run goes on")
+            return {"checkpoint/failed": 1.0}
+        return {}
 
     def _evaluated(self) -> Metrics:
         with self.timings.of("eval"):
@@ -185,14 +220,14 @@ class Trainer(abc.ABC):
             }
 
     def recover(self) -> bool:
-        """Go to the newest checkpoint, where the run may resume and has one."""
-        newest = self.checkpoints.newest() if self.config.recover.enabled else None
+        """Go to the newest whole checkpoint, where the run may resume and has one."""
+        newest = self._newest() if self.config.recover.enabled else None
         if newest is None:
             return False
         state = newest.state()
         for role, engine in self.engines.items():
             if engine.optimizer is not None:
-                load_shards(engine, newest.folder / role)
+                _load(engine, newest, role)
         self.step = int(state["step"])
         for name, timer in self._timers.items():
             timer.restore(state["timers"][name])
@@ -201,8 +236,24 @@ class Trainer(abc.ABC):
             self.progress.say(f"resumed after step {self.step} from {newest.folder}")
         return True
 
+    def _newest(self) -> Checkpoint | None:
+        """The first rank looks, for all."""
+        found = self.checkpoints.newest_whole() if self.ranks.is_first else None
+        told: Checkpoint | None = self.ranks.told_by_first(found)
+        return told
+
     @staticmethod
     def _needed(dataset: Sequence[Any] | None, name: str) -> Sequence[Any]:
         if dataset is None or not len(dataset):
             raise UsageFault(f"this trainer needs a {name} with at least one row")
         return dataset
+
+
+def _load(engine: FSDPEngine, checkpoint: Checkpoint, role: str) -> None:
+    try:
+        load_shards(engine, checkpoint.folder / role)
+    except CheckpointException as error:
+        raise ArealError(
+            f"{checkpoint.folder / role} cannot be loaded: {error}",
+            hint=f"remove {checkpoint.folder} to resume from the one before",
+        ) from error

@@ -18,6 +18,7 @@ from torch import Tensor
 from areal.api.cli_args import PPOConfig
 from areal.client.rollouts.controller import RolloutController
 from areal.errors import UsageFault
+from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss, loss_tokens
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.losses import value_loss
@@ -102,10 +103,12 @@ class PPOTrainer(Trainer):
         self.run()
 
     def recover(self) -> bool:
-        """Also has our weights served: whatever the service has, it is not known to be these."""
+        """Also has our weights served: whatever the service has, it is not known to be these. Versions only grow: what
+        an attempt before us published after its newest checkpoint were other weights than those to come."""
         resumed = super().recover()
-        self._first_version = self.step
-        self._publish(torch.tensor(self._some_tokens()))
+        served = self.ranks.told_by_first(self.rollout.served_version() if self.rollout is not None else None)
+        self._first_version = version_to_publish(self.actor.version, served)
+        self._publish(torch.tensor(self._some_tokens()), self._first_version)
         if self.rollout is not None:
             prompts = PromptStream(self._needed(self.train_dataset, "train_dataset"), self.order, self.frontier)
             self.source = RolloutSource(self.rollout, prompts, self._sampling)
@@ -125,18 +128,30 @@ class PPOTrainer(Trainer):
 
     def train_step(self) -> Metrics:
         with self.timings.of("rollout"):
-            taken: Taken = self.ranks.told_by_first(self.source.take() if self.ranks.is_first else None)
+            taken: Taken | None = self.ranks.told_by_first(self._take())
+        if taken is None:
+            raise stopping.Stopped
         share = shared_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
         with self.timings.of("prepare"):
             batch = self._prepared(select(taken.batch, share), taken.groups[share])
         with self.timings.of("train"):
             metrics = self._update(batch)
         with self.timings.of("weights"):
-            metrics |= self._publish(_sample_of(taken.batch), version=self.step + 1)
+            metrics |= self._publish(_sample_of(taken.batch), self.actor.version + 1)
         if self.ranks.is_first:
             self.source.consumed(taken.positions)
-            metrics["prompts/consumed"] = float(self.frontier.consumed)
+            metrics |= self.source.counts() | {"version": float(self.actor.version)}
         return taken.metrics | metrics
+
+    def _take(self) -> Taken | None:
+        """The first rank's batch, for all; None where it was told to stop, and on the others."""
+        if not self.ranks.is_first:
+            return None
+        try:
+            with stopping.interruptible():
+                return self.source.take()
+        except stopping.Stopped:
+            return None
 
     def _prepared(self, batch: Batch, groups: Tensor) -> Batch:
         """With advantages, and the log probabilities of those that we need beside the behaviour policy's."""
@@ -169,7 +184,7 @@ class PPOTrainer(Trainer):
 
     def _update(self, batch: Batch) -> Metrics:
         config, updates = self.config.actor, []
-        self.loss.version = self.step
+        self.loss.version = self.actor.version
         parts = minibatches(lengths(batch), config.ppo_n_minibatches)
         most = -self.ranks.largest(-len(parts))  # every rank makes as many steps as the one with the fewest rows
         parts = minibatches(lengths(batch), most)
@@ -202,9 +217,8 @@ class PPOTrainer(Trainer):
             "critic/grad_norm": max(update.grad_norm for update in updates),
         }
 
-    def _publish(self, sample: Tensor, version: int | None = None) -> Metrics:
-        """As the version of the step that comes next; from then on rollouts are sampled from it."""
-        version = self.step if version is None else version
+    def _publish(self, sample: Tensor, version: int) -> Metrics:
+        """From then on rollouts are sampled from it."""
         probed = sample if is_probed(version, self._first_version) else None
         delivered = publish(self.actor, self.pair, version, probed)
         self.actor.version = version
@@ -227,6 +241,12 @@ class PPOTrainer(Trainer):
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
         told: Metrics = self.ranks.told_by_first(metrics)
         return told
+
+
+def version_to_publish(ours: int, served: int | None) -> int:
+    """Of our weights, which were ``ours`` when they were saved (0 in a run that begins), to a service whose servers
+    have at most ``served``: the same number never means two weights."""
+    return ours if served is None or served <= ours else served + 1
 
 
 def _before(values: Tensor) -> Tensor:

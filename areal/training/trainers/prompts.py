@@ -24,7 +24,10 @@ class PromptStream:
         self._order = order
         self.frontier = frontier
 
+    def row(self, position: int) -> int:
+        return self._order.row(position)
+
     def __iter__(self) -> Iterator[Prompt]:
         while True:
             position = self.frontier.take()
-            yield Prompt(self._dataset[self._order.row(position)], position)
+            yield Prompt(self._dataset[self.row(position)], position)

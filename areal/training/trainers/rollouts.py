@@ -1,7 +1,12 @@
-"""The first rank's side of rollouts: what comes from the controller as a batch, and what became of each prompt."""
+"""The first rank's side of rollouts: what comes from the controller as a batch, and what became of each prompt.
+
+What was trained on or rejected is spent. What failed, or was too old, is sampled again; where it fails over and over it
+is given up, and where most are, so is the run: it would go on with what is left of the data, and nobody would know.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from areal.errors import UsageFault
+from areal.client.errors import Blame
+from areal.client.rollouts.ledger import Cause, End
+from areal.errors import ArealError, UsageFault
 from areal.training.data.batches import Batch
+from areal.training.data.frontier import Prospects
 from areal.training.metrics import Metrics
 from areal.training.trainers.prompts import PromptStream
 from areal.workflow.tensors import concat_padded_tensors
@@ -20,7 +28,13 @@ if TYPE_CHECKING:
     from areal.client.rollouts.controller import RolloutController
     from areal.client.rollouts.ledger import Rollout
 
+_log = logging.getLogger(__name__)
+_FEWEST_ENDS = 8
 NEEDED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions", "rewards")
+
+
+class PromptsFailed(ArealError):
+    """Most prompts fail, each as often as it is tried."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +59,22 @@ class Sampling:
 
 
 class RolloutSource:
-    """``prompts`` are taken as the controller needs them; what is consumed, rejected or failed is told to their
-    frontier when the step that used it is done."""
+    """``prompts`` are taken as the controller needs them; what became of each is told to their frontier."""
 
     def __init__(self, controller: RolloutController, prompts: PromptStream, sampling: Sampling) -> None:
         self._controller = controller
         self.prompts = prompts
         self._sampling = sampling
+        self._prospects = Prospects(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
+        controller.ends()  # from now on
 
     def take(self) -> Taken:
-        """The next batch; an empty one is taken again. Raises TimedOut, RolloutsFailed."""
+        """The next batch; an empty one is taken again. Raises TimedOut, RolloutsFailed, PromptsFailed."""
         how = self._sampling
         rollouts: list[Rollout] = []
         while not rollouts:
+            self._settle()
             rollouts = self._controller.take_prepared(
                 self.prompts, how.workflow, how.workflow_kwargs, how.accept, how.group_size, how.dynamic_batch
             )
@@ -68,11 +84,34 @@ class RolloutSource:
         return Taken(batch, groups, positions, self._metrics(rollouts, batch, version))
 
     def consumed(self, positions: Sequence[int]) -> None:
-        """These were trained on. What is neither out any more nor among them was rejected, or failed for good."""
-        frontier = self.prompts.frontier
-        held = {row.position for row in self._controller.outstanding()}  # type: ignore[attr-defined]
-        ended = [position for position in frontier.out if position not in held]
-        frontier.consume(sorted({*ended, *positions}))
+        """These were trained on."""
+        self.prompts.frontier.consume(positions)
+        self._prospects.ended(len(positions))
+        self._settle()
+
+    def _settle(self) -> None:
+        for end in self._controller.ends():
+            self._ended(end)
+        if self._prospects.hopeless:
+            lost, window = self._prospects.lost, self._prospects.window
+            raise PromptsFailed(
+                f"{lost} of the last {window} prompts were given up; the first, {self._prospects.first_cause}",
+                hint="the log names each prompt that was given up, and why",
+            )
+
+    def _ended(self, end: End) -> None:
+        frontier, position = self.prompts.frontier, end.data.position  # type: ignore[attr-defined]
+        if end.cause is Cause.REJECTED:
+            frontier.reject(position)
+            self._prospects.ended()
+            return
+        failure = end.failure
+        hopeless = failure is not None and failure.blame == Blame.CALLER
+        if frontier.fail(position, hopeless=hopeless):
+            why = f"by fault of the {failure.blame}: {failure.error!r}" if failure else "its answers come too late"
+            cause = f"row {self.prompts.row(position)} of the data set: {why}"
+            self._prospects.given_up(cause)
+            _log.warning("a prompt is given up: %s", cause)
 
     def _metrics(self, rollouts: Sequence[Rollout], batch: Batch, version: int) -> Metrics:
         mask = batch["loss_mask"].bool()
@@ -98,6 +137,16 @@ class RolloutSource:
             numbers["length/truncated"] = float(batch["truncated"].float().mean())
         names = ("rejected", "failed", "dropped", "running", "pending", "ready")
         return numbers | {f"rollouts/{name}": float(stats[name]) for name in names}
+
+    def counts(self) -> Metrics:
+        """What became of the prompts of the whole run, resumed or not."""
+        counts = self.prompts.frontier.counts
+        return {
+            "prompts/consumed": float(counts.trained),
+            "prompts/rejected": float(counts.rejected),
+            "prompts/returned": float(counts.returned),
+            "prompts/given_up": float(counts.given_up),
+        }
 
 
 def together(rollouts: Sequence[Rollout]) -> tuple[Batch, Tensor]:

@@ -1,11 +1,11 @@
-"""No prompt lost, none twice, over any history of work and crashes."""
+"""No prompt lost, none twice, over any history of work, failures and crashes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from areal.training.data.frontier import DataOrder, Frontier
+from areal.training.data.frontier import MOST_TRIES, DataOrder, Frontier, Prospects
 
 
 class Run(RuleBasedStateMachine):
@@ -15,46 +15,119 @@ class Run(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.frontier = Frontier()
-        self.trained: list[int] = []
-        self.saved: tuple[dict, list[int]] = (self.frontier.state(), [])
+        self.spent: list[int] = []
+        self.failed: dict[int, int] = {}
+        self.saved: tuple[dict, list[int], dict[int, int]] = (self.frontier.state(), [], {})
 
     @rule()
     def take(self) -> None:
         position = self.frontier.take()
-        assert position not in self.trained
+        assert position not in self.spent
 
     @precondition(lambda self: self.frontier.out)
     @rule(data=st.data())
     def consume(self, data) -> None:
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.frontier.out)), min_size=1, unique=True))
         self.frontier.consume(chosen)
-        self.trained += chosen
+        self.spent += chosen
+
+    @precondition(lambda self: self.frontier.out)
+    @rule(data=st.data())
+    def reject(self, data) -> None:
+        chosen = data.draw(st.sampled_from(sorted(self.frontier.out)))
+        self.frontier.reject(chosen)
+        self.spent.append(chosen)
 
     @precondition(lambda self: self.frontier.out)
     @rule(data=st.data())
     def give_back(self, data) -> None:
         self.frontier.give_back(data.draw(st.sampled_from(sorted(self.frontier.out))))
 
+    @precondition(lambda self: self.frontier.out)
+    @rule(data=st.data(), hopeless=st.booleans())
+    def fail(self, data, hopeless: bool) -> None:
+        chosen = data.draw(st.sampled_from(sorted(self.frontier.out)))
+        self.failed[chosen] = self.failed.get(chosen, 0) + 1
+        gone = self.frontier.fail(chosen, hopeless=hopeless)
+        assert gone == (hopeless or self.failed[chosen] == MOST_TRIES)
+        if gone:
+            self.spent.append(chosen)
+
     @rule()
     def save(self) -> None:
-        self.saved = (self.frontier.state(), list(self.trained))
+        self.saved = (self.frontier.state(), list(self.spent), dict(self.failed))
 
     @rule()
     def crash(self) -> None:
-        state, self.trained = self.saved[0], list(self.saved[1])
+        state, self.spent, self.failed = self.saved[0], list(self.saved[1]), dict(self.saved[2])
         self.frontier = Frontier.restored(state)
 
     @invariant()
     def every_position_below_the_unseen_is_in_one_place(self) -> None:
-        places = self.trained + sorted(self.frontier.out) + self.frontier.owed
+        places = self.spent + sorted(self.frontier.out) + self.frontier.owed
         assert sorted(places) == list(range(self.frontier.unseen))
 
     @invariant()
-    def the_count_is_right(self) -> None:
-        assert self.frontier.consumed == len(self.trained)
+    def counts_add_up(self) -> None:
+        counts = self.frontier.counts
+        assert counts.taken == counts.trained + counts.rejected + counts.given_up + counts.returned + len(
+            self.frontier.out
+        )
+        assert self.frontier.spent == counts.spent == len(self.spent)
+
+    @invariant()
+    def owed_come_first_and_in_order(self) -> None:
+        assert self.frontier.owed == sorted(self.frontier.owed)
 
 
 TestRun = Run.TestCase
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 12), st.sets(st.integers(0, 60)), st.dictionaries(st.integers(0, 60), st.just(1))
+)
+def test_run_over_prompts_of_which_some_always_fail_ends(batch, steps, poisoned, flaky) -> None:
+    """Each step has its batch after a bounded number of tries, and what fails but once is trained on."""
+    frontier, trained, failures = Frontier(), [], dict(flaky)
+    for _ in range(steps):
+        ready: list[int] = []
+        while len(ready) < batch:
+            position = frontier.take()
+            if position in poisoned or failures.pop(position, 0):
+                frontier.fail(position)
+            else:
+                ready.append(position)
+            assert frontier.counts.taken <= batch * steps + len(flaky) + len(poisoned) * MOST_TRIES
+        frontier.consume(ready)
+        trained += ready
+    assert sorted(trained) == [p for p in range(max(trained) + 1) if p not in poisoned]
+
+
+def test_state_of_an_older_release_is_all_trained_on() -> None:
+    frontier = Frontier.restored({"frontier": 3, "beyond": [5], "unseen": 7})
+    assert frontier.owed == [3, 4, 6]
+    assert frontier.counts.trained == frontier.spent == 4
+
+
+def test_prospects_are_hopeless_once_most_of_the_last_prompts_are_given_up() -> None:
+    prospects = Prospects(4)
+    for cause in ("first", "second"):
+        prospects.given_up(cause)
+    assert not prospects.hopeless
+    prospects.ended(2)
+    prospects.given_up("third")
+    assert (prospects.lost, prospects.hopeless) == (2, False)
+    prospects.given_up("fourth")
+    prospects.given_up("fifth")
+    assert prospects.hopeless and prospects.first_cause == "first"
+
+
+def test_prospects_forget_a_cause_that_is_behind_them() -> None:
+    prospects = Prospects(2)
+    prospects.given_up("old")
+    prospects.ended(2)
+    prospects.given_up("new")
+    assert prospects.first_cause == "new"
 
 
 def test_consume_what_is_not_out_is_an_error() -> None:

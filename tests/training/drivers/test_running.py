@@ -138,6 +138,7 @@ def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_
     assert errors.endswith("stopped\n")
     newest = checkpoints.newest()
     assert newest is not None
+    assert newest.step == read_metrics(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"], "nothing is done again"
     last = newest.step + 2
     done = _run(tmp_path, *words[:-1], f"total_train_steps={last}")
     assert done.returncode == 0, done.stderr

@@ -1,9 +1,10 @@
 """GRPO against a running service: rollouts within their staleness, weights that arrive, prompts that are counted."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,9 +20,11 @@ from areal.api.cli_args import (
     TrainDatasetConfig,
     ValidDatasetConfig,
 )
-from areal.errors import UsageFault
+from areal.api.workflow_api import RolloutWorkflow
+from areal.errors import ArealError, UsageFault
 from areal.training.metrics import read_metrics
 from areal.training.trainers.ppo import PPOTrainer
+from areal.workflow.rlvr import RLVRWorkflow
 from tests.services.processes import Process, Processes
 from tests.services.weight_update.conftest import embedded_worker
 from tests.training.trainers.reversing import MODEL, engine, experiment, optimizer, prompts
@@ -100,7 +103,8 @@ def test_asynchronous_steps_stay_within_their_staleness_and_serve_what_they_lear
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert max(line["staleness/max"] for line in lines) <= 2
     assert [line["prompts/consumed"] for line in lines] == [8.0 * step for step in range(1, 9)]
-    assert service.version() == 8
+    assert [line["version"] - lines[0]["version"] for line in lines] == list(range(8))
+    assert service.version() == lines[-1]["version"]
     assert all(line["weights/paused_ms"] > 0 for line in lines)
 
 
@@ -123,7 +127,8 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
         ref=PPOActorConfig(**engine()),
     )
     lines = _run(config)
-    assert lines[-1]["critic/loss"] < lines[0]["critic/loss"]
+    losses = [line["critic/loss"] for line in lines]
+    assert min(losses[3:]) < losses[0]
 
 
 def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: Service) -> None:
@@ -138,6 +143,7 @@ def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service)
     config = _config(tmp_path, service, 6)
     config.recover = RecoverConfig(mode="auto", freq_steps=2)
     trained: list[int] = []
+    before = service.version()
 
     class Killed(Exception):
         pass
@@ -149,9 +155,9 @@ def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service)
             def step() -> dict[str, float]:
                 if trainer.step == stop_at:
                     raise Killed
-                before = trainer.frontier.consumed
+                spent = trainer.frontier.spent
                 metrics = take()
-                trained.append(trainer.frontier.consumed - before)
+                trained.append(trainer.frontier.spent - spent)
                 return metrics
 
             trainer.train_step = step  # type: ignore[method-assign]
@@ -163,7 +169,58 @@ def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service)
         run(stop_at=5)
     run(stop_at=None)
     assert trained == [8] * 5 + [8] * 2  # step 5 was after the checkpoint: its prompts are trained on again
-    assert service.version() == 6
+    # published: as it began, 5 steps, as it resumed, 2 steps. A version never means two weights.
+    assert service.version() == before + 1 + 5 + 1 + 2
+
+
+class Unreliable(RolloutWorkflow):
+    """Rows that say so fail: ``fails`` times each, by nobody's fault."""
+
+    failed: ClassVar[Counter[str]] = Counter()
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        asked = data["messages"][0]["content"]
+        if self.failed[asked] < data["fails"]:
+            self.failed[asked] += 1
+            raise ConnectionError("the tool is gone")
+        return await RLVRWorkflow(**WORKFLOW["workflow_kwargs"]).arun_episode(engine, data)
+
+
+def _unreliable(tmp_path: Path, service: Service, fails: list[int]) -> tuple[PPOTrainer, list[dict[str, Any]]]:
+    """Two steps that see each of 16 prompts, of which these fail so often."""
+    config = _config(tmp_path, service, 2)
+    config.rollout.request_retries = 0
+    rows = [{**row, "fails": count} for row, count in zip(prompts(16), fails, strict=True)]
+    Unreliable.failed.clear()
+    with PPOTrainer(config, rows) as trainer:
+        trainer.train(workflow=Unreliable())
+    return trainer, read_metrics(trainer.folder.metrics)
+
+
+def test_prompt_whose_rollout_fails_is_sampled_again_and_trained_on(tmp_path: Path, service: Service) -> None:
+    trainer, lines = _unreliable(tmp_path, service, [1] * 3 + [0] * 13)
+    counts = trainer.frontier.counts
+    assert (counts.trained, counts.given_up) == (16, 0)
+    assert trainer.frontier.spent == 16
+    assert lines[-1]["prompts/returned"] == counts.returned <= 3
+
+
+def test_prompt_that_always_fails_is_given_up_and_said(
+    tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, lines = _unreliable(tmp_path, service, [1000] * 2 + [0] * 14)
+    counts = trainer.frontier.counts
+    assert counts.trained == 16
+    assert counts.given_up <= 4 and counts.returned >= 2
+    assert lines[-1]["prompts/consumed"] == 16
+    said = [record.message for record in caplog.records if "given up" in record.message]
+    assert len(said) == counts.given_up
+    assert all("ConnectionError('the tool is gone')" in text for text in said)
+
+
+def test_run_most_of_whose_prompts_fail_ends_with_the_first_cause(tmp_path: Path, service: Service) -> None:
+    with pytest.raises(ArealError, match=r"the first, .*the tool is gone"):
+        _unreliable(tmp_path, service, [1000] * 13 + [0] * 3)
 
 
 def test_sizes_that_do_not_fit_are_an_error(tmp_path: Path, service: Service) -> None:

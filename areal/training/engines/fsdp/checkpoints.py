@@ -44,8 +44,7 @@ def load_shards(engine: FSDPEngine, folder: Path) -> None:
     set_state_dict(engine.model, optimizers, model_state_dict=state["model"], optim_state_dict=state.get("optim", {}))
     counters = state[_COUNTERS]
     engine.steps, engine.version = int(counters["steps"]), int(counters["version"])
-    if engine.ranks.size == 1:
-        torch.set_rng_state(counters["random"].cpu())
+    torch.set_rng_state(counters["random"].cpu())  # the ranks of a run draw alike
 
 
 @contextlib.contextmanager

@@ -1,0 +1,117 @@
+"""A run and its disk, and a run that is told to stop: what it keeps, what it goes on from, what it says."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal.api.cli_args import RecoverConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
+from areal.training import stopping
+from areal.training.checkpoints import CheckpointFailed
+from areal.training.metrics import Metrics, read_metrics
+from areal.training.trainers.ppo import version_to_publish
+from areal.training.trainers.sft import SFTTrainer
+from tests.training.trainers.reversing import engine, experiment, solved
+
+
+def _trainer(tmp_path: Path, steps: int) -> SFTTrainer:
+    config = SFTConfig(
+        **experiment(tmp_path, total_train_steps=steps),
+        train_dataset=TrainDatasetConfig(batch_size=8),
+        recover=RecoverConfig(mode="auto", freq_steps=2),
+        model=TrainEngineConfig(**engine()),
+    )
+    return SFTTrainer(config, solved(64))
+
+
+def _before_each_step(trainer: SFTTrainer, do: Callable[[int], None]) -> None:
+    take = trainer.train_step
+
+    def step() -> Metrics:
+        do(trainer.step)
+        return take()
+
+    trainer.train_step = step  # type: ignore[method-assign]
+
+
+class FullDisk:
+    """``RLIMIT_FSIZE`` stands for it: writes past it fail as ENOSPC would."""
+
+    def __init__(self) -> None:
+        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def set(self, full: bool) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192 if full else self._before[0], self._before[1]))
+
+
+@pytest.fixture
+def disk():
+    made = FullDisk()
+    yield made
+    made.set(False)
+
+
+def test_full_disk_costs_a_checkpoint_and_the_next_one_finds_room(tmp_path: Path, disk: FullDisk, capsys) -> None:
+    with _trainer(tmp_path, 6) as trainer:
+        _before_each_step(trainer, lambda step: disk.set(step in (2, 3)))
+        trainer.train()
+        lines = read_metrics(trainer.folder.metrics)
+    assert [line["step"] for line in lines if "checkpoint/failed" in line] == [4]
+    assert "step 4 cannot be written" in capsys.readouterr().err
+    assert sorted(path.name for path in trainer.checkpoints.root.iterdir()) == ["step_2", "step_6"]
+
+
+def test_full_disk_at_the_end_of_a_run_fails_it_and_keeps_what_there_is(tmp_path: Path, disk: FullDisk) -> None:
+    with _trainer(tmp_path, 4) as trainer, pytest.raises(CheckpointFailed, match="step 4 cannot be written"):
+        _before_each_step(trainer, lambda step: disk.set(step == 3))
+        trainer.train()
+    disk.set(False)
+    with _trainer(tmp_path, 4) as again:
+        again.train()
+    assert [line["step"] for line in read_metrics(again.folder.metrics)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("torn", ["actor/__0_0.distcp", "actor/.metadata", "state.json"])
+def test_torn_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Path, torn: str, caplog) -> None:
+    with _trainer(tmp_path, 4) as first:
+        first.train()
+    path = first.checkpoints.root / "step_4" / torn
+    os.truncate(path, path.stat().st_size // 2)
+    with _trainer(tmp_path, 4) as second:
+        steps: list[int] = []
+        _before_each_step(second, steps.append)
+        second.train()
+    assert steps == [2, 3]
+    assert any("set aside" in record.message and torn in record.message for record in caplog.records)
+    assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
+
+
+def test_request_to_stop_is_a_checkpoint_of_the_step_that_runs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(stopping, "_requests", stopping._Requests())
+    before = signal.getsignal(signal.SIGTERM)
+    stopping.on_sigterm()
+
+    def tell(step: int) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with _trainer(tmp_path, 9) as trainer, pytest.raises(stopping.Stopped):
+            _before_each_step(trainer, tell)
+            trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    newest = trainer.checkpoints.newest()
+    assert newest is not None and newest.step == 3
+    assert [line["step"] for line in read_metrics(trainer.folder.metrics)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("ours", "served", "version"),
+    [(0, None, 0), (0, 0, 0), (0, 7, 8), (4, 4, 4), (4, 0, 4), (4, 6, 7)],
+)
+def test_version_to_publish_never_means_two_weights(ours: int, served: int | None, version: int) -> None:
+    assert version_to_publish(ours, served) == version
