@@ -1,9 +1,7 @@
-"""Training jobs as the verbs of ``areal train`` see them: manifests from flags, rows, the numbers that a job writes."""
+"""Training jobs as the verbs of ``areal train`` see them: manifests from flags, and rows."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from areal.cli import view
 from areal.errors import UsageFault
 from areal.resources.kinds import API_VERSION, Ref, check_name, name_problem
+from areal.state.job_metrics import newest_step, waiting_for
 
 if TYPE_CHECKING:
     from areal.cli.invocation import Invocation
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 
 KIND = "TrainJob"
 _LONGEST_NAME = 63
-_WAITS = {
-    "time/rollout": "rollouts",
-    "time/weights": "weight updates",
-    "time/save": "saving",
-    "time/checkpoint": "checkpoints",
-    "time/eval": "evaluation",
-}
-_WORTH_TELLING = 0.25  # of a step
 
 
 def ref_of(name: str) -> Ref:
@@ -90,7 +81,7 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
     status = object_status(cli.home, found, mine, probe=False)
     now = standing_of(found, mine)
     state = now.run.state if now.run is not None else None
-    last = newest_step(folder_of(cli.home, found.name) / "metrics.jsonl")
+    last = newest_step(cli.home.job_metrics(found.name))
     return {
         "name": found.name,
         "phase": status.phase,
@@ -106,37 +97,3 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
         "folder": str(folder_of(cli.home, found.name)),
         "ageSeconds": status.age_s,
     }
-
-
-def steps_of(path: Path) -> list[dict[str, Any]]:
-    """The last line of each step, in order: a job that resumes writes some steps again. A torn line is left out."""
-    by_step = {int(found["step"]): found for found in _lines(path)}
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def newest_step(path: Path) -> dict[str, Any]:
-    """Where the job is: after a resume that is not the highest step that it ever took. Empty before the first."""
-    return next(reversed(_lines(path)), {})
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole ones, as they were written."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    lines = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
-            found = json.loads(line)
-            int(found["step"])
-            lines.append(found)
-    return lines
-
-
-def waiting_for(step: Mapping[str, Any]) -> str | None:
-    """What took the most of the last step beside training, where that is worth telling."""
-    whole = float(step.get("time/step") or 0.0)
-    shares = {what: float(step.get(name) or 0.0) / whole for name, what in _WAITS.items()} if whole > 0 else {}
-    what = max(shares, key=lambda each: shares[each], default="")
-    return f"{what} ({shares[what]:.0%} of a step)" if what and shares[what] >= _WORTH_TELLING else None

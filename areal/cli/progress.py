@@ -79,7 +79,7 @@ class ProgressPrinter:
         now = time.monotonic()
         shown = list(self._live.values())[-max(1, height - 2) :]
         for progress, seen_at in shown:
-            text = f"{frame} {_line(progress, waited=now - seen_at)}"
+            text = "  ".join(filter(None, (f"{frame} {_line(progress, waited=now - seen_at)}", progress.detail)))
             self._stream.write(text[: width - 1] + "\n")
         self._drawn = len(shown)
         self._stream.flush()

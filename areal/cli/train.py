@@ -24,6 +24,7 @@ from areal.cli.output.units import age
 from areal.cli.remote import not_remote
 from areal.cli.targets import complete_names, stored
 from areal.errors import Conflict, NotFound, UsageFault
+from areal.state.job_metrics import steps_of
 
 if TYPE_CHECKING:
     from areal.resources.kinds import Ref
@@ -314,9 +315,9 @@ def metrics(cli: Invocation, /, name: str, plot: str | None, metrics: tuple[str,
     not_remote(cli, "train metrics")
     ref = jobs.ref_of(name)
     stored(cli.home, ref)
-    path = jobs.folder_of(cli.home, name) / "metrics.jsonl"
+    path = cli.home.job_metrics(name)
     while True:
-        curves = curves_of(jobs.steps_of(path), metrics)
+        curves = curves_of(steps_of(path), metrics)
         _require(curves, ref, metrics)
         if plot:
             draw(curves, plot)

@@ -12,13 +12,17 @@ from areal.state.home import Home
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of long work, for people: ``ref`` is the target ("Model/qwen engine/0"), times in seconds."""
+    """One step of long work, for people: ``ref`` is the target ("Model/qwen engine/0"), times in seconds.
+
+    ``detail`` may change at any time, so it is shown only where a line can be written over.
+    """
 
     ref: str
     stage: str
     done: int | None = None
     total: int | None = None
     elapsed_s: float = 0.0
+    detail: str = ""
 
 
 def _silent(progress: Progress) -> None:

@@ -13,6 +13,7 @@ from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import RunState
 from areal.state.home import Home
+from areal.state.job_metrics import newest_step, waiting_for
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
@@ -44,7 +45,8 @@ def wait(ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: f
                 hint=f"areal describe {pending[0]}",
             )
         for ref in pending:
-            ctx.progress(Progress(str(ref), f"waiting for {_words(conditions)}", elapsed_s=time.monotonic() - began))
+            elapsed, stage = time.monotonic() - began, f"waiting for {_words(conditions)}"
+            ctx.progress(Progress(str(ref), stage, elapsed_s=elapsed, detail=_where_it_is(ctx.home, ref)))
         time.sleep(POLL_S)
 
 
@@ -98,6 +100,16 @@ def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Con
         raise TargetFailed(
             f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; areal reconcile {ref} starts it again"
         )
+
+
+def _where_it_is(home: Home, ref: Ref) -> str:
+    """A job's last step; of other kinds there is nothing shorter than their conditions."""
+    step = newest_step(home.job_metrics(ref.name)) if ref.kind == "TrainJob" else {}
+    words = [f"step {step['step']}"] if step else []
+    reward = step.get("reward/mean")
+    if isinstance(reward, int | float):
+        words.append(f"reward {reward:.3f}")
+    return ", ".join([*words, *filter(None, [waiting_for(step)])])
 
 
 def _words(conditions: Conditions) -> str:

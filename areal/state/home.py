@@ -59,6 +59,10 @@ class Home:
     def jobs(self) -> Path:
         return self.root / "jobs"
 
+    def job_metrics(self, name: str) -> Path:
+        """A line a step of the job called ``name``."""
+        return self.jobs / name / "metrics.jsonl"
+
     @property
     def data(self) -> Path:
         """``data/<model>``: what the data proxies of a Model record."""

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=5, help="5 makes a model that gets 1234 wrong")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     model = make_model()

@@ -1,24 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.cli.curves import WIDTH, curves_of, sparkline
-from areal.cli.jobs import newest_step, steps_of
-
-
-def test_job_that_has_resumed_is_at_the_step_that_it_wrote_last(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert newest_step(path) == {} and steps_of(path) == []
-    path.write_text('{"step": 1}\n{"step": 2, "loss": 5}\n{"step": 9}\n[1]\n{"step": 1e999}\n{"step": 2}\n{"ste')
-    assert newest_step(path) == {"step": 2}
-    assert steps_of(path) == [{"step": 1}, {"step": 2}, {"step": 9}]
 
 
 def test_curves_are_the_numbers_of_each_step() -> None:
-    steps = [
+    steps: list[dict[str, object]] = [
         {"step": 1, "attempt": 1, "time": 9.0, "reward/mean": 0.1, "loss": "nan", "ok": True},
         {"step": 2, "attempt": 1, "time": 9.5, "reward/mean": 0.3, "loss": 1},
     ]

@@ -109,7 +109,9 @@ def test_chat_one_shot_by_flag_and_by_pipe(served: Box) -> None:  # noqa: F811
         check=True,
         env={**os.environ, "AREAL_HOME": str(served.home)},
     )
-    assert piped.stdout.strip()
+    assert (
+        piped.stdout == served.ok("inf", "chat", "-m", "1234", "--temperature", "0").out
+    )  # its newline is no part of it
     unknown = served.areal("inf", "chat", "-m", "x", "--model", "nope")
     assert unknown.code == 4 and "nope" in unknown.err
 

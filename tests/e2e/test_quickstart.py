@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import json
+import statistics
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
 from tests.e2e.conftest import ROOT, Box
 
 
-def test_apply_of_the_quickstart_ends_ready_and_says_where(box: Box) -> None:
-    text = (ROOT / "manifests" / "quickstart.yaml").read_text().replace("8080", str(box.port))
-    text = text.replace("examples/reverse_digits/model", str(ROOT / "examples/reverse_digits/model"))
-    result = box.ok("apply", "-f", box.write(text, "quickstart.yaml"))
-    assert f"inferenceservice/default created: Ready at {box.url}" in result.out
-    assert "model/reverse created: Ready" in result.out
+def applied(box: Box, *overrides: str) -> str:
+    """The quickstart as it is shipped, from the root of the repository, on this box's port."""
+    return box.ok(
+        *("apply", "-f", "manifests/quickstart.yaml"),
+        *("--set", f"inferenceservice/default:spec.gateway.port={box.port}"),
+        *("--set", f"trainjob/learn:spec.overrides={json.dumps(overrides)}"),
+    ).out
+
+
+def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
+    box = replace(box, folder=ROOT)
+    out = applied(box, "total_train_steps=3")
+    assert f"inferenceservice/default created: Ready at {box.url}" in out
+    assert "model/reverse created: Ready" in out
+    assert "trainjob/learn created: Running" in out
     assert box.chat("1234").isdigit()
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "100s")
+    status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
+    assert (status["phase"], status["step"]) == ("Succeeded", 3)
+    assert "trainjob/learn unchanged" in applied(box, "total_train_steps=3")
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
     assert box.ok("get", "-o", "name").out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_quickstart_learns_and_the_same_question_is_answered_right(box: Box, seed: int) -> None:
+    box = replace(box, folder=ROOT)
+    applied(box, f"seed={seed}")
+    before = [box.ok("inf", "chat", "-m", "1234").out.strip() for _ in range(3)]
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "500s")
+    steps = [json.loads(line) for line in (box.home / "jobs" / "learn" / "metrics.jsonl").read_text().splitlines()]
+    rewards = [step["reward/mean"] for step in steps if step["step"]]  # step 0 is an evaluation
+    assert len(rewards) == 350
+    assert statistics.mean(rewards[:5]) < 0.3
+    assert statistics.mean(rewards[-20:]) >= 0.95
+    assert (box.chat("1234"), before.count("4321")) == ("4321", 0)
 
 
 def test_a_second_apply_prints_unchanged_and_writes_no_file(served: Box) -> None:

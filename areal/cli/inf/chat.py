@@ -51,12 +51,17 @@ def chat(
     from areal.cli.inf.conversation import Conversation
 
     talk = Conversation(_client(cli, service), _settings(given))
-    text = message if message is not None else None if sys.stdin.isatty() else sys.stdin.read()
+    text = message if message is not None else None if sys.stdin.isatty() else _piped()
     if text is None:
         return _prompt(cli, talk)
     if not text.strip():
         raise UsageFault("there is nothing to say: the message is empty", hint='areal inf chat -m "TEXT"')
     return _one_shot(cli, talk, text)
+
+
+def _piped() -> str:
+    """Standard input without the newline that ends its last line, as a shell's ``$(...)`` has it."""
+    return sys.stdin.read().rstrip("\n")
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
