@@ -25,11 +25,11 @@ def by_token(
     loss_mask: Tensor,
     *,
     discount: float,
-    gae_lambda: float,
+    gae_lambda: float | Tensor,
     bootstrap: Tensor | None = None,
 ) -> Advantages:
     """``rewards``, ``values``, ``loss_mask`` [B, T]; ``bootstrap`` [B]: the value of the state after the last token
-    where an answer was cut off, 0 where it ended by itself.
+    where an answer was cut off, 0 where it ended by itself. ``gae_lambda`` may be [B].
 
     delta_t = r_t + discount * V_next - V_t;  A_t = delta_t + discount * lambda * A_next
     """
@@ -54,7 +54,7 @@ def by_turn(
     turn_ids: Tensor,
     *,
     discount: float,
-    gae_lambda: float,
+    gae_lambda: float | Tensor,
     bootstrap: Tensor | None = None,
 ) -> Advantages:
     """As ``by_token`` with one timestep for each generated turn: its reward is the sum over its tokens, its value that

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from areal.api.registry import load_attr
+from areal.errors import UsageFault
 from areal.training.algorithms.advantages import Advantages, by_token, by_turn
 from areal.training.algorithms.normalise import Normalisation, Reduce, alone, normalised
 from areal.training.algorithms.rewards import RewardShaping, kl_estimate, shaped, token_rewards
@@ -93,8 +95,7 @@ def _advantages(
     penalty = None if kl is None else config.kl_ctl * kl
     values = torch.zeros(mask.shape) if beside.values is None else beside.values
     after = None if beside.after is None else torch.where(truncated, beside.after, torch.zeros_like(beside.after))
-    if isinstance(config.gae_lambda, str):
-        raise ValueError("gae_lambda must be a number: functions of it are not there yet")
+    gae_lambda = _gae_lambda(config.gae_lambda, mask)
     if config.gae_timestep_unit == "turn":
         # The penalty stays with its own token: a turn's worth is what it led to.
         turned = by_turn(
@@ -103,7 +104,7 @@ def _advantages(
             mask,
             batch["turn_ids"].long(),
             discount=config.discount,
-            gae_lambda=config.gae_lambda,
+            gae_lambda=gae_lambda,
             bootstrap=after,
         )
         return turned if penalty is None else Advantages(turned.advantages - penalty, turned.returns)
@@ -117,9 +118,22 @@ def _advantages(
         values,
         mask,
         discount=config.discount,
-        gae_lambda=config.gae_lambda,
+        gae_lambda=gae_lambda,
         bootstrap=after,
     )
+
+
+def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:
+    """A number, or what the named function makes of the answers' lengths: [B] -> [B]. Raises UsageFault."""
+    if not isinstance(said, str):
+        return said
+    found = load_attr(said, "gae_lambda")(mask.sum(1))
+    lambdas = torch.as_tensor(found, dtype=torch.float32, device=mask.device)
+    if lambdas.shape not in ((), mask.shape[:1]) or not bool(((lambdas >= 0) & (lambdas <= 1)).all()):
+        raise UsageFault(
+            f"gae_lambda {said} gave {found!r} for {len(mask)} answers: it must be a number between 0 and 1 for each"
+        )
+    return lambdas
 
 
 def informative(rewards: Tensor, groups: Tensor) -> Tensor:

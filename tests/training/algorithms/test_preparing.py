@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from areal.api.cli_args import NormConfig, PPOActorConfig
+from areal.errors import UsageFault
 from areal.training.algorithms.preparing import Beside, informative, prepared
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 1]])
@@ -82,3 +83,27 @@ def test_turns_share_their_advantage_and_keep_their_own_penalty() -> None:
 def test_informative_groups_are_those_whose_rewards_differ() -> None:
     got = informative(torch.tensor([1.0, 0.0, 3.0, 3.0]), GROUPS)
     assert got.tolist() == [True, True, False, False]
+
+
+def by_length(lengths: torch.Tensor) -> torch.Tensor:
+    return 1 - 1 / (2 * lengths.float())
+
+
+def out_of_range(lengths: torch.Tensor) -> list[float]:
+    return [1.5] * len(lengths)
+
+
+def test_gae_lambda_that_names_a_function_is_one_for_each_answer() -> None:
+    batch, beside = _batch([1.0, 1.0, 1.0, 1.0]), Beside(values=torch.full((4, 4), 0.25))
+    got = prepared(batch, GROUPS, _config(gae_lambda=f"{__name__}:by_length"), beside)["advantages"]
+    for row, length in enumerate(MASK.sum(1).tolist()):
+        alone = prepared(batch, GROUPS, _config(gae_lambda=1 - 1 / (2 * length)), beside)["advantages"]
+        torch.testing.assert_close(got[row], alone[row])
+
+
+def test_gae_lambda_that_names_no_such_function_or_gives_no_such_numbers_is_told() -> None:
+    batch, beside = _batch([1.0, 1.0, 1.0, 1.0]), Beside(values=torch.full((4, 4), 0.25))
+    with pytest.raises(UsageFault, match="gae_lambda 'nowhere:f': there is no module nowhere"):
+        prepared(batch, GROUPS, _config(gae_lambda="nowhere:f"), beside)
+    with pytest.raises(UsageFault, match="for 4 answers: it must be a number between 0 and 1 for each"):
+        prepared(batch, GROUPS, _config(gae_lambda=f"{__name__}:out_of_range"), beside)

@@ -1,0 +1,77 @@
+"""The presets that docs/training.md lists, each for two steps of the example against a served model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from areal.training import drivers
+from areal.training.metrics import read_metrics
+from tests.drivers.conftest import House
+from tests.services.processes import REPOSITORY
+
+DOCS = REPOSITORY / "docs" / "training.md"
+CONFIG = "examples/reverse_digits/grpo.yaml"
+SMALL = (
+    "rollout.model=m",
+    "total_train_steps=2",
+    "train_dataset.batch_size=4",
+    "gconfig.n_samples=4",
+    "evaluator.freq_steps=null",
+    "evaluator.eval_before_train=false",
+    "recover.mode=off",
+)
+
+
+def length_adaptive(lengths: torch.Tensor) -> torch.Tensor:
+    return 1 - 1 / (2 * lengths.float())
+
+
+def presets() -> dict[str, list[str]]:
+    """Overrides by the preset's name, from the table."""
+    table = DOCS.read_text(encoding="utf-8").partition("| preset |")[2].partition("\n\n")[0]
+    found = {}
+    for line in table.splitlines()[2:]:
+        name, keys = (cell.strip() for cell in line.strip("|").split("|"))
+        said = yaml.safe_load(f"{{{keys.strip('`')}}}".replace("my.module:lambdas", f"{__name__}:length_adaptive"))
+        found[name] = [f"actor.{key}={json.dumps(value)}" for key, value in said.items()]
+    return found
+
+
+@pytest.fixture
+def served(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run's folder; the working folder is the repository."""
+    monkeypatch.chdir(REPOSITORY)
+    for name, value in {**house.environment(), "AREAL_RUN_FOLDER": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", presets())
+def test_preset_of_the_docs_trains(name: str, served: Path) -> None:
+    drivers.grpo(["--config", CONFIG, *SMALL, "actor.reward_norm=null", *presets()[name]])
+    lines = read_metrics(served / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
+
+
+def test_table_of_presets_names_those_that_are_promised() -> None:
+    promised = {"GRPO", "Dr.GRPO", "RLOO", "REINFORCE", "DAPO", "GSPO", "CISPO", "SAPO", "decoupled PPO"}
+    assert promised <= set(presets())
+
+
+@pytest.mark.slow
+def test_null_trainer_samples_the_validation_set_and_trains_nothing(served: Path) -> None:
+    rows = (REPOSITORY / "examples/reverse_digits/test.jsonl").read_text().splitlines(keepends=True)[:8]
+    (served / "few.jsonl").write_text("".join(rows))
+    drivers.evaluate(["--config", CONFIG, *SMALL, "trainer.type=null", f"valid_dataset.path={served}/few.jsonl"])
+    said = json.loads((served / "evaluation.json").read_text())
+    assert said["eval/rollouts"] == 32 and said["eval/failed"] == 0
+    assert 0 <= said["eval/reward/mean"] <= 1
+    assert not (served / "checkpoints").exists()
