@@ -48,12 +48,14 @@ def rejection(config: PPOActorConfig) -> Rejection | None:
 class ActorLoss:
     """Called with (logits, micro-batch); sums up what it saw until ``taken``.
 
-    ``version`` is that of the weights before the update. A micro-batch has ``logprobs`` (of the behaviour policy),
-    ``advantages``, ``loss_mask``, ``versions``, and ``proximal`` where that was computed.
+    ``version`` is that of the weights before the update. ``share``: the part of the update's tokens that micro-batches
+    have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
+    behaviour policy), ``advantages``, ``loss_mask``, ``versions``, and ``proximal`` where that was computed.
     """
 
     config: PPOActorConfig
     version: int = 0
+    share: float = 1.0
     _sums: dict[str, Tensor] = field(default_factory=dict)
     _count: Tensor | None = None
 
@@ -68,7 +70,7 @@ class ActorLoss:
         weights = corrected.weights if config.use_decoupled_loss else corrected.kept.float()
         result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
         # The mean is over all tokens of the mask, also those left out: the others must not count for more.
-        loss = masked_mean(result.per_token, mask)
+        loss = masked_mean(result.per_token, mask) * self.share
         entropies = self._entropies(logits)
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * masked_mean(entropies, mask)

@@ -40,8 +40,3 @@ def trimmed(batch: Mapping[str, Tensor]) -> Batch:
 
 def moved(batch: Mapping[str, Tensor], device: torch.device) -> Batch:
     return {name: column.to(device, non_blocking=True) for name, column in batch.items()}
-
-
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """[B, T]: 0, 1, 2 ... over the tokens of a row."""
-    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)

@@ -24,9 +24,11 @@ from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.losses import value_loss
 from areal.training.algorithms.preparing import Beside, informative, prepared
 from areal.training.algorithms.sequences import masked_mean
+from areal.training.algorithms.teaching import teaching_rows
 from areal.training.data.batches import Batch, lengths, select
 from areal.training.data.frontier import Frontier
 from areal.training.data.sharing import minibatches, shared_groups
+from areal.training.engines.fsdp.engine import Update
 from areal.training.metrics import Metrics
 from areal.training.trainers.base import Trainer
 from areal.training.trainers.prompts import PromptStream
@@ -111,7 +113,7 @@ class PPOTrainer(Trainer):
         self._publish(torch.tensor(self._some_tokens()), self._first_version)
         if self.rollout is not None:
             prompts = PromptStream(self._needed(self.train_dataset, "train_dataset"), self.order, self.frontier)
-            self.source = RolloutSource(self.rollout, prompts, self._sampling)
+            self.source = RolloutSource(self.rollout, prompts, self._sampling, least=self.ranks.size)
         return resumed
 
     def _some_tokens(self) -> list[int]:
@@ -189,7 +191,7 @@ class PPOTrainer(Trainer):
         most = -self.ranks.largest(-len(parts))  # every rank makes as many steps as the one with the fewest rows
         parts = minibatches(lengths(batch), most)
         for part in parts:
-            updates.append(self.actor.train_batch(select(batch, part), self.loss, loss_tokens))
+            updates.append(self._updated(select(batch, part)))
         metrics = {
             "loss": sum(update.loss for update in updates) / len(updates),
             "grad_norm": max(update.grad_norm for update in updates),
@@ -199,7 +201,16 @@ class PPOTrainer(Trainer):
         totals = self.ranks.summed(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
         metrics |= dict(zip(names, means, strict=True))
+        metrics["trained_share"] = self.loss.share
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
+
+    def _updated(self, batch: Batch) -> Update:
+        """Rows that teach nothing count, and are not computed."""
+        chosen = select(batch, teaching_rows(batch, self.config.actor))
+        counts = torch.stack([loss_tokens(chosen), loss_tokens(batch)]).double().to(self.ranks.device)
+        taught, given = self.ranks.summed(counts).tolist()
+        self.loss.share = taught / max(given, 1.0)
+        return self.actor.train_batch(chosen, self.loss, loss_tokens)
 
     def _update_critic(self, batch: Batch) -> Metrics:
         assert self.critic is not None and self.config.critic is not None

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from areal.training.data.batches import lengths, position_ids, select, trimmed
+from areal.training.data.batches import lengths, select, trimmed
 from areal.workflow.tensors import concat_padded_tensors
 
 
@@ -31,7 +31,3 @@ def test_select_is_no_wider_than_what_was_selected() -> None:
 
 def test_trimmed_an_empty_batch_keeps_one_column() -> None:
     assert trimmed({"attention_mask": torch.zeros(2, 5)})["attention_mask"].shape == (2, 1)
-
-
-def test_position_ids_count_tokens() -> None:
-    assert position_ids(torch.tensor([[1, 1, 0], [1, 1, 1]])).tolist() == [[0, 1, 1], [0, 1, 2]]

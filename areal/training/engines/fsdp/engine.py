@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from areal.training.data.batches import Batch, lengths, moved, position_ids, rows, select
+from areal.training.data.batches import Batch, lengths, moved, rows, select
 from areal.training.data.packing import MicroBatches, micro_batches
 from areal.training.engines.fsdp.model import compute_dtype, load_model, sharded
 from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
@@ -61,12 +61,13 @@ class FSDPEngine:
     # -- forward
 
     def outputs(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits [B, T, V], or [B, T, 1] of a critic, in the compute dtype."""
-        mask = batch["attention_mask"]
+        """Logits [B, T, V], or [B, T, 1] of a critic, in the compute dtype; of padding they mean nothing.
+
+        No mask goes to the model: a causal one never looks to the right, where the padding is, and attention without
+        a mask is several times as fast.
+        """
         with self._precision():
-            result = self.model(
-                input_ids=batch["input_ids"], attention_mask=mask, position_ids=position_ids(mask), use_cache=False
-            )
+            result = self.model(input_ids=batch["input_ids"], use_cache=False)
         logits: Tensor = result.logits
         return logits
 
