@@ -1,13 +1,13 @@
 """Connecting a pair, updating it, taking it apart: each whole, or undone.
 
-An update, in order: check the version; have the training side publish; pause every inference worker; have each take
-what was published, and then keep in mind that this is what the model serves; let generation go on. Whatever fails,
-generation goes on and the caller hears why. Where only some workers took the new weights, the others are named: their
-version tells them apart, and the next update reaches all. A worker that is lost meanwhile fails nothing: when it comes
-back it is behind, asks to join, and is brought to what the others have before it serves.
+An update, in order: check the version; have the training side publish; have every inference worker make what was
+published ready, while it generates; have each swap it in, for which it stands still; have each keep in mind that this
+is what the model serves. What a worker refuses it refuses before any has swapped. Whatever fails, generation goes on
+and the caller hears why; no worker waits for a word of ours to go on. Where only some workers took the new weights,
+the others are named: their version tells them apart, and the next update reaches all. A worker that is lost meanwhile
+fails nothing: when it comes back it is behind, asks to join, and is brought to what the others have before it serves.
 
-Publishing a folder comes before the pause: workers stand still only while they read it. Once generation goes on, each
-worker is compared with what the training side computes over a few tokens: an engine's word is no proof.
+At last each worker is compared with what the training side computes over a few tokens: an engine's word is no proof.
 """
 
 from __future__ import annotations
@@ -69,9 +69,21 @@ class Updater:
             raise
 
     async def _connect(self, pair: Pair, crew: Crew) -> None:
+        if pair.mode is Mode.XCCL:
+            pair.settings["group_form"] = await self._group_form(crew)
         offers = await self._peers.post_all(pair.train, "/weights/connect", self._hello(pair, crew.workers))
         pair.settings["offer"] = offers[pair.train[0]]
         await self._introduce(pair, crew)
+
+    async def _group_form(self, crew: Crew) -> str:
+        """Engines of one process group make it in one way."""
+        said = await crew.each(lambda url: self._peers.get(url, "/weights/pairs"))
+        forms = {url: answer.get("group_form") for url, answer in said.items()}
+        if unable := [url for url, form in forms.items() if not isinstance(form, str)]:
+            raise PeerFailed(f"the engine behind {unable[0]} takes no weights by xccl", 400)
+        if len(set(forms.values())) > 1:
+            raise PeerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
+        return str(next(iter(forms.values())))
 
     async def _introduce(self, pair: Pair, crew: Crew) -> None:
         """Tell inference workers of the pair; each proves that it reaches what the training side offered."""
@@ -124,27 +136,29 @@ class Updater:
 
     async def _update(self, pair: Pair, version: int, began: float) -> Done:
         order = {"pair_name": pair.name, "version": version}
-        crew = await self._crew(pair)
-        if pair.mode is Mode.XCCL:
-            size, pause = await self._broadcast(pair, crew, order)
-        else:
-            size, pause = await self._hand_out(pair, crew, order)
+        carry = self._broadcast if pair.mode is Mode.XCCL else self._hand_out
+        while True:
+            crew = await self._crew(pair)
+            try:
+                taken = await carry(pair, crew, order)
+                break
+            except PeerFailed as error:
+                if crew.workers or time.monotonic() - began > _WORKERS_S:
+                    raise
+                _log.warning("no worker of %s is left, one is waited for: %s", pair.name, error)
+                await asyncio.sleep(_LOOK_AGAIN_S)
         pair.joiners -= set(crew.workers)
-        return Done(version, (time.monotonic() - began) * 1e3, pause.lasted_ms, size)
+        return Done(version, (time.monotonic() - began) * 1e3, taken.paused_ms, taken.bytes)
 
-    async def _hand_out(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> tuple[int, _Pause]:
-        """Publish a folder, and have each worker of the crew read it."""
+    async def _hand_out(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
+        """Publish a folder, and have each worker of the crew take it."""
         await self._meet(pair, crew)
         published = await self._peers.post(pair.train[0], "/weights/publish", order, TRANSFER_S)
         taken = {**order, "source": published["source"]}
-        async with self._paused(crew) as pause:
-            await crew.all("/weights/update", taken, TRANSFER_S)
-            await crew.all("/weights/commit", {**taken, "gateway": self._address()})
-        if (probe := published.get("probe")) is not None:
-            await crew.all("/weights/check", {"probe": probe})
-        return int(published["bytes"]), pause
+        await crew.all("/weights/prepare", taken, TRANSFER_S)
+        return await self._swap(crew, taken, published)
 
-    async def _broadcast(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> tuple[int, _Pause]:
+    async def _broadcast(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
         """Where a worker is lost in the middle: once more, in a group of those that are left."""
         before = len(crew.lost)
         try:
@@ -156,26 +170,29 @@ class Updater:
             _log.warning("the process group of %s is formed anew: %s", pair.name, error)
         return await self._broadcast_once(pair, crew, order)
 
-    async def _broadcast_once(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> tuple[int, _Pause]:
+    async def _broadcast_once(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
         """Both sides at once: one sends while the others receive. When one fails the pair is taken apart, or the others
         would wait for it; then the next one builds the process group anew."""
         await self._meet(pair, crew)
         manifest = await self._peers.post(pair.train[0], "/weights/manifest", order, TRANSFER_S)
         taken = {**order, "source": manifest["source"]}
-        async with self._paused(crew) as pause:
-            if crew.lost.intersection(pair.connected):
-                raise PeerFailed("a worker of the process group is gone")
-            calls = [self._peers.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
-            calls += [self._peers.post(url, "/weights/update", taken, TRANSFER_S) for url in crew.workers]
-            try:
-                await _all_or_none(calls, "broadcast")
-            except BaseException:
-                await self.disconnect(pair)
-                raise
-            await crew.all("/weights/commit", {**taken, "gateway": self._address()})
-        if (probe := manifest.get("probe")) is not None:
+        calls = [self._peers.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
+        calls += [self._peers.post(url, "/weights/prepare", taken, TRANSFER_S) for url in crew.workers]
+        try:
+            await _all_or_none(calls, "broadcast")
+        except BaseException:
+            await self.disconnect(pair)
+            raise
+        return await self._swap(crew, taken, manifest)
+
+    async def _swap(self, crew: Crew, taken: dict[str, Any], published: dict[str, Any]) -> _Taken:
+        """All have it ready: each stands still for as long as its swap takes."""
+        said = await crew.each(lambda url: self._peers.post(url, "/weights/update", taken, TRANSFER_S))
+        await crew.all("/weights/commit", {**taken, "gateway": self._address()})
+        if (probe := published.get("probe")) is not None:
             await crew.all("/weights/check", {"probe": probe})
-        return int(manifest["bytes"]), pause
+        pauses = [float(answer["paused_ms"]) for answer in said.values()]
+        return _Taken(int(published["bytes"]), max(pauses, default=0.0))
 
     # -- joining
 
@@ -230,35 +247,13 @@ class Updater:
         late = [url for url, is_behind in zip(away, behind, strict=True) if is_behind]
         return list(dict.fromkeys([*(url for url in ours if ours[url] in _SERVING), *late, *sorted(pair.joiners)]))
 
-    @contextlib.asynccontextmanager
-    async def _paused(self, crew: Crew) -> AsyncIterator[_Pause]:
-        """Nothing is generated inside. Generation goes on afterwards, on every worker that answers, also where the
-        pause itself failed on some."""
-        pause, workers = _Pause(), tuple(crew.workers)
-        try:
-            await crew.all("/pause_generation", {})
-            pause.began = time.monotonic()
-            yield pause
-        finally:
-            failed = await asyncio.shield(asyncio.create_task(self._go_on(workers), name="continue-generation"))
-            pause.lasted_ms = (time.monotonic() - pause.began) * 1e3 if pause.began else 0.0
-        if held := {url: failure for url, failure in failed.items() if url not in crew.lost}:
-            await crew.part_with(held, "generation did not go on: ")
 
-    async def _go_on(self, workers: Sequence[str]) -> dict[str, PeerFailed]:
-        results = await asyncio.gather(
-            *(self._peers.post(url, "/continue_generation") for url in workers), return_exceptions=True
-        )
-        failed = {url: result for url, result in zip(workers, results, strict=True) if isinstance(result, PeerFailed)}
-        for failure in failed.values():
-            _log.error("generation did not go on: %s", failure)
-        return failed
+@dataclass(frozen=True)
+class _Taken:
+    """``paused_ms`` is of the worker that stood still longest."""
 
-
-@dataclass
-class _Pause:
-    began: float = 0.0
-    lasted_ms: float = 0.0
+    bytes: int
+    paused_ms: float
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) -> None:

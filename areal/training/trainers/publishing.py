@@ -77,7 +77,8 @@ def _outlet(mode: str, folder: RunFolder, files: tuple[Path, ...]) -> Outlet:
         return FolderOutlet(Folders.on_disk(place, files))
     if mode == "shm":
         return FolderOutlet(Folders.in_memory_at(place, files))
-    return BroadcastOutlet(place)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return BroadcastOutlet(place, device=device)
 
 
 def _endpoint(outlet: Outlet, key: AdminKey | None) -> contextlib.AbstractContextManager[str]:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from areal.services.web.errors import ApiError
-from areal.services.weight_update.group import BroadcastGroup, open_store
+from areal.services.weight_update.group import Sender, open_group, open_store
 from areal.services.weight_update.image import Image, layout_of
 
 _TIMEOUT_S = 300.0
+_CPU = torch.device("cpu")
 _STAGED = "staged.safetensors"
 
 
 class BroadcastOutlet:
-    """``host`` is where workers meet us; ``folder`` has a link to what is staged."""
+    """``host`` is where workers meet us; ``folder`` has a link to what is staged; ``device`` is the trainer's."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", device: torch.device = _CPU) -> None:
         self._folder = folder
         self._host = host
+        self._device = device
         self._store: Any | None = None
-        self._group: BroadcastGroup | None = None
+        self._open: Callable[[], Sender] | None = None
+        self._group: Sender | None = None
         self._image: Image | None = None
-        self._size = 0
         self.version: int | None = None
         self.probe: dict[str, Any] | None = None
 
@@ -55,21 +59,24 @@ class BroadcastOutlet:
 
     # -- the endpoint's threads
 
-    def offer(self, size: int) -> dict[str, Any]:
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
         """A place to meet for a group of ``size``."""
         self.leave()
         self._store = open_store(self._host, 0, size, _TIMEOUT_S)
-        self._size = size
-        return {"host": self._host, "port": self._store.port, "world_size": size}
+        self._open = partial(open_group, group_form, self._store, size, _TIMEOUT_S, name, self._device)
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        return {"host": self._host, "port": self._store.port, "world_size": size, "backend": backend}
 
     def join(self) -> None:
         """Returns when all workers have joined."""
-        if self._store is None:
+        if self._open is None:
             raise ApiError(409, "nobody was asked to meet yet", code="not_connected")
-        self._group = BroadcastGroup(self._store, 0, self._size, _TIMEOUT_S)
+        self._group = self._open()
 
     def leave(self) -> None:
-        self._group, self._store = None, None
+        group, self._group, self._open, self._store = self._group, None, None, None
+        if group is not None:
+            group.leave()
 
     def published(self, version: int) -> dict[str, Any]:
         """What will be broadcast. Raises ApiError 409."""
@@ -82,7 +89,7 @@ class BroadcastOutlet:
         image, group = self._staged(version), self._group
         if group is None:
             raise ApiError(409, "the process group was not formed", code="not_connected")
-        group.broadcast(image.body)
+        group.send(image.body, image.tensors)
 
     def _staged(self, version: int) -> Image:
         if self._image is None or self.version != version:

@@ -32,8 +32,8 @@ _START_S = 30.0
 class Outlet(Protocol):
     """How a trainer's weights get out, by one of the modes. Called on the endpoint's threads but for ``write``."""
 
-    def offer(self, size: int) -> dict[str, Any]:
-        """What workers need to reach us; ``size`` counts them and the trainer."""
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
+        """What workers of the pair ``name`` need to reach us; ``size`` counts them and the trainer."""
         ...
 
     def join(self) -> None:
@@ -84,7 +84,8 @@ class WeightEndpoint:
         name, size = data.get("pair_name"), data.get("world_size")
         if type(size) is not int or size < 2:
             raise ApiError(400, "world_size must count the trainer and its workers", code="invalid_value")
-        offer = await asyncio.to_thread(self._outlet(name).offer, size)
+        form = data.get("group_form")
+        offer = await asyncio.to_thread(self._outlet(name).offer, str(name), size, str(form))
         self._connected.add(str(name))
         return json_response({"status": "ok", "pair_name": name, **offer})
 

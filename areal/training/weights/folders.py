@@ -57,6 +57,7 @@ class Folders:
     def offer(self) -> dict[str, Any]:
         """Where the folders will be, and a file there that proves to a worker that it is the same place."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._clear_leftovers()
         mark, word = f"mark-{os.getpid()}", secrets.token_hex(16)
         if self.in_memory:
             self._mark = MemoryFile(self.root / mark, len(word))
@@ -64,6 +65,13 @@ class Folders:
         else:
             (self.root / mark).write_text(word)
         return {"root": str(self.root), "mark": mark, "word": word}
+
+    def _clear_leftovers(self) -> None:
+        """Of a trainer that was killed: what it was writing, and its mark."""
+        for path in self.root.glob("v*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in self.root.glob("mark-*"):
+            path.unlink(missing_ok=True)
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> Published:
         """Raises ArealError naming the folder when it cannot be written; what was published before stays."""

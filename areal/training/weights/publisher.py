@@ -43,7 +43,7 @@ class FolderOutlet:
     staged: Published | None = None
     probe: dict[str, Any] | None = None
 
-    def offer(self, size: int) -> dict[str, Any]:
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
         return self.folders.offer()
 
     def join(self) -> None:

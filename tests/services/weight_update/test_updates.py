@@ -64,6 +64,8 @@ def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_wh
     assert many.wait(60)
     proxy.call("POST", "/pause_generation", key=key)
     pair.deliver(2)
+    assert proxy.call("GET", "/ready").json()["paused"]  # by us, so it is ours to end
+    proxy.call("POST", "/continue_generation", key=key)
     for reader in readers:
         reader.join(60)
     assert [events[-1] for events in seen] == ["[DONE]"] * 16
@@ -94,7 +96,7 @@ def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(
     pair.connect()
     before = here.greedy(here.proxies[0])
     short = [(name, tensor) for name, tensor in weights(model(5)) if "layers.1" not in name]
-    with pytest.raises(WeightUpdateFailed, match=r"update failed: .*/weights/update answered 400: .*layers\.1"):
+    with pytest.raises(WeightUpdateFailed, match=r"update failed: .*/weights/prepare answered 400: .*layers\.1"):
         pair.publish(1, short)
     assert here.greedy(here.proxies[0]) == before
     assert here.pairs()[0]["state"] == "failed"
@@ -147,7 +149,7 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
     here = side(1)
     pair = here.pair("disk")
     offer = pair.outlet.offer
-    pair.outlet.offer = lambda size: {**offer(size), "word": "another"}  # type: ignore[method-assign]
+    pair.outlet.offer = lambda *about: {**offer(*about), "word": "another"}  # type: ignore[method-assign]
     with pytest.raises(WeightUpdateFailed, match="is not here what it is on the training side"):
         pair.connect()
     assert here.pairs() == []

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.published import Standing
@@ -54,7 +56,7 @@ class EngineControl:
         self._in_flight = in_flight
         self._standing = standing
         self._lock = asyncio.Lock()
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._cleanups: set[asyncio.Task[Any]] = set()
         self.memory_released = False
 
     def add_to(self, service: Service) -> None:
@@ -168,6 +170,28 @@ class EngineControl:
             await self._engine.restore_memory()
             self.memory_released = False
         return json_response({"status": "ok", "memory_released": False})
+
+    async def swapped(self, swap: Callable[[], Awaitable[None]]) -> float:
+        """Run ``swap`` while nothing is generated: for how many milliseconds that was. Calls go on afterwards, whatever
+        became of it, unless they had been paused by somebody else. It runs to its end also where the caller leaves:
+        half of it would be weights under another's version. Raises EngineError."""
+        task = asyncio.create_task(self._swapped(swap), name="swap-weights")
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+        return await asyncio.shield(task)
+
+    async def _swapped(self, swap: Callable[[], Awaitable[None]]) -> float:
+        async with self.alone():
+            was_paused, began = self._suspension.active, time.monotonic()
+            self._suspension.set(True)
+            try:
+                await self._engine.pause()
+                await swap()
+            finally:
+                if not was_paused:
+                    await self._engine.resume()
+                    self._suspension.set(False)
+            return (time.monotonic() - began) * 1e3
 
     @contextlib.asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:

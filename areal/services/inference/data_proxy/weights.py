@@ -1,22 +1,30 @@
 """The inference side of weight-update pairs: folders that a trainer publishes, taken by this data proxy's engine.
 
 A pair names a root that both sides reach, and proves it by a file that the trainer wrote there: a path alone could be
-another disk's. Only folders below that root are loaded, only while generation is paused, and what the engine then
-computes can be compared with a plain forward pass (``/weights/check``).
+another disk's. Only folders below that root are loaded. Engines that can make new weights ready while they generate
+(``/weights/prepare``), and stand still for the swap only (``/weights/update``); what an engine then computes can be
+compared with a plain forward pass (``/weights/check``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from areal.services.inference.data_proxy.control import EngineControl, control_errors
 from areal.services.inference.data_proxy.published import Standing
-from areal.services.inference.engines.base import GroupReceiver, TokenEngine
+from areal.services.inference.engines.base import (
+    Broadcast,
+    EngineUnavailable,
+    GroupReceiver,
+    TokenEngine,
+    WeightStager,
+)
 from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
@@ -46,9 +54,11 @@ class WeightRoutes:
         self._control = control
         self._standing = standing
         self._pairs: dict[str, Linked] = {}
+        self._early: tuple[str, int, float] | None = None  # pair and version that came with ``prepare``, and its pause
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
+        service.route("POST", "/weights/prepare", self.prepare, Access.ADMIN)
         service.route("POST", "/weights/update", self.update, Access.ADMIN)
         service.route("POST", "/weights/check", self.check, Access.ADMIN)
         service.route("POST", "/weights/commit", self.commit, Access.ADMIN)
@@ -74,31 +84,62 @@ class WeightRoutes:
         self._pairs[name] = Linked(name, mode, root, self._control.losses)
         return json_response({"status": "ok", "pair_name": name})
 
+    async def prepare(self, request: Request) -> Response:
+        """Have the engine read or receive what ``update`` is to put in. One that cannot do it ahead takes what is
+        broadcast now, and then all of it at once."""
+        pair, version, source = self._order(await read_object(request, _BODY_BYTES))
+        self._early = None
+        with control_errors():
+            if isinstance(self._engine, WeightStager):
+                await self._engine.stage_weights(source, version)
+            elif isinstance(source, Broadcast):
+                receive = partial(self._receiver().receive_weights, source.group, source.layout, version)
+                self._early = pair.name, version, await self._swap(pair, version, receive)
+        return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+
     async def update(self, request: Request) -> Response:
-        data = await read_object(request, _BODY_BYTES)
+        """Swap the weights; ``paused_ms`` is how long nothing was generated for it."""
+        pair, version, source = self._order(await read_object(request, _BODY_BYTES))
+        early, self._early = self._early, None
+        with control_errors():
+            if early is not None and early[:2] == (pair.name, version):
+                paused_ms = early[2]
+            else:
+                paused_ms = await self._swap(pair, version, self._loading(source, version))
+        return json_response({"status": "ok", "pair_name": pair.name, "version": version, "paused_ms": paused_ms})
+
+    def _loading(self, source: str | Broadcast, version: int) -> Callable[[], Awaitable[None]]:
+        if isinstance(self._engine, WeightStager):
+            return partial(self._engine.load_staged, version)
+        if isinstance(source, Broadcast):
+            raise ApiError(409, f"version {version} was not prepared here", code="not_prepared")
+        return partial(self._engine.load_weights, source, version)
+
+    async def _swap(self, pair: Linked, version: int, load: Callable[[], Awaitable[None]]) -> float:
+        async def swap() -> None:
+            await load()
+            self._standing.took(pair.name, version)
+
+        return await self._control.swapped(swap)
+
+    def _order(self, data: Mapping[str, Any]) -> tuple[Linked, int, str | Broadcast]:
         pair, version = self._pair(data), data.get("version")
         if type(version) is not int or not 0 <= version < 2**63:
             raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
-        if not self._control.paused:
-            message = "generation is not paused: tokens of one call would be of two versions unknowingly"
-            raise ApiError(409, message, code="not_paused")
         if pair.mode == XCCL:
-            async with self._control.exclusively():
-                await self._receiver().receive_weights(pair.name, _map(data, "source").get("layout"), version)
-                self._standing.took(pair.name, version)
-            return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+            return pair, version, Broadcast(pair.name, _map(data, "source").get("layout"))
         folder = Path(_text(_map(data, "source"), "path"))
         if not folder.is_relative_to(pair.root) or ".." in folder.parts:
             raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
-        async with self._control.exclusively():
-            await self._engine.load_weights(str(folder), version)
-            self._standing.took(pair.name, version)
-        return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+        return pair, version, str(folder)
 
     async def check(self, request: Request) -> Response:
-        """Compare with a plain forward pass; 502 where the engine computes with other weights."""
+        """Compare with a plain forward pass; 502 where the engine computes with other weights. It needs a token: while
+        somebody holds generation still there is none, and ``largest_gap`` is null."""
         data = await read_object(request, _BODY_BYTES)
         probe = _probe(_map(data, "probe"))
+        if self._control.paused:
+            return json_response({"status": "ok", "largest_gap": None})
         async with self._control.exclusively():
             gap = await check_weights(self._engine, probe)
         return json_response({"status": "ok", "largest_gap": gap})
@@ -115,9 +156,11 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
 
     async def pairs(self, request: Request) -> Response:
-        """Those that an update may use: a process group is lost with the engine that was in it."""
+        """Those that an update may use: a process group is lost with the engine that was in it. ``group_form``: of the
+        groups that the engine joins, null where it joins none."""
         known = [pair.name for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
-        return json_response({"pairs": known})
+        form = self._engine.group_form if isinstance(self._engine, GroupReceiver) else None
+        return json_response({"pairs": known, "group_form": form})
 
     async def disconnect(self, request: Request) -> Response:
         """Idempotent: whoever takes a pair apart need not know how far its connecting came. ``left``: the trainer is
@@ -128,21 +171,29 @@ class WeightRoutes:
         if "left" in data:
             with _kept():
                 self._standing.end(name, data["left"] if isinstance(data["left"], dict) else None)
-        if pair is not None and pair.mode == XCCL:
-            await self._receiver().leave_group(name)
+        if pair is not None:
+            await self._forget(pair)
         known = pair is not None
         return json_response({"status": "ok", "pair_name": name, "known": known})
 
     async def _join(self, name: str, offer: Mapping[str, Any], rank: object) -> None:
         """Returns when the whole group is there."""
-        place = {"host": _text(offer, "host"), "port": offer.get("port"), "world_size": offer.get("world_size")}
+        place = {field: offer.get(field) for field in ("port", "world_size", "backend")}
         self._pairs[name] = Linked(name, XCCL, Path(), self._control.losses)
         try:
             with control_errors():  # not exclusively: the others may take their time
-                await self._receiver().join_group(name, {**place, "rank": rank})
+                await self._receiver().join_group(name, {**place, "host": _text(offer, "host"), "rank": rank})
         except BaseException:
             self._pairs.pop(name, None)
             raise
+
+    async def _forget(self, pair: Linked) -> None:
+        """An engine that is gone has nothing to forget."""
+        with control_errors(), contextlib.suppress(EngineUnavailable):
+            if pair.mode == XCCL:
+                await self._receiver().leave_group(pair.name)
+            if isinstance(self._engine, WeightStager):
+                await self._engine.forget_weights()
 
     def _receiver(self) -> GroupReceiver:
         if not isinstance(self._engine, GroupReceiver):

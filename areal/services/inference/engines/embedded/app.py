@@ -203,10 +203,9 @@ class EngineRoutes:
         return json_response({"status": "ok", "version": loaded.engine.version})
 
     async def _join_group(self, request: Request) -> Response:
-        self._model()
-        body = await read_object(request)
+        loaded, body = self._model(), await read_object(request)
         with _group_errors():
-            await self._groups.join(_text(body, "name"), body)
+            await self._groups.join(_text(body, "name"), body, loaded.engine.device)
         return json_response({"status": "ok"})
 
     async def _receive_weights(self, request: Request) -> Response:

@@ -96,6 +96,10 @@ class Engine:
         return self._runner.vocab_size
 
     @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
+    @property
     def paused(self) -> bool:
         return self._paused
 

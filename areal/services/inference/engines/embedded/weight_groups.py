@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from areal.errors import ArealError, Conflict, UsageFault
 
 if TYPE_CHECKING:
+    import torch
+
     from areal.services.weight_update.group import BroadcastGroup
     from areal.services.weight_update.image import Image
 
@@ -35,14 +37,15 @@ class WeightGroups:
         self._members: dict[str, _Member] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
 
-    async def join(self, name: str, place: Mapping[str, Any]) -> None:
-        """Raises UsageFault for a place that is none, ArealError where the group does not form."""
+    async def join(self, name: str, place: Mapping[str, Any], device: torch.device) -> None:
+        """``device`` is the engine's. Raises UsageFault for a place that is none, ArealError where the group does not
+        form."""
         host, port, rank, size = (place.get(field) for field in ("host", "port", "rank", "world_size"))
         numbers = (port, rank, size)
         if not isinstance(host, str) or any(type(number) is not int for number in numbers):
             raise UsageFault("a group has a host, a port, a rank and a world_size")
         self.leave(name)
-        await self._run(self._join, name, host, port, rank, size)
+        await self._run(self._join, name, host, port, rank, size, device)
 
     async def receive(self, name: str, layout: object) -> Path:
         """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
@@ -75,10 +78,10 @@ class WeightGroups:
         except (RuntimeError, ValueError, OSError) as error:
             raise ArealError(f"the process group failed: {error}") from error
 
-    def _join(self, name: str, host: str, port: int, rank: int, size: int) -> None:
+    def _join(self, name: str, host: str, port: int, rank: int, size: int, device: torch.device) -> None:
         from areal.services.weight_update.group import BroadcastGroup, join_store
 
-        group = BroadcastGroup(join_store(host, port, size, _TIMEOUT_S), rank, size, _TIMEOUT_S)
+        group = BroadcastGroup(join_store(host, port, size, _TIMEOUT_S), rank, size, _TIMEOUT_S, device)
         self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
 
 
