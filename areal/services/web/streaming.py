@@ -12,26 +12,27 @@ _LONGEST_EVENT = 16 * 1024 * 1024
 
 
 class EventCutter:
-    """Cuts a byte stream between events, so that a source that breaks off never leaves half an event behind."""
+    """Cuts a byte stream between events, so that a source that breaks off never leaves half an event behind. ``held``
+    is the half that waits for its end."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self.held = b""
 
     def push(self, part: bytes) -> bytes:
         """What may be passed on: whole events."""
-        if not self._held and part.endswith(b"\n\n"):
+        if not self.held and part.endswith(b"\n\n"):
             return part
-        if self._held:
-            part = self._held + part
+        if self.held:
+            part = self.held + part
         end = max(part.rfind(b"\n\n") + 2, part.rfind(b"\n\r\n") + 3)
         if end < 3:
             end = len(part) if len(part) > _LONGEST_EVENT else 0
-        self._held = part[end:]
-        return part[:end] if self._held else part
+        self.held = part[end:]
+        return part[:end] if self.held else part
 
     def rest(self) -> bytes:
         """What came after the last event of a source that ended well."""
-        return self._held
+        return self.held
 
 
 async def last_word(out: StreamResponse, data: bytes) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from areal.services.inference.gateway.admission import Admission
@@ -207,32 +208,56 @@ class Relay:
         """Events go to the caller from inside the callback that brings them. Each holds the other back."""
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream.headers)
-        out = StreamResponse(headers=headers)
-        cutter = EventCutter()
-
-        def passing(part: bytes) -> None:
-            watchdog.kick()
-            if events := cutter.push(part):
-                _feed(call, out, upstream, events)
-
+        passing = _Passing(call, upstream, StreamResponse(headers=headers), watchdog)
         try:
-            await upstream.pour(passing)
-            if rest := cutter.rest():
-                _feed(call, out, upstream, rest)
+            await upstream.pour(passing.part, passing.chunk)
+            passing.end()
         except ConnectionResetError:  # the caller is gone; leaving closes the worker's connection, which ends its work
-            return out
+            return passing.out
         finally:
-            if out.prepared:
-                out.hold_back(None)
-        return out
+            if passing.out.prepared:
+                passing.out.hold_back(None)
+        return passing.out
 
 
-def _feed(call: Call, out: StreamResponse, upstream: Connection, data: bytes) -> None:
-    if not call.answering:
-        call.answering = True
-        out.begin(call.request)
-        out.hold_back(upstream)
-    out.feed(data)
+class _Passing:
+    """One stream on its way through: whole events only, so that a worker that breaks off leaves no half one behind."""
+
+    def __init__(self, call: Call, upstream: Connection, out: StreamResponse, watchdog: Watchdog) -> None:
+        self.out = out
+        self._call = call
+        self._upstream = upstream
+        self._watchdog = watchdog
+        self._cutter = EventCutter()
+        self._feed_framed: Callable[[bytes], None] | None = None
+
+    def part(self, part: bytes) -> None:
+        self._watchdog.kick()
+        if events := self._cutter.push(part):
+            self._feed(events)
+
+    def chunk(self, chunk: bytes) -> bool:
+        """A chunk of whole events goes on with its framing, not a byte of it copied."""
+        feed = self._feed_framed
+        if feed is None or self._cutter.held or not chunk.endswith(b"\n\n\r\n"):
+            return False
+        self._watchdog.kick()
+        feed(chunk)
+        return True
+
+    def end(self) -> None:
+        """The worker's answer is whole."""
+        if rest := self._cutter.rest():
+            self._feed(rest)
+
+    def _feed(self, data: bytes) -> None:
+        call, out = self._call, self.out
+        if not call.answering:
+            call.answering = True
+            out.begin(call.request)
+            out.hold_back(self._upstream)
+            self._feed_framed = out.framed_feed()
+        out.feed(data)
 
 
 def _give_up(failed: Failed) -> AnyResponse:

@@ -2,6 +2,8 @@
 
 An answer is parsed just far enough to pass it on. A reader that lags behind stops the connection from reading, so that
 a slow caller holds back who answers. ``pour`` passes a body on from inside the loop's callback, without a task switch.
+While pouring, a read that is one whole chunk and nothing else, as an event of a stream nearly always is, is not parsed
+at all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,26 @@ from areal.services.web.fields import Headers, add_field
 
 _HIGH_WATER = 256 * 1024
 _MOST_HEADER_BYTES = 64 * 1024
+_SIZES: dict[int, bytes] = {}
+_MOST_SIZES = 4096
+_NO_SIZE = b"\n"  # no chunk is so long, or begins so
+
+
+def start_of_chunk(data: bytes) -> int:
+    """Where the content begins of what is one whole chunk and nothing else, its size written as most write it; it ends
+    two bytes before the end of ``data``. 0 for anything else: the last chunk, too."""
+    size = _SIZES.get(len(data)) or _size_line(len(data))
+    return len(size) if data.startswith(size) and data.endswith(b"\r\n") else 0
+
+
+def _size_line(length: int) -> bytes:
+    """What a chunk of ``length`` bytes in all begins with. A few lengths come again and again."""
+    if len(_SIZES) > _MOST_SIZES:
+        _SIZES.clear()
+    lines = [b"%x\r\n" % (length - 4 - digits) for digits in range(1, 9) if length - 4 - digits > 0]
+    line = next((line for line in lines if int(line, 16) + len(line) + 2 == length), _NO_SIZE)
+    _SIZES[length] = line
+    return line
 
 
 class Connection(asyncio.Protocol):
@@ -40,6 +62,8 @@ class Connection(asyncio.Protocol):
         self._ended = True  # nothing is asked yet
         self._keep = False
         self._sink: Callable[[bytes], None] | None = None
+        self._framed: Callable[[bytes], bool] | None = None
+        self._between = False  # the parser is where a chunk may begin
         self._raw: dict[bytes, bytes] = {}
         self.status = 0
 
@@ -83,17 +107,18 @@ class Connection(asyncio.Protocol):
                 raise Lost(f"the answer has more than {most} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def pour(self, sink: Callable[[bytes], None]) -> None:
+    async def pour(self, sink: Callable[[bytes], None], framed: Callable[[bytes], bool] | None = None) -> None:
         """Give the rest of the body to ``sink`` as it comes, and return at its end. Raises Lost, and what ``sink``
-        raises. The sink's owner holds the connection back by ``pause`` and ``resume``."""
+        raises. The sink's owner holds the connection back by ``pause`` and ``resume``. A chunk that came alone is
+        offered to ``framed`` as it came, its size before it: True says that ``sink`` need not have it."""
         if self._parts:
             sink(self._take())
-        self._sink = sink
+        self._sink, self._framed = sink, framed
         try:
             while not self._ended:
                 await self._wait()
         finally:
-            self._sink = None
+            self._sink = self._framed = None
         if self._error is not None:
             raise self._error
 
@@ -144,23 +169,32 @@ class Connection(asyncio.Protocol):
         if self._ended:  # nobody asked
             self.abort()
             return
+        if self._between and self._sink is not None and (start := start_of_chunk(data)):
+            try:
+                if self._framed is None or not self._framed(data):
+                    self._sink(data[start:-2])
+            except Exception as error:  # noqa: BLE001 - the boundary of a callback: whoever pours raises it
+                self._fail(error)
+            return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        self._between = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(Lost(f"the other side speaks no HTTP: {error}"))
             return
-        sink, parts = self._sink, self._parts
-        if sink is None:
+        self._between = self._between and data.endswith(b"\r\n")  # else the next size has begun
+        if self._sink is None:
             if self._held > _HIGH_WATER and not self._ended:
                 self.pause()
             self._wake()
             return
-        if parts:
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
-            parts.clear()
+        if self._parts:
             try:
-                sink(data)
-            except Exception as error:  # noqa: BLE001 - the boundary of a callback: whoever pours raises it
+                self._sink(self._take())
+            except Exception as error:  # noqa: BLE001 - as above
                 self._fail(error)
                 return
         if self._ended:
@@ -197,6 +231,12 @@ class Connection(asyncio.Protocol):
         if status >= 200:
             self.status = status
             self._begun = True
+
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)

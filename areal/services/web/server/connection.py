@@ -236,6 +236,12 @@ class HttpConnection(asyncio.Protocol):
         elif request.method != "HEAD":
             self._transport.write(data)
 
+    def write_framed(self, chunk: bytes) -> None:
+        """``write_part`` of what is a chunk already."""
+        if self._lost:
+            raise ConnectionResetError("the caller is gone")
+        self._transport.write(chunk)
+
     async def wait_writable(self) -> None:
         """Return once the caller has caught up. Raises ConnectionResetError when it is gone."""
         self._check_not_lost()

@@ -7,7 +7,7 @@ the framing, the date and the request's id; the headers given here are what the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
@@ -87,6 +87,11 @@ class StreamResponse:
     def feed(self, data: bytes) -> None:
         request = self._begun()
         request.connection.write_part(request, data)
+
+    def framed_feed(self) -> Callable[[bytes], None] | None:
+        """``feed`` for bytes that are one whole chunk already, with its size. None where the answer has no chunks."""
+        request = self._begun()
+        return request.connection.write_framed if request.chunked else None
 
     def hold_back(self, source: Flow | None) -> None:
         """Pause and resume ``source`` as the caller takes the stream, from now on. None: nobody any more."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal.services.web.client import HttpClient, Lost, NotConnected
+from areal.services.web.client.connection import Connection, start_of_chunk
 from areal.services.web.client.pool import parse_address
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -188,9 +192,11 @@ async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
 
 
 def chunked(*parts: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
-        b"%x\r\n%b\r\n" % (len(part), part) for part in parts
-    )
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(map(chunk_of, parts))
+
+
+def chunk_of(part: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(part), part)
 
 
 async def test_poured_body_reaches_its_sink_to_the_end_and_the_connection_is_kept(pool: HttpClient) -> None:
@@ -266,6 +272,89 @@ async def test_paused_pouring_holds_the_worker_back(pool: HttpClient) -> None:
             answer.resume()
             await pouring
     assert got == size
+
+
+def test_only_one_whole_chunk_is_known_without_parsing() -> None:
+    for size in (1, 9, 15, 16, 255, 256, 4095, 4096, 65535, 65536):
+        chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
+        assert chunk[start_of_chunk(chunk) : -2] == b"x" * size
+        others = [chunk[:-1], chunk[1:], chunk + b"x", chunk + chunk, chunk[:-1] + b"x", b"0" + chunk]
+        assert not any(map(start_of_chunk, others))
+        for longer in (chunk[:-2] + b"x\r\n", chunk[:-3] + b"\r\n"):  # than its size says, or shorter
+            assert not start_of_chunk(longer)
+    assert not any(
+        map(start_of_chunk, [b"", b"0\r\n\r\n", b"1\r\n", b"\r\n", b"-1\r\n\r\n", b"a;b=c\r\n0123456789\r\n"])
+    )
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"data: {}\n\n", b"3\r\nabc\r\n", b"\r\n", b"x" * 40]), min_size=1, max_size=6),
+    st.lists(st.integers(0, 400)),
+    st.booleans(),
+)
+def test_poured_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
+    parts: list[bytes], places: list[int], takes: bool
+) -> None:
+    """What ``framed`` takes is a chunk of the body, between what the sink had before and after it."""
+    stream = chunked(*parts) + b"0\r\n\r\n"
+    edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
+    said: list[bytes] = []
+
+    def framed(chunk: bytes) -> bool:
+        if takes:
+            size, _, rest = chunk.partition(b"\r\n")
+            assert len(rest) == int(size, 16) + 2
+            said.append(rest[:-2])
+        return takes
+
+    async def poured() -> None:
+        connection = Connection()
+        connection.connection_made(Deaf())
+        asking = asyncio.create_task(_ask_and_pour(connection, said.append, framed), name="pour")
+        for start, end in itertools.pairwise(edges):
+            for _ in range(3):  # turns of the loop, until what came has found its reader
+                await asyncio.sleep(0)
+            connection.data_received(stream[start:end])
+        async with asyncio.timeout(10):
+            await asking
+
+    asyncio.run(poured())
+    assert b"".join(said) == b"".join(parts)
+
+
+async def _ask_and_pour(connection: Connection, sink: Callable[[bytes], None], framed: Callable[[bytes], bool]) -> None:
+    await connection.ask(b"")
+    await connection.pour(sink, framed)
+
+
+class Deaf(asyncio.Transport):
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Nobody is there."""
+
+
+async def test_chunks_that_come_alone_are_offered_as_they_came(pool: HttpClient) -> None:
+    events = [b"data: %d\n\n" % number for number in range(20)]
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(chunked())
+        for event in events:
+            await asyncio.sleep(0.005)
+            writer.write(chunk_of(event))
+        writer.write(b"0\r\n\r\n")
+
+    said: list[bytes] = []
+    offered: list[bytes] = []
+
+    def framed(chunk: bytes) -> bool:
+        offered.append(chunk)
+        said.append(chunk.split(b"\r\n")[1])
+        return True
+
+    async with worker(talk) as url, asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"{}") as answer:
+        await answer.pour(said.append, framed)
+    assert b"".join(said) == b"".join(events)
+    assert set(offered) <= set(map(chunk_of, events)) and len(offered) > len(events) // 2
 
 
 async def test_fetched_answer_has_its_status_fields_and_object(pool: HttpClient) -> None:
