@@ -22,7 +22,7 @@ from tests.reconcilers.worlds import SERVICE
 
 DESTRUCTIVE = (Verb.STOP, Verb.FORGET, Verb.DRAIN)
 many = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

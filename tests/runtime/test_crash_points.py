@@ -138,8 +138,8 @@ def kill_at_random(local: LocalBackend, tmp_path: Path, times: int) -> None:
     assert ran < times
 
 
-def test_25_random_kills_of_a_starting_command_leak_nothing(make_local: MakeBackend, tmp_path: Path) -> None:
-    kill_at_random(make_local(), tmp_path, 25)
+def test_12_random_kills_of_a_starting_command_leak_nothing(make_local: MakeBackend, tmp_path: Path) -> None:
+    kill_at_random(make_local(), tmp_path, 12)
 
 
 @pytest.mark.crash

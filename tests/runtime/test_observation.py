@@ -157,19 +157,19 @@ def test_stop_with_a_damaged_identity_finds_the_shim_without_it(local: LocalBack
     assert not alive(state.pid or 0) and not alive(state.shim_pid or 0)
 
 
-def test_observe_of_a_thousand_runs_is_cheap(local: LocalBackend) -> None:
+def test_observe_of_many_runs_is_cheap(local: LocalBackend) -> None:
     """A promise in processor time, of which a loaded machine gives no more and no less."""
     local.start(run_spec("r0", spec={"engineArgs": {str(n): n for n in range(50)}}))
-    for number in range(1, 1000):
+    for number in range(1, 300):
         shutil.copytree(local.store.folder("r0"), local.store.folder(f"r{number}"), copy_function=os.link)
 
     began = time.process_time()
     states = local.observe()
     spent_s = time.process_time() - began
 
-    assert len(states) == 1000
-    assert spent_s < 0.3
-    for number in range(1, 1000):
+    assert len(states) == 300
+    assert spent_s < 0.1
+    for number in range(1, 300):
         shutil.rmtree(local.store.folder(f"r{number}"))
 
 
