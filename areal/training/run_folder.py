@@ -10,10 +10,15 @@ logs/attempt_N       and ``latest``
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from areal.errors import UsageFault
 
@@ -61,10 +66,41 @@ class RunFolder:
             raise UsageFault(
                 f"the run's folder {self.root} cannot be made: {error}", hint="set cluster.fileroot"
             ) from error
+        self._point_latest()
+
+    def write_config(self, config: BaseExperimentConfig) -> None:
+        """What this attempt trains with, every default in it; with ``--config`` it is the same run again."""
+        aside = self.config.with_suffix(f".{os.getpid()}")
+        aside.write_text(yaml.safe_dump(_written(config), sort_keys=False))
+        aside.rename(self.config)
+
+    def _point_latest(self) -> None:
         latest = self.root / "logs" / "latest"
         aside = latest.with_suffix(f".{os.getpid()}")
         aside.symlink_to(self.logs.name)
         aside.rename(latest)
+
+
+def _written(value: Any) -> Any:
+    """As YAML has it: a function or class by its name, a section that has two names by its first; secrets (fields that
+    are not shown either) are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
+        first = {id(each): name for name, each in reversed(fields.items())}
+        return {
+            name: _written(each)
+            for name, each in fields.items()
+            if not dataclasses.is_dataclass(each) or first[id(each)] == name
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _written(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_written(each) for each in value]
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return f"{value.__module__}:{value.__qualname__}" if hasattr(value, "__qualname__") else str(value)
 
 
 def run_folder(config: BaseExperimentConfig) -> RunFolder:

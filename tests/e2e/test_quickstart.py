@@ -32,6 +32,11 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "100s")
     status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
     assert (status["phase"], status["step"]) == ("Succeeded", 3)
+    shown = box.ok("inf", "trajectories", "show", str(box.home / "jobs" / "learn" / "trajectories"), "-o", "json").out
+    assert shown.count('"episode"') == 10
+    assert (
+        "=" in box.ok("inf", "trajectories", "show", str(box.home / "jobs" / "learn" / "trajectories")).out
+    )  # as text
     assert "trainjob/learn unchanged" in applied(box, "total_train_steps=3")
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +19,7 @@ from areal.api.registry import load_attr
 from areal.client.errors import CallerError
 from areal.client.loop_thread import LoopThread
 from areal.client.rollouts.admission import Window
-from areal.client.rollouts.dump import write_rollouts
+from areal.client.rollouts.dump import fileroot_of, write_rollouts
 from areal.client.rollouts.engine import EpisodeEngine
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes
 from areal.client.rollouts.executor import Executor, RolloutsFailed
@@ -52,8 +53,11 @@ class RolloutController:
         admin_api_key: str | None = None,
         model: str | None = None,
         seed: int = 0,
+        dump_folder: Path | None = None,
     ) -> None:
+        """``dump_folder``: where ``config.dump_to_file`` has the consumed rollouts written; else below its fileroot."""
         self.config = config
+        self._dump_folder = dump_folder or fileroot_of(config)
         self._address = gateway_addr
         self._key = admin_api_key
         self._model = model
@@ -282,7 +286,7 @@ class RolloutController:
 
     def _taken(self, taken: list[Rollout]) -> list[Rollout]:
         if self.config.dump_to_file and taken:
-            write_rollouts(self.config, self.get_version(), taken)
+            write_rollouts(self._dump_folder, self.get_version(), taken, self._client.model or "")
         return taken
 
     # -- versions, control

@@ -19,26 +19,26 @@ _COLUMNS = ("loss_mask", "logprobs", "versions", "turn_ids")
 _DEFAULTS = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}
 
 
-def dump_folder(config: InferenceEngineConfig) -> Path:
+def fileroot_of(config: InferenceEngineConfig) -> Path:
+    """Where a program that is no training job keeps its trajectories."""
     root = Path(config.fileroot or ".")
     return root.joinpath(*filter(None, (config.experiment_name, config.trial_name)), "trajectories")
 
 
-def write_rollouts(config: InferenceEngineConfig, version: int, rollouts: Sequence[Rollout]) -> None:
-    """Append to the file of ``version``, that of the weights these are to train."""
-    folder = dump_folder(config)
+def write_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], model: str) -> None:
+    """Append to the file of ``version``, that of the weights these are to train. ``model``: whose tokens these are."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(episode_of(each).document(), default=str) for each in rollouts]
+    lines = [json.dumps(episode_of(each, model).document(), default=str) for each in rollouts]
     with (folder / f"trajectories-v{version:06d}.jsonl").open("a", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
 
 
-def episode_of(rollout: Rollout) -> Episode:
+def episode_of(rollout: Rollout, model: str = "") -> Episode:
     """Rows of the trajectory, without padding. Text rollouts have no rows."""
     rows = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
     columns = {name: np.asarray(column) for name, column in rows.items() if hasattr(column, "shape")}
     count = len(columns["input_ids"]) if "input_ids" in columns else 0
-    interactions = tuple(_interaction(columns, rollout, place) for place in range(count))
+    interactions = tuple(_interaction(columns, rollout, place, model) for place in range(count))
     rewards = columns.get("rewards")
     return Episode(
         episode=rollout.task_id,
@@ -50,7 +50,7 @@ def episode_of(rollout: Rollout) -> Episode:
     )
 
 
-def _interaction(columns: Mapping[str, Any], rollout: Rollout, place: int) -> Interaction:
+def _interaction(columns: Mapping[str, Any], rollout: Rollout, place: int, model: str) -> Interaction:
     length = int(columns["attention_mask"][place].sum())
     tokens: dict[str, Any] = {
         name: columns[name][place][:length].tolist() if name in columns else [_DEFAULTS[name]] * length
@@ -60,6 +60,7 @@ def _interaction(columns: Mapping[str, Any], rollout: Rollout, place: int) -> In
     raw = columns.get("original_rewards")
     return Interaction(
         interaction_id=f"{rollout.task_id}/{place}",
+        model=model,
         rewarded="rewards" in columns,
         reward=reward,
         original_reward=float(raw[place]) if raw is not None else reward,

@@ -81,6 +81,7 @@ class Trainer(abc.ABC):
         self.progress = Progress(self.total_steps)
         if self.ranks.is_first:
             self.folder.prepare()
+            self.folder.write_config(self.config)
             trackers = open_trackers(self.config, self.folder.root)
             self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
             self.stack.callback(self.log.close)

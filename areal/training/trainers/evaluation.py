@@ -31,11 +31,13 @@ class Evaluation:
 
     def __enter__(self) -> Self:
         self.folder.prepare()
+        self.folder.write_config(self.config)
         trackers = open_trackers(self.config, self.folder.root)
         self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
         self._stack.callback(self.log.close)
         self.config.rollout.dump_to_file = True
-        self.controller = self._stack.enter_context(RolloutController(self.config.rollout, seed=self.config.seed))
+        controller = RolloutController(self.config.rollout, seed=self.config.seed, dump_folder=self.folder.trajectories)
+        self.controller = self._stack.enter_context(controller)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -98,7 +98,10 @@ class PPOTrainer(Trainer):
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
         self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
         if self.ranks.is_first:
-            self.rollout = self.stack.enter_context(RolloutController(self.config.rollout, seed=self.config.seed))
+            controller = RolloutController(
+                self.config.rollout, seed=self.config.seed, dump_folder=self.folder.trajectories
+            )
+            self.rollout = self.stack.enter_context(controller)
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
             pair = connected_pair(mode, self.folder, self.config.actor.path, self.rollout.service())
             self.pair = self.stack.enter_context(pair)

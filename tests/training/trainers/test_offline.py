@@ -14,6 +14,7 @@ from areal.api.cli_args import (
     SFTConfig,
     TrainDatasetConfig,
     TrainEngineConfig,
+    load_expr_config,
 )
 from areal.errors import UsageFault
 from areal.training.engines.fsdp.weights import whole_weights
@@ -49,6 +50,15 @@ def test_sft_learns_what_it_is_shown_and_writes_it_down(tmp_path: Path) -> None:
     assert lines[100]["eval/loss"] < 0.6 * lines[0]["eval/loss"]
     assert lines[100]["loss"] < lines[1]["loss"]
     assert lines[50]["epoch"] == 1.0
+
+
+def test_config_that_a_run_has_written_is_that_run_again(tmp_path: Path) -> None:
+    with _sft(tmp_path, 3) as trainer:
+        trainer.train()
+        written, config = trainer.folder.config, trainer.config
+    again, _ = load_expr_config(["--config", str(written)], SFTConfig)
+    assert again == config
+    assert "admin_api_key:" not in written.read_text()
 
 
 def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> None:
