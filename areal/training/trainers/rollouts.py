@@ -59,23 +59,28 @@ class Sampling:
 
 
 class RolloutSource:
-    """``prompts`` are taken as the controller needs them; what became of each is told to their frontier."""
+    """``prompts`` are taken as the controller needs them; what became of each is told to their frontier. ``least``: so
+    many episodes a step needs, one for each rank."""
 
-    def __init__(self, controller: RolloutController, prompts: PromptStream, sampling: Sampling) -> None:
+    def __init__(
+        self, controller: RolloutController, prompts: PromptStream, sampling: Sampling, least: int = 1
+    ) -> None:
         self._controller = controller
         self.prompts = prompts
         self._sampling = sampling
+        self._least = least
         self._prospects = Prospects(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
         controller.ends()  # from now on
 
     def take(self) -> Taken:
-        """The next batch; an empty one is taken again. Raises TimedOut, RolloutsFailed, PromptsFailed."""
+        """The next batch; one that is too small is taken with the one after it. Raises TimedOut, RolloutsFailed,
+        PromptsFailed."""
         how = self._sampling
         rollouts: list[Rollout] = []
-        while not rollouts:
+        while len(rollouts) < self._least:
             self._settle()
-            rollouts = self._controller.take_prepared(
+            rollouts += self._controller.take_prepared(
                 self.prompts, how.workflow, how.workflow_kwargs, how.accept, how.group_size, how.dynamic_batch
             )
         version = self._controller.get_version()
