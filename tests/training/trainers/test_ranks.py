@@ -1,0 +1,133 @@
+"""Two ranks, started as a job starts them: the steps of one rank, and checkpoints that either number goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.training.checkpoints import Checkpoints
+from areal.training.metrics import read_metrics
+from tests.services.processes import Processes
+from tests.services.weight_update.conftest import embedded_worker
+from tests.training.trainers.reversing import MODEL, prompts, solved
+
+REPOSITORY = Path(__file__).parents[3]
+SFT = """
+experiment_name: ranks
+trial_name: sft
+total_train_steps: 6
+train_dataset: {{path: {folder}/rows.jsonl, batch_size: 16}}
+recover: {{mode: auto, freq_steps: 3}}
+model: {{path: {model}, dtype: float32, optimizer: {{lr: 5.0e-4}}, mb_spec: {{max_tokens_per_mb: 64}}}}
+"""
+GRPO = """
+experiment_name: ranks
+trial_name: grpo
+total_train_steps: 4
+tokenizer_path: {model}
+train_dataset: {{path: {folder}/prompts.jsonl, batch_size: 8}}
+reward_fn: tests.training.trainers.rewards:reversed_digits
+gconfig: {{n_samples: 4, max_new_tokens: 8}}
+rollout: {{model: m, max_head_offpolicyness: 0, max_concurrent_rollouts: 16}}
+recover: {{mode: auto, freq_steps: 2}}
+actor:
+  path: {model}
+  dtype: float32
+  backend: "fsdp:d2"
+  weight_update_mode: shm
+  optimizer: {{lr: 3.0e-4}}
+  ppo_n_minibatches: 2
+  use_decoupled_loss: true
+  kl_ctl: 0.0
+  reward_norm: {{mean_level: group, std_level: group, group_size: 4}}
+"""
+
+
+def run(
+    kind: str, ranks: int, folder: Path, *overrides: str, env: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Its metrics."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    words = ["--driver", f"areal.training.drivers:{kind}", "--", "--config", str(folder / f"{kind}.yaml"), *overrides]
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "areal.training", *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "AREAL_RUN_FOLDER": str(folder / "run"), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    return read_metrics(folder / "run" / "metrics.jsonl")
+
+
+def _folder(tmp_path: Path, name: str) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    rows = {"rows": solved(64), "prompts": prompts(64)}
+    for what, given in rows.items():
+        (folder / f"{what}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    (folder / "sft.yaml").write_text(SFT.format(folder=folder, model=MODEL))
+    (folder / "grpo.yaml").write_text(GRPO.format(folder=folder, model=MODEL))
+    return folder
+
+
+def _cut_to(folder: Path, step: int) -> None:
+    """As if the run had been killed after that checkpoint."""
+    for checkpoint in Checkpoints(folder / "run" / "checkpoints").all():
+        if checkpoint.step > step:
+            shutil.rmtree(checkpoint.folder)
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_as_one_and_each_resumes_what_the_other_saved(tmp_path: Path) -> None:
+    one, two = _folder(tmp_path, "one"), _folder(tmp_path, "two")
+    curves = [[line["loss"] for line in run("sft", ranks, folder)] for ranks, folder in ((1, one), (2, two))]
+    assert len(curves[0]) == 6
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    for ranks, folder in ((2, one), (1, two)):
+        _cut_to(folder, 3)
+        lines = run("sft", ranks, folder)
+        assert [line["loss"] for line in lines] == pytest.approx(curves[0], rel=1e-4)
+        norms = [line["grad_norm"] for line in lines]
+        assert all(norm > 0 for norm in norms)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[dict[str, str]]:
+    processes = Processes(tmp_path)
+    try:
+        _, proxy = embedded_worker(processes, "--state-dir", str(tmp_path / "journal"))
+        router = processes.router()
+        gateway = processes.gateway(router)
+        processes.register(router, proxy, model="m")
+        yield {"AREAL_INFERENCE_ADDR": gateway.url, "AREAL_INFERENCE_KEY_FILE": str(processes.key_file)}
+    finally:
+        processes.stop()
+
+
+@pytest.mark.slow
+def test_grpo_on_two_ranks_goes_on_with_one_and_with_two_again(tmp_path: Path, service: dict[str, str]) -> None:
+    folder = _folder(tmp_path, "run")
+    lines: list[dict[str, Any]] = []
+    for ranks, steps in ((2, 4), (1, 6), (2, 8)):
+        words = (f"total_train_steps={steps}", f"actor.backend=fsdp:d{ranks}")
+        lines = run("grpo", ranks, folder, *words, env=service)
+        assert lines[-1]["step"] == steps
+    assert [line["prompts/consumed"] for line in lines] == [8.0 * step for step in range(1, 9)]
+    assert max(line["staleness/max"] for line in lines) == 0
+    versions = [line["version"] for line in lines]
+    assert versions == sorted(set(versions))
+    assert all(abs(line["mismatch_kl"]) < 1e-4 for line in lines), "the engine samples from what both ranks hold"
+    newest = Checkpoints(folder / "run" / "checkpoints").newest()
+    assert newest is not None
+    prompts_state = newest.state()["algorithm"]["prompts"]
+    assert prompts_state["frontier"] + len(prompts_state["beyond"]) == 64
