@@ -117,7 +117,7 @@ class Trainer(abc.ABC):
         """From where the run stands to its end, or to the step in which it is told to stop (then raises Stopped)."""
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
-            self._log(self._evaluated())
+            self._log(self._evaluated() | self.timings.taken())
         with stopping.deferred():
             while self.step < self.total_steps:
                 stop = self._one_step()

@@ -47,6 +47,7 @@ def test_sft_learns_what_it_is_shown_and_writes_it_down(tmp_path: Path) -> None:
         lines = read_metrics(trainer.folder.metrics)
         assert (trainer.folder.models / "step_100" / "tokenizer.json").is_file()
     assert [line["step"] for line in lines] == list(range(101))
+    assert all(line["time/eval"] <= line["time/step"] for line in lines[1:] if "time/eval" in line)
     assert lines[100]["eval/loss"] < 0.6 * lines[0]["eval/loss"]
     assert lines[100]["loss"] < lines[1]["loss"]
     assert lines[50]["epoch"] == 1.0
