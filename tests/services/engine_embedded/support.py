@@ -94,9 +94,9 @@ class Harness:
         self.engine = Engine(runner, limits, self._progress, self.failures.append)
         self.engine.start()
 
-    def submit(self, prompt: Seq[int], index: int = 0, **sampling: Any) -> Sequence:
+    def submit(self, prompt: Seq[int], index: int = 0, company: bool = False, **sampling: Any) -> Sequence:
         sequence = make_sequence(prompt, index=index, room=self.engine.limits.max_length, **sampling)
-        self.engine.submit([sequence])
+        self.engine.submit([sequence], company=company)
         return sequence
 
     def wait(self, *sequences: Sequence, tokens: int | None = None) -> None:

@@ -55,6 +55,20 @@ def test_abort_of_running_and_waiting_frees_their_places(llama: tuple[Path, Any]
     assert harness.engine.stats().result(10).kv_used == 0
 
 
+def test_batch_that_waits_for_its_company_ends_also_when_none_comes(
+    llama: tuple[Path, Any], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = llama
+    harness = start(folder)
+    alone = harness.run([5, 6], max_new_tokens=3, company=True)
+    monkeypatch.setattr("areal.services.inference.engines.embedded.engine._MOMENT_S", 0.2)
+    before = harness.engine.stats().result(10).counters.prefill_steps
+    batch = [harness.submit([7, index], max_new_tokens=3, index=index, company=True) for index in range(4)]
+    harness.wait(*batch)
+    assert harness.engine.stats().result(10).counters.prefill_steps == before + 1
+    assert max(gap(model, each) for each in [*alone, *batch]) < 1e-4
+
+
 def test_abort_of_ended_sequence_changes_nothing(llama: tuple[Path, Any], start: Start) -> None:
     harness = start(llama[0])
     (sequence,) = harness.run([5, 6], max_new_tokens=2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.streams import Streams
 
@@ -95,3 +97,20 @@ async def test_settle_leaves_a_client_that_reads_nothing_after_its_deadline() ->
     opened.open([sequence], whole=False)
     produce(sequence, 1)
     await asyncio.wait_for(opened.settle(0.01), 5)
+
+
+async def test_seldom_stream_waits_for_its_end_and_for_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = streams()
+    pair = [make_sequence([1], index=index) for index in range(2)]
+    stream = opened.open(pair, whole=False, seldom=True)
+    produce(pair[0], 1, 2, finish=Finish.STOP)
+    produce(pair[1], 3)
+    assert not stream.is_due() and not stream.has_news()
+    assert stream.has_news(all_of_it=True), "a pause hands on all that is known"
+    monkeypatch.setattr("areal.services.inference.engines.embedded.streams.SELDOM_S", 0.0)
+    assert stream.has_news(), "whoever waits hears now and then that there is progress"
+    produce(pair[1], 4, finish=Finish.LENGTH)
+    opened.progress(True)
+    deltas = await asyncio.wait_for(stream.next(), 5)
+    assert [delta.token_ids for delta in deltas] == [[1, 2], [3, 4]]
+    assert stream.ended

@@ -189,10 +189,13 @@ class ModelCalls:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
 
     def _drives(self, frame: Frame, ask: Ask, sampling: Sampling) -> tuple[Drive, ...]:
-        each = frame.per_prompt
+        each, how = frame.per_prompt, ask.answering
+        seldom = each > 1 and not how.stream and not how.stops  # a group's samples: only their end is waited for
         return tuple(
             Drive(
-                EngineCall(f"{frame.answer_id}-{index}", prompt, sampling, ask.answering.response_format, ask.adapter),
+                EngineCall(
+                    f"{frame.answer_id}-{index}", prompt, sampling, how.response_format, ask.adapter, seldom=seldom
+                ),
                 frame.choices[index * each : (index + 1) * each],
             )
             for index, prompt in enumerate(frame.prompts)

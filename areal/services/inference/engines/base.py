@@ -53,13 +53,15 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), i
 @dataclass(frozen=True)
 class EngineCall:
     """One generation. ``request_id`` is unique to the call. ``response_format`` only where the engine has it;
-    ``adapter`` is one of those that ``EngineState`` lists, None the model itself."""
+    ``adapter`` is one of those that ``EngineState`` lists, None the model itself. ``seldom``: nobody reads along, so
+    the engine may tell what it has now and then, and at the end."""
 
     request_id: str
     input_ids: Sequence[int]
     sampling: Sampling
     response_format: Mapping[str, Any] | None = None
     adapter: str | None = None
+    seldom: bool = False
 
 
 TopLogprobs = tuple[tuple[int, float], ...]

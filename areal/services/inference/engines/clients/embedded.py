@@ -121,6 +121,8 @@ def _body(call: EngineCall) -> dict[str, Any]:
     body = {"input_ids": call.input_ids, "sampling": _wire(call), "stream": True, "request_id": call.request_id}
     if call.adapter is not None:
         body["adapter"] = call.adapter
+    if call.seldom:
+        body["seldom"] = True
     if call.response_format is not None:
         body["response_format"] = call.response_format
     return body

@@ -109,12 +109,12 @@ class EngineRoutes:
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
-        whole = not body.get("stream", False)
+        whole, seldom = not body.get("stream", False), body.get("seldom") is True
         sequences = make_sequences(prompt, sampling, loaded, adapter, matcher)
-        stream = self._streams.open(sequences, whole=whole)
+        stream = self._streams.open(sequences, whole=whole, seldom=seldom)
         self._requests[request_id] = stream
         try:
-            _submit(loaded, stream)
+            _submit(loaded, stream, company=seldom)
             if whole:
                 return await answer_whole(stream, len(prompt))
             return await answer_stream(request, stream)
@@ -273,9 +273,9 @@ class EngineRoutes:
         return self._loaded
 
 
-def _submit(loaded: Loaded, stream: Stream) -> None:
+def _submit(loaded: Loaded, stream: Stream, *, company: bool) -> None:
     try:
-        loaded.engine.submit(stream.sequences)
+        loaded.engine.submit(stream.sequences, company=company)
     except ArealError as error:
         raise ApiError(503, error.message, code="engine_unavailable") from error
 

@@ -33,6 +33,9 @@ from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits
 
 logger = logging.getLogger(__name__)
 
+_MOMENT_S = 0.002
+_GATHER_S = 0.02
+
 
 @dataclass
 class Counters:
@@ -86,6 +89,7 @@ class Engine:
         self._closing = False
         self._broken: Exception | None = None
         self._staged: tuple[int, Callable[[], object]] | None = None  # version, and what puts it in
+        self._gathering = False
         self._batch: Batch | None = None
         self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
@@ -122,9 +126,10 @@ class Engine:
                 self._mailbox.call(self._close)
             self._thread.join()
 
-    def submit(self, sequences: list[Sequence]) -> None:
-        """Queue sequences; they are read as they grow (``Sequence``)."""
-        self._mailbox.call(lambda: self._admit(sequences))
+    def submit(self, sequences: list[Sequence], *, company: bool = False) -> None:
+        """Queue sequences; they are read as they grow (``Sequence``). ``company``: they are of a batch, whose others
+        are about to come, and an engine without other work waits for those."""
+        self._mailbox.call(lambda: self._admit(sequences, company=company))
 
     def abort(self, sequences: list[Sequence]) -> Future[None]:
         """End those that have not ended; done when no further token of them can appear."""
@@ -194,6 +199,8 @@ class Engine:
         try:
             while not self._closing:
                 self._obey(wait=self._held_still or not self._scheduler.has_work)
+                if self._gathering:
+                    self._gather()
                 if not self._held_still and not self._closing and self._scheduler.has_work:
                     self._step()
             self._lose(Conflict("the engine is shutting down"))
@@ -201,6 +208,16 @@ class Engine:
             logger.exception("a step failed")
             self._lose(ArealError(f"the engine failed: {error!r}"))
             self._on_failure(error)
+
+    def _gather(self) -> None:
+        """Until nobody has come for a moment: a batch of many is as quick as one of few."""
+        until = time.monotonic() + _GATHER_S
+        while self._gathering and self._broken is None and time.monotonic() < until:
+            time.sleep(_MOMENT_S)
+            if self._mailbox.is_empty:
+                break
+            self._obey(wait=False)
+        self._gathering = False
 
     @property
     def _held_still(self) -> bool:
@@ -224,7 +241,8 @@ class Engine:
     def _close(self) -> None:
         self._closing = True
 
-    def _admit(self, sequences: list[Sequence]) -> None:
+    def _admit(self, sequences: list[Sequence], *, company: bool = False) -> None:
+        self._gathering = company and (self._gathering or not self._scheduler.has_work)
         self.counters.requests += 1
         for sequence in sequences:
             self._scheduler.add(sequence)

@@ -2,18 +2,21 @@
 
 A step may append a token to each of many sequences every millisecond; waking the loop, and a client, each time would
 cost more than the step. So the loop is woken at once when a sequence began or ended, and otherwise at most every
-``FLUSH_S``: what a client reads late by that much comes in one line with more tokens.
+``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. Where nobody reads along, that
+is once in ``SELDOM_S``, and at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import dataclass
 
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence, TopLogprobs
 
 FLUSH_S = 0.005
+SELDOM_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,15 @@ class Delta:
 class Stream:
     """One request's sequences, as far as they were handed on. Used by the event loop only.
 
-    ``whole``: the consumer wants everything at the end and nothing before.
+    ``whole``: the consumer wants everything at the end and nothing before. ``seldom``: it wants to know now and then
+    that there is progress, and otherwise all at once.
     """
 
-    def __init__(self, sequences: list[Sequence], *, whole: bool) -> None:
+    def __init__(self, sequences: list[Sequence], *, whole: bool, seldom: bool = False) -> None:
         self.sequences = sequences
         self._whole = whole
+        self._seldom = seldom
+        self._told_at = time.monotonic()
         self._live = list(sequences)
         self._sent = {id(sequence): 0 for sequence in sequences}
         self._news = asyncio.Event()
@@ -50,12 +56,13 @@ class Stream:
 
     def is_due(self) -> bool:
         """It has its first token to send, or its last."""
-        if self._whole:
+        if self._whole or self._seldom:
             return all(each.finish for each in self._live)
         return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
 
-    def has_news(self) -> bool:
-        if self._whole:
+    def has_news(self, *, all_of_it: bool = False) -> bool:
+        """``all_of_it``: also what could wait."""
+        if self._whole or (self._seldom and not all_of_it and time.monotonic() < self._told_at + SELDOM_S):
             return self.is_due()
         return any(each.finish or each.produced > self._sent[id(each)] for each in self._live)
 
@@ -68,6 +75,7 @@ class Stream:
         self.settled.set()
         await self._news.wait()
         self._news.clear()
+        self._told_at = time.monotonic()
         return [delta for sequence in list(self._live) if (delta := self._take(sequence)) is not None]
 
     def _take(self, sequence: Sequence) -> Delta | None:
@@ -98,8 +106,8 @@ class Streams:
         self._urgent = False  # a flush is on its way
         self._armed = False  # a timer runs
 
-    def open(self, sequences: list[Sequence], *, whole: bool) -> Stream:
-        stream = Stream(sequences, whole=whole)
+    def open(self, sequences: list[Sequence], *, whole: bool, seldom: bool = False) -> Stream:
+        stream = Stream(sequences, whole=whole, seldom=seldom)
         self._open.add(stream)
         return stream
 
@@ -118,7 +126,7 @@ class Streams:
 
     async def settle(self, deadline_s: float) -> None:
         """Hand on all that is known and wait until it was written; a client too slow for the deadline is left."""
-        self._flush()
+        self._tell(all_of_it=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 for stream in list(self._open):
@@ -132,6 +140,9 @@ class Streams:
 
     def _flush(self) -> None:
         self._armed = False
+        self._tell()
+
+    def _tell(self, *, all_of_it: bool = False) -> None:
         for stream in self._open:
-            if stream.has_news():
+            if stream.has_news(all_of_it=all_of_it):
                 stream.wake()
