@@ -48,14 +48,14 @@ class Answering:
     async def _run(
         self, prepared: Prepared, watchdog: Watchdog, on_update: OnUpdate, flowing: OnFlow = lambda flow: None
     ) -> None:
-        clock, since = prepared.clock, time.perf_counter()
+        clock, since, now = prepared.clock, time.perf_counter(), time.perf_counter
 
         def note(update: Update) -> None:
             nonlocal since
             clock.heard(since)
             watchdog.kick()
             on_update(update)
-            since = time.perf_counter()
+            since = now()
 
         await self._generator.run(prepared.drives, note, flowing)
         watchdog.kick()

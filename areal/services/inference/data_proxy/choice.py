@@ -84,10 +84,14 @@ class Choice:
 
     def _push_plain(self, delta: EngineDelta) -> Update:
         """As ``push``, where all text is content and none of it ends the choice."""
-        start, finish = len(self.token_ids), delta.finish_reason
-        hidden = self._ends_with_stop_token(delta)
-        text = self._stream.push(delta.token_ids[:-1] if hidden else delta.token_ids)
-        self._keep(delta, len(delta.token_ids))
+        start, finish, tokens = len(self.token_ids), delta.finish_reason, delta.token_ids
+        hidden = delta.stop_token_id is not None and self._ends_with_stop_token(delta)
+        text = self._stream.push(tokens[:-1] if hidden else tokens)
+        self.token_ids += tokens
+        self.logprobs += delta.logprobs
+        self.versions += delta.versions
+        if delta.top_logprobs is not None:
+            self.top_logprobs += delta.top_logprobs
         if finish is not None:
             text += self._stream.flush()
             self.finish_reason = finish

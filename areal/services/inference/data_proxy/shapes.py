@@ -140,29 +140,29 @@ class ChatShape:
             self._chunk(choice.index, {"role": "assistant", "content": ""}) for choice in self._frame.choices
         )
 
-    def _content(self, index: int, text: str) -> bytes:
+    def _around_content(self, index: int) -> tuple[bytes, bytes]:
         """The chunk of a piece of content: all but the text is the same each time."""
-        around = self._around.get(index)
-        if around is None:
-            before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
-            around = self._around[index] = (before + mark[:-2], after)
-        return around[0] + orjson.dumps(text) + around[1]
+        before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
+        around = self._around[index] = (before + mark[:-2], after)
+        return around
 
     def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more}
         return self._frame.chunk("chat.completion.chunk", choice)
 
     def update(self, update: Update) -> bytes:
-        frame, pieces = self._frame, update.pieces
+        pieces = update.pieces
         if len(pieces) == 1 and update.finish_reason is None and not self._with_tokens:
             piece = pieces[0]
             if type(piece) is Content:
-                return self._content(update.index, piece.text)
+                before, after = self._around.get(update.index) or self._around_content(update.index)
+                return before + orjson.dumps(piece.text) + after
+        frame = self._frame
         choice = frame.choices[update.index]
         more = frame.token_fields(choice, update.start, update.end)
         if frame.answering.top_logprobs is not None and update.end > update.start:
             more["logprobs"] = chat_logprobs(frame.codec, choice, update.start, update.end)
-        deltas = [delta for piece in update.pieces if (delta := _chat_delta(piece)) is not None]
+        deltas = [delta for piece in pieces if (delta := _chat_delta(piece)) is not None]
         if more and not deltas:  # tokens whose text is not clear yet
             deltas = [{"content": ""}]
         chunks = []

@@ -85,7 +85,7 @@ class StreamResponse:
             await connection.wait_writable()
 
     def feed(self, data: bytes) -> None:
-        request = self._begun()
+        request = self._request or self._begun()
         request.connection.write_part(request, data)
 
     def framed_feed(self) -> Callable[[bytes], None] | None:
