@@ -72,6 +72,8 @@ class Rollouts(RuleBasedStateMachine):
         self.numbers = 0
         self.running: list[tuple[Item, int]] = []  # with the version at their start
         self.outcome: dict[int, int] = {}  # how often each row was consumed
+        self.told: list[int] = []  # rows that gave nothing to train on, as the trainer hears of them
+        assert self.ledger.ends_so_far() == []
 
     @rule(count=st.integers(1, 20), apart=st.booleans())
     def submit(self, count: int, apart: bool) -> None:
@@ -117,6 +119,9 @@ class Rollouts(RuleBasedStateMachine):
         assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed + counts.abandoned
         assert counts.accepted == len(ledger.accepted)
         assert set(self.outcome.values()) <= {1}
+        self.told += [end.data["row"] for end in ledger.ends_so_far()]
+        assert len(self.told) == len(set(self.told)) == counts.rejected + counts.failed + counts.abandoned
+        assert not set(self.told) & set(self.outcome)
 
     @invariant()
     def window_holds(self) -> None:
