@@ -1,4 +1,5 @@
-"""Rows of JSONL, JSON and Parquet files; every fault with its file and line."""
+"""Rows of JSONL, JSON, Parquet and Arrow files, also of what ``datasets`` saved to disk; every fault with its file and
+line."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 from areal.dataset.rows import Row, Rows
 from areal.errors import ArealError, NotFound, UsageFault
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
+_SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # beside what datasets saves
 
 
 class BadData(ArealError):
@@ -21,7 +23,8 @@ def read_rows(path: Path, split: str | None = None) -> Rows:
     """A file; or of a folder the files whose names begin with ``split`` (``train.jsonl``, ``train-00000-of-...``),
     else all of them. Raises NotFound, BadData."""
     files = [path] if path.is_file() else _files_of(path, split)
-    rows = Rows((row for file in files for row in _read(file)), str(path))
+    found = [placed for file in files for placed in _read(file)]
+    rows = Rows((row for row, _ in found), str(path), [place for _, place in found])
     if not rows:
         raise BadData(f"{path}: there are no rows")
     return rows
@@ -29,7 +32,11 @@ def read_rows(path: Path, split: str | None = None) -> Rows:
 
 def _files_of(folder: Path, split: str | None) -> list[Path]:
     if not folder.is_dir():
-        raise NotFound(f"there is no data set {folder}")
+        raise NotFound(f"there is no data set {folder}", hint=f"a path is relative to the working folder, {Path.cwd()}")
+    if (folder / _SAVED_SPLITS).is_file():
+        return _files_of_split(folder, split)
+    if all((folder / name).is_file() for name in _SAVED):
+        return sorted(folder.glob("*.arrow"))
     for place in (folder, folder / "data", folder / "main"):
         found = sorted(each for each in place.glob("*") if each.suffix in SUFFIXES)
         of_split = [each for each in found if split is not None and each.name.startswith(split)]
@@ -42,9 +49,21 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
     raise NotFound(f"{folder} has no {what}; there is {', '.join(there[:8]) or 'nothing'}")
 
 
-def _read(file: Path) -> Iterator[Row]:
-    if file.suffix == ".parquet":
-        yield from _parquet(file)
+Placed = tuple[Row, str]
+"""A row, and where it stands: ``file:line``, or ``file: row N``."""
+
+
+def _files_of_split(folder: Path, split: str | None) -> list[Path]:
+    """Of a ``DatasetDict`` that was saved to disk."""
+    splits = _decoded((folder / _SAVED_SPLITS).read_text(encoding="utf-8"), str(folder / _SAVED_SPLITS))["splits"]
+    if split is None or split not in splits:
+        raise NotFound(f"{folder} has no split {split!r}; there is {', '.join(splits) or 'nothing'}")
+    return sorted((folder / split).glob("*.arrow"))
+
+
+def _read(file: Path) -> Iterator[Placed]:
+    if file.suffix in (".parquet", ".arrow"):
+        yield from _columns(file)
     elif file.suffix == ".json":
         yield from _json(file)
     elif file.suffix == ".jsonl":
@@ -53,26 +72,32 @@ def _read(file: Path) -> Iterator[Row]:
         raise UsageFault(f"{file}: a data set is one of {', '.join(SUFFIXES)}")
 
 
-def _jsonl(file: Path) -> Iterator[Row]:
+def _jsonl(file: Path) -> Iterator[Placed]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield _row(_decoded(line, f"{file}:{number}"), f"{file}:{number}")
+                place = f"{file}:{number}"
+                yield _row(_decoded(line, place), place), place
 
 
-def _json(file: Path) -> Iterator[Row]:
+def _json(file: Path) -> Iterator[Placed]:
     data = _decoded(file.read_text(encoding="utf-8"), str(file))
     if not isinstance(data, list):
         raise BadData(f"{file}: must be a list of rows")
     for number, item in enumerate(data):
-        yield _row(item, f"{file}: row {number}")
+        yield _row(item, f"{file}: row {number}"), f"{file}: row {number}"
 
 
 def _decoded(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise BadData(f"{where}: no JSON: {error}") from error
+    except json.JSONDecodeError as error:
+        raise BadData(f"{where}: no JSON: {error.msg} after {_tail(text[: error.pos])}") from error
+
+
+def _tail(text: str) -> str:
+    """The end of what was read, for an error."""
+    return f"{text.rstrip()[-30:]!r}" if text.strip() else "nothing"
 
 
 def _row(item: Any, where: str) -> Row:
@@ -81,14 +106,19 @@ def _row(item: Any, where: str) -> Row:
     return item
 
 
-def _parquet(file: Path) -> Iterator[Row]:
+def _columns(file: Path) -> Iterator[Placed]:
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ArealError(f"{file}: Parquet needs pyarrow", hint="pip install 'areal[train]'") from error
+        raise ArealError(f"{file} needs pyarrow", hint="pip install 'areal[train]'") from error
     try:
-        table = parquet.read_table(file)
+        if file.suffix == ".parquet":
+            table = parquet.read_table(file)
+        else:
+            with arrow.memory_map(str(file)) as source:
+                table = arrow.ipc.open_stream(source).read_all()
     except (arrow.ArrowException, OSError) as error:
-        raise BadData(f"{file}: no Parquet: {error}") from error
-    yield from table.to_pylist()
+        raise BadData(f"{file}: cannot be read as {file.suffix[1:]}: {error}") from error
+    for number, row in enumerate(table.to_pylist()):
+        yield row, f"{file}: row {number}"

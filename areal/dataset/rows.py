@@ -9,11 +9,16 @@ Row = dict[str, Any]
 
 
 class Rows(Sequence[Row]):
-    """Immutable: ``map`` and ``filter`` give new ones. ``source`` is for errors."""
+    """Immutable: ``map`` and ``filter`` give new ones. ``source``, and ``places`` of the rows in it, are for errors."""
 
-    def __init__(self, rows: Iterable[Row], source: str = "") -> None:
+    def __init__(self, rows: Iterable[Row], source: str = "", places: Sequence[str] = ()) -> None:
         self._rows = list(rows)
         self.source = source
+        self._places = places
+
+    def place(self, index: int) -> str:
+        """Where a row came from."""
+        return self._places[index] if index < len(self._places) else f"{self.source or 'the data set'}: row {index}"
 
     def __len__(self) -> int:
         return len(self._rows)

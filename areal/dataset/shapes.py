@@ -27,7 +27,7 @@ def shaped(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instru
         raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
     if tokenizer is None and (kind != "rl" or max_length is not None):
         raise UsageFault(f"a data set of type {kind} needs a tokenizer" + (" for max_length" if kind == "rl" else ""))
-    made = [_shaped(row, number, rows.source, kind, tokenizer, instruction) for number, row in enumerate(rows)]
+    made = [_shaped(row, rows.place(number), kind, tokenizer, instruction) for number, row in enumerate(rows)]
     if max_length is not None:
         made = [row for row in made if _length(row, tokenizer) <= max_length]
         if not made:
@@ -35,14 +35,14 @@ def shaped(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instru
     return Rows(made, rows.source)
 
 
-def _shaped(row: Row, number: int, source: str, kind: str, tokenizer: Any, instruction: str) -> Row:
+def _shaped(row: Row, place: str, kind: str, tokenizer: Any, instruction: str) -> Row:
     try:
         if kind == "rl":
             return _prompt(row, instruction)
         return _taught(row, tokenizer) if kind == "sft" else _pair(row, tokenizer)
     except KeyError as error:
         columns = ", ".join(row) or "nothing"
-        raise BadData(f"{source}: row {number} has no {error.args[0]}; it has {columns}") from error
+        raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
 
 
 def _prompt(row: Row, instruction: str) -> Row:

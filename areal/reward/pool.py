@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import math
 import sys
 import weakref
@@ -19,9 +20,11 @@ from typing import Any
 from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
 from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
 
+_log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 _LOAD_S = 120.0
 _QUICK_S = 0.02  # of all the calls of one job
+_HOPELESS = 8  # misses in a row: from then on none is tried again
 _FORGETTING = 0.99  # a call
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -171,15 +174,21 @@ class AsyncRewardWrapper:
         self._timeout_s = timeout_seconds
         self._workers = max_workers or _WORKERS
         self._attempts = max(1, 1 + max_retries)
+        self._missed = 0  # deadlines and processes, since a reward last came
         self._longest_s = math.inf  # that the function took of late
 
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
         for attempt in range(1, self._attempts + 1):
             try:
-                return _number(await self._once(args, kwargs))
-            except (RewardTimeout, RewardProcessLost):
-                if attempt == self._attempts:
+                value = await self._once(args, kwargs)
+            except (RewardTimeout, RewardProcessLost) as error:
+                self._missed += 1
+                _log.warning("%s (attempt %d of %d)", error.message, attempt, self._attempts)
+                if attempt == self._attempts or self._missed >= _HOPELESS:
                     raise
+            else:
+                self._missed = 0
+                return _number(value)
         raise AssertionError("unreachable")
 
     async def each(self, calls: Sequence[Call]) -> list[float | Exception]:

@@ -106,7 +106,7 @@ def _package(tracker: str, name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageFault(
-            f"stats_logger.{tracker} needs the package {name}",
+            f"stats_logger.{tracker} needs the package {error.name or name}",
             hint=f"pip install {name}; metrics.jsonl is written in any case",
         ) from error
 

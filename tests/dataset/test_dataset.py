@@ -95,7 +95,7 @@ def test_rows_have_the_interface_that_training_needs(tmp_path: Path) -> None:
     [
         ('{"question": "a", "answer": "b"}\n{"question"\n', "a.jsonl:2: no JSON"),
         ("[1]\n", "a.jsonl:1: a row is a map of columns, not list"),
-        ('{"answer": "b"}\n', "row 0 has no question or prompt"),
+        ('{"answer": "b"}\n', "a.jsonl:1: a row of type rl has no question or prompt"),
         ("", "there are no rows"),
     ],
 )
@@ -125,3 +125,32 @@ def test_loader_of_ones_own_is_called_with_the_configuration() -> None:
 
 def own_loader(split: str, dataset_config: TrainDatasetConfig, tokenizer: Any) -> list[tuple[str, str]]:
     return [(split, dataset_config.type)]
+
+
+def saved_to_disk(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """What ``datasets.Dataset.save_to_disk`` writes: a stream of Arrow batches beside two files of JSON."""
+    arrow = pytest.importorskip("pyarrow")
+    folder.mkdir(parents=True)
+    table = arrow.Table.from_pylist(rows)
+    with arrow.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as sink:
+        with arrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
+
+
+def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: Path) -> None:
+    saved_to_disk(tmp_path / "one", GSM)
+    assert [row["answer"] for row in get_custom_dataset(path=str(tmp_path / "one"), split="train")] == [
+        row["answer"] for row in GSM
+    ]
+    for split, rows in (("train", GSM), ("test", GSM[:1])):
+        saved_to_disk(tmp_path / "dict" / split, rows)
+    (tmp_path / "dict" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    assert len(get_custom_dataset(path=str(tmp_path / "dict"), split="test")) == 1
+    with pytest.raises(NotFound, match=r"has no split 'dev'; there is train, test"):
+        get_custom_dataset(path=str(tmp_path / "dict"), split="dev")
+    (tmp_path / "one" / "data-00000-of-00001.arrow").write_bytes(b"cut")
+    with pytest.raises(BadData, match=r"data-00000-of-00001.arrow: cannot be read as arrow"):
+        get_custom_dataset(path=str(tmp_path / "one"))

@@ -30,7 +30,7 @@ async def test_reward_is_computed_elsewhere_from_function_or_name() -> None:
 
 async def test_reward_that_raises_is_told_with_its_own_words_and_the_process_goes_on() -> None:
     before = await AsyncRewardWrapper(rewards.process_id, max_workers=1)()
-    with pytest.raises(RewardRaised, match="KeyError: 'answer'"):
+    with pytest.raises(RewardRaised, match=r"raises raised: KeyError: 'answer' \(.*rewards.py:\d+, in raises\)$"):
         await AsyncRewardWrapper(rewards.raises)("p", "c", [], [])
     assert await AsyncRewardWrapper(rewards.process_id)() == before
 
@@ -96,3 +96,16 @@ async def test_each_asks_a_quick_function_in_one_process_and_a_coroutine_here() 
     await reward.each([((), {})] * 8)
     assert len(set(await reward.each([((), {})] * 8))) == 1
     assert await AsyncRewardWrapper(rewards.later).each([(("p", "c", [], []), {})] * 2) == [0.5, 0.5]
+
+
+async def test_reward_that_always_hangs_is_told_each_time_and_tried_again_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reward = AsyncRewardWrapper(rewards.hangs, timeout_seconds=0.01, max_retries=100)
+    with pytest.raises(RewardTimeout):
+        await reward()
+    assert caplog.records[0].message == "hangs: no reward within 0.01 s (attempt 1 of 101)"
+    assert len(caplog.records) == 8
+    with pytest.raises(RewardTimeout):
+        await reward()
+    assert len(caplog.records) == 9

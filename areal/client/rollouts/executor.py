@@ -15,6 +15,10 @@ from areal.errors import ArealError, TimedOut
 _REMEMBERED_ENDS = 4096
 
 
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}"
+
+
 class RolloutsFailed(ArealError):
     """Episodes fail one after the other, or no more can come. ``failures``: the last ones; ``streak``: how many of them
     belong together."""
@@ -23,7 +27,7 @@ class RolloutsFailed(ArealError):
         first = failures[-min(streak or len(failures), len(failures))] if failures else None
         super().__init__(
             message
-            + (f"; the first, {first.task_id}, by fault of the {first.blame}: {first.error!r}" if first else ""),
+            + (f"; the first, {first.task_id}, by fault of the {first.blame}: {_said(first.error)}" if first else ""),
             hint="RolloutController.failures() has them all" if failures else None,
         )
         self.failures = tuple(failures)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from areal.api.cli_args import TrainEngineConfig
+from areal.errors import UsageFault
 from areal.training.data.batches import Batch, lengths, select
 from areal.training.data.packing import spread
 from areal.training.metrics import Metrics
@@ -69,6 +70,7 @@ class OfflineTrainer(Trainer):
 
     def mine(self, batch: Batch) -> Batch:
         """This rank's rows. A short last batch is filled up with rows that count for nothing."""
+        self._check_tokens(batch)
         size = self.ranks.size * self.rows_a_sample
         if self.ranks.size == 1:
             return batch
@@ -78,6 +80,16 @@ class OfflineTrainer(Trainer):
             batch = select(batch, [*range(count), *range(missing)])
             batch["loss_mask"][count:] = False
         return select(batch, spread(lengths(batch), self.ranks.size, self.rows_a_sample)[self.ranks.rank])
+
+    def _check_tokens(self, batch: Batch) -> None:
+        """Raises UsageFault for a token that the model has no place for."""
+        size, highest = int(self.actor.model.config.vocab_size), int(batch["input_ids"].max())  # type: ignore[arg-type, union-attr]
+        if highest >= size:
+            raise UsageFault(
+                f"the data has token {highest}, and the model {self.actor.config.path} knows {size}: they are of two "
+                "tokenizers",
+                hint=f"tokenizer_path is {self.config.tokenizer_path}: leave it out to take the model's own",
+            )
 
     def evaluate(self) -> Metrics:
         if not self.valid_dataset:

@@ -26,7 +26,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     disable_progress_bar()  # type: ignore[no-untyped-call]
     _check_folder(config.path)
     loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
-    about = AutoConfig.from_pretrained(config.path)
+    about = _about(AutoConfig, config.path)
     if config.is_critic:
         about.num_labels = 1
     settings: dict[str, Any] = {"attn_implementation": config.attn_impl} if config.attn_impl else {}
@@ -34,6 +34,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
     else:
+        _check_weights(config.path)
         model = loader.from_pretrained(config.path, config=about, dtype=dtype, **settings)
     if config.disable_dropout:
         for module in model.modules():
@@ -98,6 +99,22 @@ def _check_folder(path: str) -> None:
     looks_local = path.startswith((".", "/", "~"))
     if looks_local and not Path(path).expanduser().is_dir():
         raise NotFound(f"there is no model folder {path}")
+
+
+def _check_weights(path: str) -> None:
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise NotFound(
+            f"the model folder {path} has no weights (*.safetensors)",
+            hint="init_from_scratch: true makes new ones",
+        )
+
+
+def _about(loader: Any, path: str) -> Any:
+    try:
+        return loader.from_pretrained(path)
+    except (OSError, ValueError) as error:  # neither a model's folder nor one on the hub that can be had
+        raise NotFound(f"{path} is no model: {str(error).splitlines()[0]}") from error
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,0 +1,44 @@
+"""Models and data that do not go together are told before the first update, by their names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from areal.api.cli_args import SFTConfig, TrainDatasetConfig, TrainEngineConfig
+from areal.errors import NotFound, UsageFault
+from areal.training.trainers.sft import SFTTrainer
+from tests.training.trainers.reversing import MODEL, engine, experiment, solved
+
+
+def _trainer(tmp_path: Path, rows: list[dict[str, list[int]]], model: Path = MODEL) -> SFTTrainer:
+    data = TrainDatasetConfig(batch_size=4)
+    actor = TrainEngineConfig(**engine(path=str(model)))
+    return SFTTrainer(SFTConfig(**experiment(tmp_path, total_train_steps=1), train_dataset=data, model=actor), rows)
+
+
+def test_model_folder_without_weights_is_named(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(NotFound, match=r"model has no weights \(\*\.safetensors\)") as caught:
+        _trainer(tmp_path, solved(4), tmp_path / "model")
+    assert "init_from_scratch" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("config", [None, {"model_type": "no_such"}])
+def test_folder_that_is_no_model_is_one_line(tmp_path: Path, config: dict[str, str] | None) -> None:
+    (tmp_path / "model").mkdir()
+    if config is not None:
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(NotFound, match=r"model is no model: ") as caught:
+        _trainer(tmp_path, solved(4), tmp_path / "model")
+    assert "\n" not in caught.value.message
+
+
+def test_token_that_the_model_does_not_know_is_told_with_the_tokenizers_name(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1, 5, 99], "loss_mask": [0, 1, 1]}] * 4
+    with _trainer(tmp_path, rows) as trainer, pytest.raises(UsageFault, match=r"token 99, .* knows 16") as caught:
+        trainer.train()
+    assert "tokenizer_path" in str(caught.value.hint)
