@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,6 +156,23 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
     assert here.pairs() == []
     pair.outlet.offer = offer  # type: ignore[method-assign]
     pair.connect()
+
+
+def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: Build) -> None:
+    here = side(1)
+    first = here.pair("disk")
+    first.connect()
+    first.publish(1, weights(model(1)))
+    others_gateway = here.processes.service("weight_update")
+    second = replace(here.pair("disk", folder=here.folder / "second"), gateway=others_gateway.url)
+    with pytest.raises(WeightUpdateFailed, match="is being trained already, from"):
+        second.connect()
+    first.publish(2, weights(model(2)))
+    assert here.versions() == [2]
+    here.gateway.kill()
+    second.connect()
+    second.publish(3, weights(model(3)))
+    assert here.versions() == [3]
 
 
 def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(side: Build) -> None:

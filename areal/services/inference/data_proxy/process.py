@@ -108,7 +108,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         visits = Visits(vault, options.key)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
-        WeightRoutes(engine, control, standing).add_to(service)
+        WeightRoutes(engine, control, standing, http).add_to(service)
         catching_up = CatchingUp(standing, engine, control, http, headers, lambda: service.address)
         service.beside(lambda: background("published-weights", catching_up.run))
         BackendRoute(args.engine, engine, control, http, headers).add_to(service)

@@ -28,6 +28,7 @@ from areal.services.inference.engines.base import (
 from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
+from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError, bad_request
 from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
@@ -35,6 +36,7 @@ from areal.services.web.service import Service, json_response
 _BODY_BYTES = 1024 * 1024
 FOLDER_MODES = ("disk", "shm")
 XCCL = "xccl"
+_ALIVE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,11 @@ class Linked:
 
 
 class WeightRoutes:
-    def __init__(self, engine: TokenEngine, control: EngineControl, standing: Standing) -> None:
+    def __init__(self, engine: TokenEngine, control: EngineControl, standing: Standing, http: HttpClient) -> None:
         self._engine = engine
         self._control = control
         self._standing = standing
+        self._http = http
         self._pairs: dict[str, Linked] = {}
         self._early: tuple[str, int, float] | None = None  # pair and version that came with ``prepare``, and its pause
 
@@ -81,8 +84,22 @@ class WeightRoutes:
                 f"{root} is not here what it is on the training side: {found if found is None else 'another file'}"
             )
             raise ApiError(409, message, code="not_shared", param="offer")
+        await self._require_alone(name, root)
         self._pairs[name] = Linked(name, mode, root, self._control.losses)
         return json_response({"status": "ok", "pair_name": name})
+
+    async def _require_alone(self, name: str, root: Path) -> None:
+        """Two trainers of one model would take turns in what it serves. One that is dead is in nobody's way. Raises
+        ApiError 409."""
+        there, record = self._pairs.get(name), self._standing.published
+        if there is None or there.root == root or record is None or record.pair != name or record.gateway is None:
+            return
+        try:
+            await self._http.fetch("GET", record.gateway, "/health", timeout_s=_ALIVE_S)
+        except (CallFailed, TimeoutError):
+            return
+        message = f"the model is being trained already, from {there.root.parent}: one trainer has to end first"
+        raise ApiError(409, message, code="trained_already", param="pair_name")
 
     async def prepare(self, request: Request) -> Response:
         """Have the engine read or receive what ``update`` is to put in. One that cannot do it ahead takes what is
