@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from areal.services.weight_update.peers import CONTROL_S, PeerFailed, Peers
+from areal.services.weight_update.peers import PeerFailed, Peers
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Crew:
         self.workers = list(workers)
         self.lost: set[str] = set()
 
-    async def all(self, path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_S) -> None:
+    async def all(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> None:
         """Post to all. Raises PeerFailed naming each that is there and failed."""
         await self.each(lambda url: self._peers.post(url, path, body, timeout_s))
 

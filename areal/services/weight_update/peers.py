@@ -13,6 +13,7 @@ from areal.services.web.client import CallFailed, HttpClient
 
 CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
 TRANSFER_S = 1800.0
+_PARTING_S = 30.0
 _PROBE_S = 5.0
 
 
@@ -25,17 +26,21 @@ class PeerFailed(Exception):
 
 
 class Peers:
-    def __init__(self, http: HttpClient, headers: Mapping[str, str]) -> None:
+    """``control_s``: seconds for a call that says no other deadline."""
+
+    def __init__(self, http: HttpClient, headers: Mapping[str, str], control_s: float = CONTROL_S) -> None:
         self._http = http
+        self._control_s = control_s
+        self.parting_s = min(control_s, _PARTING_S)
         self._headers = {**headers, "Content-Type": "application/json"}
 
     async def post(
-        self, url: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = CONTROL_S
+        self, url: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
     ) -> dict[str, Any]:
         """The worker's answer. Raises PeerFailed."""
         return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
 
-    async def get(self, url: str, path: str, timeout_s: float = CONTROL_S) -> dict[str, Any]:
+    async def get(self, url: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
         return await self._ask("GET", url, path, b"", timeout_s)
 
     async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
@@ -58,7 +63,7 @@ class Peers:
         return False
 
     async def post_all(
-        self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_S
+        self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float | None = None
     ) -> dict[str, dict[str, Any]]:
         """Every worker's answer, by its address. All are asked and waited for; then raises PeerFailed naming each that
         failed."""
@@ -71,7 +76,8 @@ class Peers:
             raise PeerFailed("; ".join(str(failure) for failure in failures))
         return {url: answer for url, answer in zip(urls, answers, strict=True) if isinstance(answer, dict)}
 
-    async def _ask(self, method: str, url: str, path: str, body: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, method: str, url: str, path: str, body: bytes, timeout_s: float | None) -> dict[str, Any]:
+        timeout_s = self._control_s if timeout_s is None else timeout_s
         try:
             said = await self._http.fetch(method, url, path, headers=self._headers, body=body, timeout_s=timeout_s)
         except (CallFailed, TimeoutError) as error:

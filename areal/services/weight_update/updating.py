@@ -109,7 +109,7 @@ class Updater:
         ``/weights/disconnect``."""
         body = {"pair_name": pair.name, **more}
         tasks = [
-            self._peers.post(url, "/weights/disconnect", body, timeout_s=30.0)
+            self._peers.post(url, "/weights/disconnect", body, self._peers.parting_s)
             for url in (*pair.train, *sorted(pair.connected))
         ]
         results = await asyncio.gather(*tasks, return_exceptions=True)

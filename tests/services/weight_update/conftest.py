@@ -35,21 +35,15 @@ class Side:
     folder: Path
     stack: ExitStack = field(default_factory=ExitStack)
 
-    def pair(self, mode: str, name: str = "actor", inference: dict[str, Any] | None = None) -> Pair:
-        files = config_files(MODEL)
-        outlet = self._outlet(mode, name, files)
+    def pair(
+        self, mode: str, name: str = "actor", inference: dict[str, Any] | None = None, folder: Path | None = None
+    ) -> Pair:
+        outlet = make_outlet(mode, folder or self.folder / name)
         self.stack.callback(outlet.remove)
         key = load_admin_key(str(self.processes.key_file))
         url = self.stack.enter_context(serving({name: outlet}, key))
         workers = inference or {"inference_worker_urls": [proxy.url for proxy in self.proxies]}
         return Pair(name, mode, self.gateway.url, url, workers, outlet, self.processes.key)
-
-    def _outlet(self, mode: str, name: str, files: tuple[Path, ...]) -> Outlet:
-        if mode == "xccl":
-            return BroadcastOutlet(self.folder / name)
-        if mode == "shm":
-            return FolderOutlet(Folders.in_memory_at(self.folder / name, files))
-        return FolderOutlet(Folders.on_disk(self.folder / name, files))
 
     def post(self, path: str, body: Any) -> Any:
         return self.gateway.call("POST", path, body, key=self.processes.key)
@@ -68,6 +62,13 @@ class Side:
         assert answer.status == 200, answer.body
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
+
+
+def make_outlet(mode: str, folder: Path) -> Outlet:
+    files = config_files(MODEL)
+    if mode == "xccl":
+        return BroadcastOutlet(folder)
+    return FolderOutlet(Folders.in_memory_at(folder, files) if mode == "shm" else Folders.on_disk(folder, files))
 
 
 def embedded_worker(processes: Processes, *argv: str) -> tuple[Process, Process]:

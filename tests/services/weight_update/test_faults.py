@@ -1,0 +1,161 @@
+"""Who may die in the middle of an update, and what is served then: never half of anything."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from areal.services.web.client import HttpClient
+from areal.services.web.errors import ApiError
+from areal.services.weight_update.pairs import Mode
+from areal.services.weight_update.pairs import Pair as GatewayPair
+from areal.services.weight_update.peers import Peers
+from areal.services.weight_update.updating import Updater
+from areal.training.weights.folders import Folders
+from areal.training.weights.publisher import WeightUpdateFailed
+from tests.services.processes import Process
+from tests.services.weight_update.conftest import PROMPT, Side, logprobs_of, model, probe_of, weights
+
+Build = Callable[[int], Side]
+
+
+def test_update_whose_engine_dies_in_the_middle_of_the_broadcast_is_an_error_that_names_it(side: Build) -> None:
+    here = side(2)
+    pair = here.pair("xccl")
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    send = pair.outlet.send
+
+    def after_a_death(version: int) -> None:
+        here.engines[1].kill()
+        send(version)
+
+    pair.outlet.send = after_a_death  # type: ignore[method-assign]
+    with pytest.raises(WeightUpdateFailed, match="update failed: "):
+        pair.publish(2, weights(model(2)))
+    assert here.pairs()[0]["state"] == "failed"
+    assert served(here, here.proxies[0]) == pytest.approx(expected(model(1)), abs=1e-3)
+    assert version(here, here.proxies[0]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "when"), [("disk", "writing"), ("xccl", "sending"), ("shm", "writing")])
+def test_trainer_killed_in_the_middle_leaves_the_old_version_and_the_next_one_goes_on(
+    side: Build, tmp_path: Path, mode: str, when: str
+) -> None:
+    here = side(1)
+    proxy = here.proxies[0]
+    place = tmp_path / "run"
+    place.mkdir()
+    argv = (str(place), mode, str(here.processes.key_file), proxy.url, when)
+    trainer = here.processes.spawn("-m", "tests.services.weight_update.trainer_process", *argv)
+    trainer.wait_log("published 1")
+    assert trainer.wait(60) == -signal.SIGKILL
+    assert served(here, proxy) == pytest.approx(expected(model(1)), abs=1e-3)
+    assert version(here, proxy) == 1
+    pair = here.pair(mode, name="actor", folder=place / "weights")
+    pair.connect()
+    assert [path.name for path in (place / "weights").glob("*.tmp")] == []
+    new = model(3)
+    pair.publish(3, weights(new), probe_of(new))
+    assert version(here, proxy) == 3
+
+
+def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("shm")
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    published = pair.outlet.published
+
+    def after_a_death(version: int) -> dict[str, object]:
+        here.gateway.kill()
+        return published(version)
+
+    pair.outlet.published = after_a_death  # type: ignore[method-assign]
+    with pytest.raises(WeightUpdateFailed, match="does not answer"):
+        pair.publish(2, weights(model(2)))
+    assert served(here, here.proxies[0]) == pytest.approx(expected(model(1)), abs=1e-3)
+    pair.disconnect()  # there is nobody to tell
+    here.gateway = here.processes.service("weight_update")
+    again = here.pair("shm")
+    again.connect()
+    new = model(3)
+    again.publish(3, weights(new), probe_of(new))
+    assert here.versions() == [3]
+
+
+def test_disconnect_reaches_the_workers_and_frees_what_they_held(side: Build) -> None:
+    here = side(1)
+    pair = here.pair("shm")
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    assert known_pairs(here) == ["actor"]
+    maps = Path(f"/proc/{here.engines[0].popen.pid}/maps")
+    assert "memfd:areal-model.safetensors" in maps.read_text()
+    pair.disconnect()
+    assert known_pairs(here) == []
+    assert "memfd:areal-model.safetensors" not in maps.read_text()
+
+
+async def test_worker_that_accepts_and_never_answers_is_an_error_after_its_deadline() -> None:
+    quiet = threading.Event()
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.to_thread(quiet.wait, 20)
+        writer.close()
+
+    server = await asyncio.start_server(never, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    pair = GatewayPair("actor", Mode.DISK, (url,), (url,))
+    try:
+        async with HttpClient() as http:
+            with pytest.raises(ApiError, match=rf"connect failed: {url}/weights/connect does not answer"):
+                await Updater(Peers(http, {}, control_s=0.2)).connect(pair)
+    finally:
+        quiet.set()
+        server.close()
+
+
+def test_folders_of_a_killed_trainer_are_cleared(tmp_path: Path) -> None:
+    (tmp_path / "v7.tmp").mkdir()
+    (tmp_path / "v7.tmp" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / "mark-1").write_text("another")
+    (tmp_path / "v6").mkdir()
+    offered = Folders.on_disk(tmp_path).offer()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [offered["mark"], "v6"]
+
+
+def served(here: Side, proxy: Process) -> list[float]:
+    """The log-probabilities of "4321" after the prompt, as the worker has them."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "1234"}], "max_tokens": 4, "logprobs": True}
+    body |= {"temperature": 0, "logit_bias": {"2": -100}}
+    answer = proxy.call("POST", "/v1/chat/completions", body, key=here.processes.key)
+    assert answer.status == 200, answer.body
+    return [entry["logprob"] for entry in answer.json()["choices"][0]["logprobs"]["content"]]
+
+
+@torch.no_grad()
+def expected(of: torch.nn.Module) -> list[float]:
+    tokens = list(PROMPT)
+    for _ in range(4):
+        logits = of(input_ids=torch.tensor([tokens])).logits[0, -1]
+        logits[2] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    return logprobs_of(of, tokens)[len(PROMPT) - 1 :].tolist()
+
+
+def version(here: Side, proxy: Process) -> int:
+    found: int = proxy.call("GET", "/get_version", key=here.processes.key).json()["version"]
+    return found
+
+
+def known_pairs(here: Side) -> list[str]:
+    found: list[str] = here.proxies[0].call("GET", "/weights/pairs", key=here.processes.key).json()["pairs"]
+    return found
