@@ -95,17 +95,19 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     """Show what the driver says until it ends. Ctrl-C stops it."""
     from areal.cli.verbs.logs import Wanted, show_logs
     from areal.reconcilers import operations
-    from areal.reconcilers.job_phase import exit_code
+    from areal.reconcilers.job_phase import DRIVER, exit_code
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     try:
-        show_logs(cli, ref, Wanted(lines=_ALL_LINES), follow=True, until=_ended(cli, ref))
+        show_logs(cli, ref, Wanted(DRIVER, lines=_ALL_LINES), follow=True, until=_ended(cli, ref))
     except KeyboardInterrupt:
         with acting(cli) as context:
             cli.say("\nstopping; Ctrl-C again leaves at once")
             operations.suspend(context, ref)
         return 130
+    with acting(cli) as context:
+        operations.rest(context, ref)
     now = jobs.standing_of(stored(cli.home, ref), jobs.drivers_of(cli, ref))
     code = exit_code(now.run.state) if now.run is not None else None
     if code is None:
@@ -274,12 +276,13 @@ def _sentences(row: dict[str, Any]) -> str:
 def logs(cli: Invocation, /, name: str, follow: bool, attempt: int | None, lines: int, since: float | None) -> int:
     """The combined output of the job NAME."""
     from areal.cli.verbs.logs import Wanted, show_logs
+    from areal.reconcilers.job_phase import DRIVER
 
     not_remote(cli, "train logs")
     ref = jobs.ref_of(name)
     stored(cli.home, ref)
     if attempt is None:
-        return show_logs(cli, ref, Wanted(lines=lines, since_s=since), follow=follow)
+        return show_logs(cli, ref, Wanted(DRIVER, lines=lines, since_s=since), follow=follow)
     if follow or since is not None:
         raise UsageFault("--attempt is about what was: it does not go with --follow or --since")
     write("\n".join(_attempt(cli, ref, attempt)[-lines:] if lines else []))

@@ -10,6 +10,7 @@ from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.engine_flags import check_engine_args
+from areal.reconcilers.job_service import with_services
 from areal.reconcilers.manifests import check_against_state, rendered, wanted_of
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed
@@ -88,7 +89,7 @@ def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish) -> Prepared:
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         if wish.rendered is not None:
             check_against_state(wish.rendered, {item.ref for item in stored})
-        return _lay_over(desk, request, wish.resources, stored)
+        return _lay_over(desk, request, with_services(wish.resources, stored, _anew(request, wish, stored)), stored)
 
     policy = Policy(allow_downtime=request.allow_downtime)
     if request.dry_run == "client":
@@ -96,6 +97,12 @@ def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish) -> Prepared:
         plan = without_ops(make_plan(scope, Observed(), replace(policy, free_gpus=_NO_LIMIT)))
         return Prepared(scope, Observed(), plan)
     return plan_targets(desk, choose, policy, source_of(request, wish.resources))
+
+
+def _anew(request: ApplyRequest, wish: _Wish, stored: Sequence[StoredObject]) -> list[str]:
+    """Jobs that are deleted and created again."""
+    wanted = {item.ref for item in wish.resources} if request.replace else set()
+    return [str(item.ref) for item in stored if item.uid in request.anew or str(item.ref) in wanted]
 
 
 def _require_some(request: ApplyRequest, wanted: Sequence[Wanted]) -> None:

@@ -21,6 +21,7 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.effects import perform
 from areal.reconcilers.executor import Report, execute
 from areal.reconcilers.hands import Hands
+from areal.reconcilers.job_service import following_jobs
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observe import observe
 from areal.reconcilers.observed import Observed
@@ -88,7 +89,7 @@ def _look(desk: Desk, choose: Choose) -> tuple[Snapshot, Scope, Observed]:
     one that nobody declares, only because its routes were seen and its object was not."""
     snapshot = desk.store.snapshot()
     for _ in range(STABLE_READS):
-        targets = choose(snapshot.objects)
+        targets = following_jobs(choose(snapshot.objects), snapshot.objects, desk.backend.observe().values())
         scope = Scope(targets, _context(targets, snapshot.objects))
         want_gpus = any(_wants_gpus(target) for target in scope.all)
         observed = observe(desk.ctx.home, desk.backend, [target.object for target in scope.all], want_gpus=want_gpus)

@@ -12,6 +12,7 @@ from areal.errors import ArealError, UsageFault
 from areal.reconcilers.driver_choice import choose_driver, read_config
 from areal.reconcilers.hands import Hands
 from areal.reconcilers.job_phase import DRIVER
+from areal.reconcilers.job_service import services_of
 from areal.reconcilers.launch import LOOPBACK, Slot, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.resources.inference_service import InferenceServiceSpec
@@ -68,7 +69,15 @@ def driver_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
         inputs=inputs,
         restart=_restart(spec, int(inputs["restartsAllowed"])),
         stop_grace_s=STOP_GRACE_S,
+        on_end=_on_end(hands, op.ref),
     )
+
+
+def _on_end(hands: Hands, ref: str) -> tuple[str, ...]:
+    """The service that the job brought goes when the driver has ended for good."""
+    if not any(services_of(hands.store.list("InferenceService"), ref)):
+        return ()
+    return (sys.executable, "-m", "areal.reconcilers.job_end", str(hands.ctx.home.root), ref)
 
 
 def _own_folder(home: Home, stored: StoredObject) -> Path:

@@ -14,6 +14,7 @@ from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.health import desired_replicas
+from areal.reconcilers.job_service import services_of
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
@@ -72,15 +73,18 @@ def delete(
         for ref in refs:
             require(store, ref)
 
+    services: set[Ref] = set()
+
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
         check_removals(stored, targets)
+        services.update(target.object.ref for target in targets if target.object.kind == "InferenceService")
         return tuple(targets)
 
     policy = Policy(grace_s=grace_s, drain=wait)
     outcome = _converge(ctx, edit, policy=policy, timeout_s=timeout_s, approve=approve)
-    for ref in refs:
-        if ref.kind == "InferenceService" and store.get(ref) is None:
+    for ref in services:
+        if store.get(ref) is None:
             forget_admin_key(ctx.home, ref.name)
     return outcome
 
@@ -152,7 +156,16 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
         return (with_layer(item, SUSPEND, {"suspend": True}, "suspended"),)
 
     outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s)
+    if ref.kind == "TrainJob" and not outcome.exit_code:
+        rest(ctx, ref, timeout_s)
     return _reworded(outcome, {"configured": "suspended"})
+
+
+def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """A job that is at rest needs the service that it brought no longer."""
+    store = ObjectStore(ctx.home)
+    if any(services_of(store.list("InferenceService"), str(job))):
+        _converge(ctx, lambda stored: (Target(_pick(stored, job), "unchanged"),), timeout_s=timeout_s)
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:

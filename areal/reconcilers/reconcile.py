@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from areal.errors import NotFound
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import Desk, converge, plan_targets
-from areal.reconcilers.desired import Target, check_removals
+from areal.reconcilers.desired import Target, check_removals, deletions
 from areal.reconcilers.job_phase import standing
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import ObservedRun
 from areal.resources.kinds import Ref
 from areal.state.records import StoredObject
+
+_TTL = "finished, and ttlSecondsAfterFinished has passed"
 
 
 def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: float = 600.0) -> Outcome:
@@ -27,17 +30,14 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
             raise NotFound(f"{', '.join(missing)}: not recorded", hint="areal get all")
         chosen = [item for item in stored if wanted is None or item.ref in wanted]
         outlived = _outlived(desk, chosen)
-        targets = [_target(item, item.ref in outlived) for item in chosen]
+        ended = deletions(stored, map(str, outlived), cascade=False)
+        gone = {target.ref for target in ended}
+        targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in gone]
+        targets += [replace(target, cause=_TTL) if target.object.ref in outlived else target for target in ended]
         check_removals(stored, targets)
         return tuple(targets)
 
     return converge(desk, lambda: plan_targets(desk, choose, Policy()), lambda plan: True, timeout_s=timeout_s)
-
-
-def _target(item: StoredObject, outlived: bool) -> Target:
-    if outlived:
-        return Target(item, "delete", cause="finished, and ttlSecondsAfterFinished has passed")
-    return Target(item, "unchanged")
 
 
 def _outlived(desk: Desk, stored: Iterable[StoredObject]) -> frozenset[Ref]:

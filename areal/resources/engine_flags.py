@@ -63,6 +63,11 @@ def flag_name(name: str) -> str:
     return spaced.replace("_", "-").strip("-")
 
 
+def areal_sets(engine: str, name: str) -> bool:
+    """Whether an argument is areal's own business."""
+    return flag_name(name).partition(".")[0] in _OURS.get(engine, {})
+
+
 def engine_arg_faults(
     engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
 ) -> Iterator[tuple[str, str]]:

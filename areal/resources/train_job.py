@@ -47,7 +47,8 @@ class TrainJobSpec(SpecModel):
     overrides: Annotated[list[Text], Update.IMMUTABLE] = []
     """Changes to the configuration, as `key=value`, passed to the driver as they are."""
     rollout: Annotated[ModelRef | None, Update.IMMUTABLE] = None
-    """The model the job samples from and updates. Absent: the job brings its own, and owns it."""
+    """The model the job samples from and updates. Absent: the job brings its own where its configuration lays out an
+    inference engine (`rollout.backend`, `allocation_mode`), and owns it."""
     scheduler: Annotated[Scheduler, Update.IMMUTABLE] = Scheduler()
     """Where the processes run."""
     resources: Annotated[JobResources, Update.IMMUTABLE] = JobResources()

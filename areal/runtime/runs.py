@@ -27,7 +27,7 @@ _NEW = ".new-"
 _FORGOTTEN = ".forgotten-"
 _LEFTOVER_AGE_S = 600.0
 _SPEC_FIELDS = frozenset(field.name for field in fields(RunSpec))
-_TUPLES = ("argv", "ports", "shared_ports", "gpus")
+_TUPLES = ("argv", "ports", "shared_ports", "gpus", "on_end")
 
 
 def check_uid(uid: str) -> str:

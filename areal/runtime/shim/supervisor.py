@@ -33,6 +33,7 @@ _READ_SIZE = 65536
 _READS_PER_TURN = 32
 _PIPE_SIZE = 1 << 20
 _F_SETPIPE_SZ = 1031
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -294,3 +295,21 @@ class Supervisor:
         records.write_json(self._run_dir, records.EXIT, record)
         os.close(life_fd)
         self._over = True
+        if self._intent.get("on_end") and not self._stopping and reason != "stopped":
+            self._tell_of_the_end()
+
+    def _tell_of_the_end(self) -> None:
+        """Start what is to follow, as nobody's child and no member of this run."""
+        ours = (RUN_UID_VARIABLE, RUN_DIR_VARIABLE, STAGE_FILE_VARIABLE)
+        env = {name: value for name, value in os.environ.items() if name not in ours}
+        null = os.open(os.devnull, os.O_RDWR)
+        actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
+        with suppress(OSError):  # what it would have done is done by the next reconcile
+            os.posix_spawnp(
+                self._intent["on_end"][0],
+                self._intent["on_end"],
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigdef=_ENDS,
+            )

@@ -1,0 +1,127 @@
+"""A job that brings its own inference service: it is there while the driver runs, and nothing is left of it after."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import MODEL, Box
+from tests.e2e.test_train import status, wait_phase
+from tests.services.processes import wait_until
+
+# Asks its service, then waits for a file.
+DRIVER = """
+import json, os, time, urllib.request
+from pathlib import Path
+
+def main(args):
+    said = dict(item.split("=") for item in args if "=" in item)
+    body = {"model": os.environ["AREAL_INFERENCE_MODEL"], "messages": [{"role": "user", "content": "1234"}]}
+    key = Path(os.environ["AREAL_INFERENCE_KEY_FILE"]).read_text().strip()
+    request = urllib.request.Request(
+        os.environ["AREAL_INFERENCE_ADDR"] + "/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        print("asked", body["model"], answer.status, "attempt", os.environ["AREAL_ATTEMPT"], flush=True)
+    if said.get("fail") and os.environ["AREAL_ATTEMPT"] == "1":
+        return 1
+    while not Path(said["until"]).exists():
+        time.sleep(0.02)
+    return int(said.get("status", 0))
+"""
+
+
+@pytest.fixture
+def jobs(box: Box) -> Box:
+    box.write(DRIVER, "asking.py")
+    box.write(
+        "experiment_name: own\ndriver: asking:main\n"
+        f"actor: {{path: {MODEL}}}\ntokenizer_path: ${{actor.path}}\nrollout: {{backend: embedded:d1}}\n",
+        "own.yaml",
+    )
+    return box
+
+
+def objects(box: Box) -> list[str]:
+    return sorted(box.ok("get", "all", "-o", "name").out.split())
+
+
+def servers(box: Box) -> dict[str, int]:
+    return {name: pid for name, pid in box.pids().items() if name != "driver/0"}
+
+
+ALL = ["inferenceservice/own", "model/own", "trainjob/own"]
+
+
+def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box) -> None:
+    done = jobs.folder / "done"
+    arguments = ("--config", "own.yaml", "--name", "own", "--restart", "on-failure", f"until={done}", "fail=1")
+    jobs.ok("train", "start", *arguments)
+    assert objects(jobs) == ALL
+    assert "TrainJob/own" in jobs.ok("describe", "inferenceservice/own").out
+    brought = servers(jobs)
+    assert sorted(brought) == ["data-proxy/0", "engine/0", "gateway/0", "router/0"]
+    wait_until(lambda: "asked own 200 attempt 2" in jobs.ok("train", "logs", "own").out, 90, "another attempt")
+    assert servers(jobs) == brought, "the next attempt finds them as they were"
+    refused = jobs.areal("delete", "inferenceservice/own", "--yes")
+    assert refused.code == 5 and "TrainJob/own" in refused.err
+    done.touch()
+    wait_phase(jobs, "own", "Succeeded")
+    wait_until(lambda: not jobs.living(), 60, "nothing of it runs")
+    assert objects(jobs) == ALL
+    jobs.ok("reconcile")
+    assert not jobs.living(), "it rests for as long as its job does"
+    jobs.ok("delete", "trainjob/own", "--yes")
+    assert objects(jobs) == []
+    assert list((jobs.home / "credentials").iterdir()) == []
+
+
+def test_run_in_the_foreground_leaves_nothing_running_however_it_ends(jobs: Box) -> None:
+    done = jobs.folder / "done"
+    arguments = ("train", "run", "--config", "own.yaml", "--name", "own", f"until={done}")
+    running = jobs.start(*arguments)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("asked"):
+            break
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=90)
+    assert running.returncode == 130, err
+    assert not jobs.processes()
+    assert status(jobs, "own")["phase"] == "Stopped"
+    done.touch()
+    again = jobs.areal(*arguments, "status=7")
+    assert again.code == 7 and "asked own 200 attempt 1" in again.out
+    assert not jobs.processes()
+
+
+@pytest.mark.slow
+def test_service_that_outlives_its_job_serves_on_and_the_next_one_takes_it(jobs: Box) -> None:
+    done = jobs.folder / "done"
+    done.touch()
+    manifest: dict[str, Any] = {
+        "apiVersion": "areal.dev/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": "own"},
+        "spec": {"config": "own.yaml", "overrides": [f"until={done}", "shutdown_server_on_exit=false"]},
+    }
+    file = jobs.write(json.dumps(manifest), "job.yaml")
+    jobs.ok("apply", "-f", file)
+    wait_phase(jobs, "own", "Succeeded")
+    brought = servers(jobs)
+    assert "unchanged" in jobs.ok("apply", "-f", file).out
+    jobs.ok("delete", "trainjob/own", "--yes")
+    jobs.ok("apply", "-f", file)
+    wait_phase(jobs, "own", "Succeeded")
+    assert servers(jobs) == brought
+    Path(file).write_text(json.dumps({**manifest, "spec": {"config": "own.yaml", "overrides": [f"until={done}"]}}))
+    jobs.ok("delete", "trainjob/own", "--yes")
+    refused = jobs.areal("apply", "-f", file)
+    assert refused.code == 5 and "is not its own" in refused.err
+    assert servers(jobs) == brought
