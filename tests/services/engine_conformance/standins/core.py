@@ -55,8 +55,10 @@ class Core:
             raise Refused(f"no adapter {adapter}")
         try:
             parsed = parse(sampling, vocabulary)
-            assert self.loaded.grammars is not None
-            matcher = self.loaded.grammars.matcher(response_format) if response_format else None
+            assert self.loaded.grammars is not None or response_format is None
+            matcher = (
+                self.loaded.grammars.matcher(response_format) if self.loaded.grammars and response_format else None
+            )
         except UsageFault as fault:
             raise Refused(fault.message) from fault
         chosen = self.loaded.adapters[adapter] if adapter else None

@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from areal.errors import ArealError
 from areal.services.inference.engines.base import (
     Capabilities,
     DeltaSink,
@@ -44,6 +45,7 @@ _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
 _NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
 _NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
 _NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
+_NOT_TAKEN = "the weights were not taken, the old ones serve on"
 _NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
@@ -106,6 +108,7 @@ class SglangClient:
         return _version(model.get("weight_version"))
 
     async def load_weights(self, folder: str, version: int) -> None:
+        await asyncio.to_thread(_check_shapes, _shapes_in(Path(folder)), await self._served())
         body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
         answer = await self._engine.command(
             "/update_weights_from_disk",
@@ -131,8 +134,8 @@ class SglangClient:
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """The server loads each tensor as it comes: what does not fit is refused before the first one."""
-        _, about = await self._engine.get("/get_model_info")
-        await asyncio.to_thread(_check_layout, layout, Path(str(about.get("model_path"))))
+        new = {name: list(shape) for name, shape, _ in layout}
+        await asyncio.to_thread(_check_shapes, new, await self._served())
         body = {
             "names": [entry[0] for entry in layout],
             "dtypes": [_DTYPES[entry[2]] for entry in layout],
@@ -150,6 +153,10 @@ class SglangClient:
             )
         if await self.version() != version:
             await self.set_version(version)
+
+    async def _served(self) -> Path:
+        _, about = await self._engine.get("/get_model_info")
+        return Path(str(about.get("model_path")))
 
     async def leave_group(self, name: str) -> None:
         with contextlib.suppress(EngineUnsupported, EngineRefused):  # an older one keeps it; or it never had it
@@ -238,18 +245,25 @@ def _check_success(answer: Mapping[str, Any]) -> None:
         raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
 
-def _check_layout(layout: Any, folder: Path) -> None:
-    """Raises EngineRefused where it is not that of the model in ``folder``, if that can be read here."""
+Shapes = Mapping[str, list[int]]
+
+
+def _shapes_in(folder: Path) -> Shapes:
+    """Raises EngineRefused for a folder that holds no weights."""
+    try:
+        return {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
+    except ArealError as error:
+        raise EngineRefused(f"{_NOT_TAKEN}: {error.message}") from error
+
+
+def _check_shapes(new: Shapes, folder: Path) -> None:
+    """Raises EngineRefused where they are not those of the model in ``folder``, if that can be read here."""
     if not folder.is_dir():
         return
-    served = {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
-    new = {name: list(shape) for name, shape, _ in layout}
+    served = _shapes_in(folder)
     wrong = [name for name in served if new.get(name) != served[name]] + [name for name in new if name not in served]
     if wrong:
-        raise EngineRefused(
-            f"the weights were not taken, the old ones serve on: {wrong[0]} is {new.get(wrong[0])}, "
-            f"was {served.get(wrong[0])}"
-        )
+        raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {served.get(wrong[0])}")
 
 
 def _top(entry: Any) -> TopLogprobs:
