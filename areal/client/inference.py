@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
@@ -22,6 +23,8 @@ from areal.client.sessions import AsyncGroup, AsyncSession, Message, Rewarded
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import Call, Transport, events
 from areal.client.workers import AsyncWorkers
+
+_log = logging.getLogger(__name__)
 
 Style = Literal["individual", "concat"]
 Format = Literal["npz", "json"]
@@ -73,11 +76,16 @@ class AsyncInferenceClient:
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Until the service answers, serves some model, and ``model`` where this client has one. Raises
-        DeadlineExceeded saying what was missing, and at once where the key is refused."""
+        DeadlineExceeded saying what was missing, and at once where the key is refused. What keeps it is logged."""
         deadline = time.monotonic() + timeout_s
+        before = said = ""
         while (missing := await self._missing()) is not None:
             if time.monotonic() + _READY_PERIOD_S >= deadline:
                 raise DeadlineExceeded(f"{self.base_url} is not ready after {timeout_s:g} s: {missing}")
+            if missing == before != said:
+                said = missing
+                _log.warning("waiting for %s, %g s at most: %s", self.base_url, timeout_s, missing)
+            before = missing
             await asyncio.sleep(_READY_PERIOD_S)
 
     async def _missing(self) -> str | None:

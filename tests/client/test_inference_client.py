@@ -180,10 +180,13 @@ async def test_nobody_listening_is_unreachable_with_a_hint() -> None:
     assert caught.value.hint
 
 
-async def test_wait_ready_says_what_is_missing(place: Place) -> None:
+async def test_wait_ready_says_what_is_missing(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     async with AsyncInferenceClient(place.proxy.url, place.key, model="other") as client:
         with pytest.raises(DeadlineExceeded, match="'other' is not served"):
-            await client.wait_ready(0.3)
+            await client.wait_ready(2.0)
+    assert [record.message for record in caplog.records if "'other' is not served" in record.message] == [
+        f"waiting for {place.proxy.url}, 2 s at most: model 'other' is not served; there is ['tiny']"
+    ]
 
 
 async def test_lost_answer_of_a_recorded_chat_is_asked_again_and_recorded_once(place: Place) -> None:
