@@ -9,31 +9,23 @@ job's is never touched.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from areal.errors import Conflict, UsageFault
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
-from areal.reconcilers.driver_choice import read_config
+from areal.reconcilers.job_config import JobConfig
+from areal.reconcilers.job_layout import PROCESSES, laid_out
 from areal.reconcilers.job_phase import JobPhase, standing
 from areal.reconcilers.observed import ObservedRun
-from areal.resources.backend_grammar import BackendError, Part, parse_backend
-from areal.resources.engine_flags import areal_sets
 from areal.resources.kinds import name_problem
-from areal.resources.paths import looks_local
 from areal.runtime.backends.base import RunState
 from areal.state.records import StoredObject
 
 LAYER = "job"  # of a service: its job is at rest
 _JOB, _SERVICE, _MODEL = "TrainJob", "InferenceService", "Model"
-_OFFLINE = ("sft", "rw", "dpo")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-_DEEPEST = 10
 
 
 def with_services(wanted: Sequence[Wanted], stored: Sequence[StoredObject], replacing: Sequence[str]) -> list[Wanted]:
@@ -42,7 +34,7 @@ def with_services(wanted: Sequence[Wanted], stored: Sequence[StoredObject], repl
     known = {str(item.ref): item for item in stored}
     found: list[Wanted] = []
     for item in wanted:
-        if item.kind == _JOB and not item.spec.get("rollout"):
+        if item.kind == _JOB:
             found += _expanded(item, known, anew=item.ref in replacing)
         else:
             found.append(item)
@@ -52,17 +44,30 @@ def with_services(wanted: Sequence[Wanted], stored: Sequence[StoredObject], repl
 def _expanded(job: Wanted, known: Mapping[str, StoredObject], *, anew: bool) -> list[Wanted]:
     earlier = known.get(job.ref)
     if earlier is not None and not anew:
-        rollout = earlier.spec.get("rollout")
+        job = _as_it_was(job, earlier)
+        rollout = job.spec.get("rollout")
         if rollout is None:
             return [job]
         refs = (f"{_SERVICE}/{rollout['service']}", f"{_MODEL}/{rollout['model']}")
         kept = [_as_recorded(known[ref]) for ref in refs if ref in known and _is_of(known[ref], job, known)]
-        return [*kept, replace(job, spec={**job.spec, "rollout": rollout})]
-    brought = _brought(job)
+        return [*kept, job]
+    config = JobConfig.of(job)
+    job = laid_out(job, config)
+    brought = _brought(job, config) if not job.spec.get("rollout") else None
     if brought is None:
         return [job]
     service, model = _claimed(job, brought, known)
     return [service, model, replace(job, spec={**job.spec, "rollout": {"service": service.name, "model": model.name}})]
+
+
+def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
+    """With what was made of its configuration then: that does not change while it is the same job."""
+    spec = dict(job.spec)
+    if earlier.spec.get("rollout") is not None:
+        spec.setdefault("rollout", earlier.spec["rollout"])
+    if (processes := (earlier.spec.get("resources") or {}).get(PROCESSES)) is not None:
+        spec["resources"] = {PROCESSES: processes, **(spec.get("resources") or {})}
+    return replace(job, spec=spec)
 
 
 def _claimed(job: Wanted, brought: tuple[Wanted, Wanted], known: Mapping[str, StoredObject]) -> tuple[Wanted, Wanted]:
@@ -105,10 +110,9 @@ def _as_recorded(item: StoredObject) -> Wanted:
 # -- what the configuration says
 
 
-def _brought(job: Wanted) -> tuple[Wanted, Wanted] | None:
+def _brought(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | None:
     """Service and model, without a port; None where the job samples from nothing, or from what its configuration or its
     driver names. Raises UsageFault."""
-    config = _Config.of(job)
     part = config.inference()
     if part is None:
         return None
@@ -135,102 +139,6 @@ def _brought(job: Wanted) -> tuple[Wanted, Wanted] | None:
 
 def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: str | None) -> Wanted:
     return Wanted(f"{kind}/{name}", kind, name, spec, job.labels, {}, (), owner, job.source, job.where)
-
-
-class _Config:
-    """A job's configuration as it is written, with its overrides."""
-
-    def __init__(self, job: Wanted, tree: dict[str, Any], folder: Path) -> None:
-        self._job = job
-        self._tree = tree
-        self._folder = folder
-
-    @classmethod
-    def of(cls, job: Wanted) -> _Config:
-        """Raises UsageFault. One that is not found is left to the driver's start, which says where it looked."""
-        given, folder = job.spec.get("config"), Path(job.spec.get("workingDir") or Path.cwd())
-        if isinstance(given, str):
-            bases = [folder, *([Path(job.source["file"]).parent] if job.source and job.source.get("file") else [])]
-            file = next((base / given for base in bases if (base / given).is_file()), None)
-            tree = read_config(file) if file is not None else {}
-        else:
-            tree = _copied(given or {})
-        for text in job.spec.get("overrides") or ():
-            _override(tree, str(text))
-        return cls(job, tree, folder)
-
-    def get(self, key: str, default: Any = None, depth: int = 0) -> Any:
-        """The value of a dotted key; ``${another.key}`` is looked up."""
-        node: Any = self._tree
-        for part in key.split("."):
-            if not isinstance(node, Mapping) or part not in node:
-                return default
-            node = node[part]
-        while isinstance(node, str) and (match := _REFERENCE.search(node)) and depth < _DEEPEST:
-            depth += 1
-            inner = self.get(match[1], None, depth)
-            if inner is None:
-                return default
-            node = inner if match[0] == node else node.replace(match[0], str(inner))
-        return node
-
-    def text(self, key: str) -> str:
-        value = self.get(key)
-        return value if isinstance(value, str) else ""
-
-    def inference(self) -> Part | None:
-        """How its own engines are laid out. Raises UsageFault."""
-        online = isinstance(self.get("rollout"), Mapping) and self.get("trainer.type") not in _OFFLINE
-        if not online or self.get("rollout.gateway_addr"):
-            return None
-        for key in ("rollout.backend", "allocation_mode"):
-            if said := self.text(key):
-                try:
-                    part = parse_backend(said).inference
-                except BackendError as error:
-                    raise UsageFault(f"{self._job.ref}: {key} {said!r}: {error}") from error
-                return part if part is None or part.engine != "external" else None
-        return None
-
-    def absolute(self, path: str) -> str:
-        """A folder of the driver's working folder; a name on a hub as it is."""
-        local = self._folder / Path(path).expanduser()
-        return str(local) if local.exists() or looks_local(path) else path
-
-    def engine_arguments(self, engine: str) -> dict[str, Any]:
-        """The configuration's section for the engine, without what says nothing and what areal sets itself."""
-        section = self.get(engine)
-        given = {**section} if isinstance(section, Mapping) else {}
-        if engine == "embedded" and self.text("actor.dtype"):
-            given.setdefault("dtype", self.text("actor.dtype"))
-        return {
-            str(name): value
-            for name, value in given.items()
-            if value not in (None, "", [], {}) and not areal_sets(engine, str(name))
-        }
-
-
-def _override(tree: dict[str, Any], text: str) -> None:
-    """``key=value``, with or without ``+``. What is wrong with it the driver says."""
-    import yaml
-
-    key, sign, value = text.lstrip("+").partition("=")
-    *way, last = key.split(".")
-    node = tree
-    for part in way:
-        below = node.setdefault(part, {})
-        if not isinstance(below, dict):
-            return
-        node = below
-    if sign and not key.startswith("~"):
-        with suppress(yaml.YAMLError):
-            node[last] = yaml.safe_load(value)
-
-
-def _copied(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {str(key): _copied(value) for key, value in tree.items()}
-    return [_copied(item) for item in tree] if isinstance(tree, list) else tree
 
 
 def _free_port() -> int:

@@ -109,8 +109,8 @@ def _start(work: JobWork, now: JobStanding, cause: str, needs: Sequence[int]) ->
     count = gpus_of(work.spec, machine_has_some=bool(work.observed.capacity.gpus))
     if count > work.gpus.available:
         raise NoCapacity(
-            f"{work.ref} needs {count} GPUs; {work.gpus.available} are free",
-            hint="areal get processes -o wide shows who holds the GPUs",
+            f"{work.ref} needs {count} GPUs (spec.resources); {work.gpus.available} are free",
+            hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
         )
     needs = (*needs, *work.gpus.take(count, work.ref), *_called_first(work))
     for old in superseded(work.runs):

@@ -166,3 +166,31 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
     assert second.code == 6, second.text
     assert f"pid {first.pid}" in second.err
     assert "apply" in second.err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spec", "code", "says"),
+    [
+        (["actor.backend=fsdp:p2"], "", 3, "actor.backend 'fsdp:p2'"),
+        (["allocation_mode=sglang:d4+megatron:d4"], "", 3, "allocation_mode megatron:d4"),
+        (
+            ["actor.backend=fsdp:d2"],
+            "  resources: {processesPerNode: 4}\n",
+            3,
+            "resources.processesPerNode makes 4",
+        ),
+        ([], "  resources: {nodes: 2}\n", 3, "spec.resources.nodes is 2"),
+        ([], "  resources: {gpus: 64}\n", 10, "needs 64 GPUs (spec.resources)"),
+        (["rollout.backend=embedded:t2"], "", 3, "rollout.backend 'embedded:t2'"),
+    ],
+)
+def test_job_with_an_allocation_that_cannot_be_starts_nothing(
+    bare: Box, overrides: list[str], spec: str, code: int, says: str
+) -> None:
+    config = "{trainer: {type: grpo}, actor: {path: " + str(MODEL) + "}, rollout: {max_head_offpolicyness: 1}}"
+    text = f"{HEAD}kind: TrainJob\nmetadata: {{name: j}}\nspec:\n  config: {config}\n  overrides: {overrides}\n{spec}"
+    result = bare.areal("apply", "-f", bare.write(text))
+    assert result.code == code, result.text
+    assert says in result.err and "Traceback" not in result.err
+    assert not bare.home.exists() or bare.ok("get", "all", "-o", "name").out == ""
+    assert bare.living() == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal.errors import Conflict, UsageFault
+from areal.errors import Conflict, InvalidManifest, UsageFault
 from areal.reconcilers.desired import Target, Wanted, deletions, target_for, with_layer
 from areal.reconcilers.job_service import LAYER, following_jobs, with_services
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
@@ -82,12 +82,13 @@ def test_layout_is_that_of_the_backend_or_of_the_first_part_of_the_allocation(
     ],
 )
 def test_job_that_names_a_service_or_needs_none_brings_none(config: Any, spec: dict[str, Any]) -> None:
-    wanted = job(config, **spec)
-    assert with_services([wanted], [], []) == [wanted]
+    found = expanded(job(config, **spec))
+    assert list(found) == ["TrainJob/learn"]
+    assert found["TrainJob/learn"].spec.get("rollout") == spec.get("rollout")
 
 
 def test_job_whose_layout_is_impossible_or_whose_model_is_not_said_is_an_error() -> None:
-    with pytest.raises(UsageFault, match=r"TrainJob/learn: rollout\.backend 'embedded:t2'"):
+    with pytest.raises(InvalidManifest, match=r"TrainJob/learn: rollout\.backend 'embedded:t2'"):
         expanded(job(overrides=["rollout.backend=embedded:t2"]))
     with pytest.raises(UsageFault, match="nothing says of which model"):
         expanded(job({"rollout": {"backend": "embedded"}}))
