@@ -11,6 +11,8 @@ from areal.errors import ArealError
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
+_FIRST = ("reward/mean", "accuracy", "loss")
+_DOTTED = 30  # points of a curve, below which each is seen
 _NO_CURVES = ("step", "attempt", "time")
 
 Curve = list[tuple[int, float]]
@@ -39,24 +41,32 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
+def _place(item: tuple[str, Curve]) -> tuple[int, str]:
+    """What a run is for comes first, where its seconds went last."""
+    name = item[0]
+    first = next((place for place, word in enumerate(_FIRST) if word in name), len(_FIRST))
+    return (len(_FIRST) + 1 if name.startswith("time/") else first), name
+
+
 def plot(curves: Mapping[str, Curve], path: str) -> None:
     """Raises ArealError where there is nothing to draw with."""
     try:
-        from matplotlib import pyplot  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        from matplotlib.figure import Figure  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise ArealError(
-            "--plot draws with matplotlib, which is not installed", hint="pip install matplotlib"
+            "--plot draws with matplotlib, which is not installed", hint="pip install 'areal[plot]'"
         ) from error
     columns = min(3, len(curves))
     rows = -(-len(curves) // columns)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(5 * columns, 3 * rows), squeeze=False)
-    for axis, (name, curve) in zip(axes.flat, curves.items(), strict=False):
-        axis.plot(*zip(*curve, strict=True))
+    figure = Figure(figsize=(5 * columns, 3 * rows), layout="tight")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis, (name, curve) in zip(axes.flat, sorted(curves.items(), key=_place), strict=False):
+        axis.plot(*zip(*curve, strict=True), marker="o" if len(curve) < _DOTTED else None)
+        axis.grid(alpha=0.3)
         axis.set_title(name)
         axis.set_xlabel("step")
     for axis in list(axes.flat)[len(curves) :]:
         axis.set_visible(False)
-    figure.tight_layout()
     try:
         figure.savefig(Path(path))
     except (OSError, ValueError) as error:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KIND = "TrainJob"
 _LONGEST_NAME = 63
+_LAST_LINES, _LONGEST_WORD = 40, 300  # lines, characters
+_ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
 
 
 def ref_of(name: str) -> Ref:
@@ -72,6 +74,18 @@ def standing_of(found: StoredObject, runs: Sequence[RunState]) -> JobStanding:
     return standing([ObservedRun(state) for state in runs], suspended=bool(found.spec.get("suspend")))
 
 
+def _why(cli: Invocation, message: str, state: RunState | None) -> str:
+    """The message with the driver's own last word on it."""
+    from areal.runtime.backends import open_backend
+    from areal.runtime.logs import tail
+
+    if state is None:
+        return message
+    lines = tail(open_backend("local", cli.home.root).log_paths(state.spec.uid), _LAST_LINES)
+    said = [line for line in lines if _ERROR.match(line)]
+    return f"{message}: {said[-1].removeprefix('error: ')[:_LONGEST_WORD]}" if said else message
+
+
 def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) -> dict[str, Any]:
     """One job, typed: where it is, and the last step's numbers."""
     from areal.reconcilers.job_phase import exit_code
@@ -91,7 +105,7 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
         "tokensPerSecond": last.get("tokens_per_second"),
         "staleness": last.get("staleness/max"),
         "waitingFor": waiting_for(last) if status.phase == "Running" else None,
-        "message": status.message,
+        "message": _why(cli, status.message, state) if status.phase == "Failed" else status.message,
         "exitCode": exit_code(state) if state is not None else None,
         "pid": state.pid if state is not None else None,
         "folder": str(folder_of(cli.home, found.name)),

@@ -86,4 +86,4 @@ def test_ppo_example_raises_the_reward_that_it_samples(run: Any, house: House, m
     lines = [line for line in run("ppo", "rollout.model=m") if line["step"] > 0]
     assert mean_reward(lines[:5]) < 0.35
     assert mean_reward(lines[-10:]) > 0.6
-    assert lines[-1]["critic/loss"] < lines[0]["critic/loss"]
+    assert lines[-1]["critic/loss"] < 0.125  # a critic that knew nothing would err by half the variance of a coin

@@ -97,6 +97,7 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     started = ("train", "start", "--config", "count.yaml", "--name", "again", "--restart", "on-failure")
     jobs.ok(*started, "--driver", "no.such.place:main")
     assert wait_phase(jobs, "again", "Failed")["attempt"] == 1, "it would say the same again"
+    assert "driver 'no.such.place:main': there is no module no" in status(jobs, "again")["message"]
     nothing = jobs.areal("train", "run", "--config", jobs.write("a: 1\n", "plain.yaml"))
     assert nothing.code == 2 and "nothing says which driver" in nothing.err
     assert not jobs.processes()
