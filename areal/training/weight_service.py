@@ -48,7 +48,12 @@ def _start(port: int, folder: Path, key_file: Path | None, log: Path) -> subproc
     parent = os.getpid()
     with log.open("ab") as out:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=lambda: die_with_parent(parent)
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            preexec_fn=lambda: die_with_parent(parent),
+            process_group=0,  # torchrun tells the whole group of a rank to stop: the rank still has a step to publish
         )
 
 
