@@ -1,0 +1,12 @@
+"""Rewards of the benchmarks' tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def share_of_sevens(
+    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any
+) -> float:
+    """Anything can learn it, from random weights on: each token of the answer should be a 7."""
+    return completions.count("7") / max(1, len(completion_ids))
