@@ -12,11 +12,13 @@ HEAD = 8
 
 @dataclass(frozen=True)
 class Target:
-    """A module-level function: ``file`` instead of a module name where it was defined in the main script."""
+    """A module-level function: ``file`` instead of a module name where it was defined in the main script. With
+    ``argument`` it makes the function that is called, once a process."""
 
     module: str
     qualname: str
     file: str | None = None
+    argument: str | None = None
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,14 @@ class _Worker:
             head = await self._out.readexactly(HEAD)
             done: Done = unpack(await self._out.readexactly(int.from_bytes(head, "big")))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise RewardProcessLost("the process that computed the reward ended") from error
+            raise RewardProcessLost(f"the process that computed the reward ended{await self._status()}") from error
         return done
+
+    async def _status(self) -> str:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                return f" with status {await self._process.wait()}"
+        return ""
 
     async def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -188,7 +194,7 @@ class AsyncRewardWrapper:
                     raise
             else:
                 self._missed = 0
-                return _number(value)
+                return number(value)
         raise AssertionError("unreachable")
 
     async def each(self, calls: Sequence[Call]) -> list[float | Exception]:
@@ -217,7 +223,7 @@ class AsyncRewardWrapper:
 
     def _outcome(self, done: Done) -> float | Exception:
         try:
-            return _number(self._value(done))
+            return number(self._value(done))
         except RewardError as error:
             return error
 
@@ -250,14 +256,15 @@ def _or_raise(end: float | BaseException) -> float | Exception:
     return end
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """Raises RewardRaised for what is no finite number."""
     try:
-        number = float(value)
+        found = float(value)
     except (TypeError, ValueError) as error:
         raise RewardRaised(f"a reward must be a number, not {value!r}") from error
-    if not math.isfinite(number):
-        raise RewardRaised(f"a reward must be finite, not {number}")
-    return number
+    if not math.isfinite(found):
+        raise RewardRaised(f"a reward must be finite, not {found}")
+    return found
 
 
-__all__ = ["AsyncRewardWrapper", "RewardError", "RewardPool", "close_pool_of_this_loop", "pool_of_this_loop"]
+__all__ = ["AsyncRewardWrapper", "RewardError", "RewardPool", "close_pool_of_this_loop", "number", "pool_of_this_loop"]

@@ -80,7 +80,7 @@ def _function(target: Target) -> Callable[..., Any]:
     )
     for part in target.qualname.split("."):
         found = getattr(found, part)
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = found if target.argument is None else found(target.argument)
     return function
 
 

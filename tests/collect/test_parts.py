@@ -179,7 +179,7 @@ def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> Non
                 pool.score({"completion": completion})
             kinds[completion] = caught.value.kind
             assert pool.score({"completion": "fine", "unused": object()}) == 0.5
-        pids = [worker._process.pid for worker in pool._all]
+        pids = [worker._process.pid for worker in pool._pool._all]
     assert kinds == {"hang": Kind.REWARD_TIMEOUT} | dict.fromkeys(("die", "raise", "nan", "text"), Kind.REWARD)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
