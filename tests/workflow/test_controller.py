@@ -208,7 +208,7 @@ def test_task_that_was_rejected_is_none(make: Make) -> None:
 
 def test_workflow_that_raises_is_told_and_its_failures_are_kept(make: Make) -> None:
     controller = make()
-    with pytest.raises(RolloutsFailed, match=r"fault of the workflow: KeyError\('answer'\)"):
+    with pytest.raises(RolloutsFailed, match=r"fault of the workflow: KeyError: 'answer'"):
         controller.prepare_batch(rows(1, 2, 3), Broken())
     failure = controller.failures()[0]
     assert (failure.blame, failure.attempts) == ("workflow", 1)
