@@ -10,7 +10,7 @@ a bucket of device memory; gloo carries them from host memory to host memory eve
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -63,14 +63,17 @@ class BroadcastGroup:
             self._group = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._sends = rank == 0
 
-    def broadcast(self, body: Tensor) -> None:
-        """``body`` of uint8, equally long everywhere, from rank 0 to all. Raises RuntimeError when a member is lost."""
+    def broadcast(self, body: Tensor, reached: Callable[[int], None] = lambda count: None) -> None:
+        """``body`` of uint8, equally long everywhere, from rank 0 to all; ``reached`` is told how many bytes have
+        travelled. Raises RuntimeError when a member is lost."""
         if self._bucket is not None:
             self._by_bucket(body, self._bucket)
+            reached(len(body))
             return
         works = [self._group.broadcast([piece], _from_first()) for piece in torch.split(body, _PIECE)]
-        for work in works:
+        for number, work in enumerate(works, start=1):
             work.wait()
+            reached(min(number * _PIECE, len(body)))
 
     def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
         self.broadcast(body)

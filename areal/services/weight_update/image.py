@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,6 +69,12 @@ def views(header: bytes, buffer: Any) -> dict[str, Tensor]:
             else:
                 found[name] = torch.empty(shape, dtype=dtype)
     return found
+
+
+def ends(layout: Layout) -> dict[str, int]:
+    """At which byte of the body each tensor ends."""
+    sizes = (math.prod(shape) * _DTYPES[dtype].itemsize for _, shape, dtype in layout)
+    return {name: end for (name, _, _), end in zip(layout, accumulate(sizes), strict=True)}
 
 
 class Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded import decoder_runner
-from areal.services.weight_update.image import Image, layout_of
+from areal.services.inference.engines.embedded.arrival import Arrival
+from areal.services.weight_update.image import Image, ends, layout_of
 
 from .support import FAMILIES, Harness, gap, make_model
 
@@ -92,6 +94,47 @@ def test_load_staged_of_what_is_not_staged_is_refused(llama: tuple[Path, Any], t
     assert harness.engine.version == 0
 
 
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("breaks", [False, True], ids=["whole", "breaks"])
+def test_weights_that_arrive_are_staged_as_they_come_and_half_of_them_is_refused(
+    tmp_path: Path, start: Start, breaks: bool
+) -> None:
+    old, new = (make_model(tmp_path / name, "Qwen2", seed=seed) for seed, name in enumerate(("old", "new")))
+    harness = start(tmp_path / "old")
+    (tmp_path / "shared").mkdir()
+    weights = list(new.state_dict().items())
+    layout = layout_of(weights)
+    image = Image(tmp_path / "shared" / "model.safetensors", layout)  # of zeros yet
+    arrival = Arrival(ends(layout))
+    refused: list[ArealError] = []
+
+    def stage() -> None:
+        try:
+            harness.engine.stage_weights(tmp_path / "shared", 1, arrival)
+        except ArealError as error:
+            refused.append(error)
+
+    staging = threading.Thread(target=stage, name="stage")
+    staging.start()
+    for name, tensor in weights[: len(weights) // 2 if breaks else None]:
+        assert staging.is_alive()
+        image.write(name, tensor)
+        arrival.reach(ends(layout)[name])
+    if breaks:
+        arrival.fail("the trainer is gone")
+    staging.join(30)
+    if breaks:
+        assert "did not arrive: the trainer is gone" in str(refused[0])
+        with pytest.raises(Conflict):
+            harness.engine.load_staged(1)
+    else:
+        harness.engine.load_staged(1)
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert gap(old if breaks else new, sequence) < 1e-4
+    harness.engine.forget_weights()
+    image.remove()
+
+
 def test_weights_in_memory_are_mapped_once_and_read_anew(tmp_path: Path, start: Start) -> None:
     old, new, newer = (make_model(tmp_path / str(seed), seed=seed) for seed in range(3))
     harness = start(tmp_path / "0")
@@ -104,9 +147,9 @@ def test_weights_in_memory_are_mapped_once_and_read_anew(tmp_path: Path, start: 
         harness.engine.load_weights(tmp_path / "shared", version)
         (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
         assert gap(model, sequence) < 1e-4
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:areal-model" in line]
+    inode = str((tmp_path / "shared" / "model.safetensors").stat().st_ino)
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.split()[4] == inode]
     assert len(mapped) == 2  # the writer's, and ours
-    del mapped
     harness.engine.forget_weights()
     image.remove()
 

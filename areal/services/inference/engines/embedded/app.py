@@ -166,9 +166,25 @@ class EngineRoutes:
         """Those in a folder, or those that the group's trainer broadcasts now."""
         loaded, body = self._model(), await read_object(request)
         version = _version(body.get("version"))
-        path = Path(_text(body, "path")) if "group" not in body else await self._received(_text(body, "group"), body)
-        answer = await self._swap(loaded, partial(loaded.engine.stage_weights, path, version))
+        if "group" in body:
+            answer = await self._stage_broadcast(loaded, _text(body, "group"), body.get("layout"), version)
+        else:
+            path = Path(_text(body, "path"))
+            answer = await self._swap(loaded, partial(loaded.engine.stage_weights, path, version))
         self._forget_later(loaded)
+        return answer
+
+    async def _stage_broadcast(self, loaded: Loaded, group: str, layout: object, version: int) -> Response:
+        """Each tensor as it comes. What this engine refuses is received to its end all the same: the group goes on."""
+        with _group_errors():
+            path, arrival, received = await self._groups.receiving(group, layout)
+        staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, version, arrival))
+        answer, end = await asyncio.gather(staging, received, return_exceptions=True)
+        with _group_errors():
+            if isinstance(end, BaseException):
+                raise end
+        if isinstance(answer, BaseException):
+            raise answer
         return answer
 
     async def _forget_weights(self, request: Request) -> Response:

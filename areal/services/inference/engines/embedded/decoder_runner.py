@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
+from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.checkpoint import Checkpoint, open_checkpoint
 from areal.services.inference.engines.embedded.decoder import Decoder, PrefillShape
 from areal.services.inference.engines.embedded.finite import is_finite
@@ -114,28 +115,32 @@ class DecoderRunner:
         check(self._pieces, checkpoint, tied=self._config.tied)
         self._copy(checkpoint, progress)
 
-    def prepare(self, folder: Path) -> Callable[[], object]:
+    def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
         checkpoint = open_checkpoint(folder)
         check(self._pieces, checkpoint, tied=self._config.tied)
         if self._bytes * _ROOM < free_bytes(self.device):
-            new = self._aside(checkpoint)
+            new = self._aside(checkpoint, arrival)
             return lambda: self._decoder.adopt(new)
         with checkpoint.reader(self._maps) as read:
             for piece in self._pieces:
-                _finite(read, folder)(piece.source)  # reads each page once, ahead of the swap
+                _finite(read, folder, arrival)(piece.source)  # reads each page once, ahead of the swap
         return lambda: self._copy(checkpoint, lambda done, total: None)
 
     def forget(self) -> None:
         self._maps.forget()
 
     @torch.inference_mode()
-    def _aside(self, checkpoint: Checkpoint) -> dict[str, Tensor | Forms]:
-        """The weights as the decoder computes with them, beside those in use."""
+    def _aside(self, checkpoint: Checkpoint, arrival: Arrival | None) -> dict[str, Tensor | Forms]:
+        """The weights as the decoder computes with them, beside those in use; in the order in which they arrive."""
+        groups = [(target, list(group)) for target, group in groupby(self._pieces, key=lambda piece: piece.target)]
+        if arrival is not None:
+            ends = arrival.ends
+            groups.sort(key=lambda group: max(ends[piece.source] for piece in group[1]))
         new: dict[str, Tensor | Forms] = {}
         with checkpoint.reader(self._maps) as read:
-            finite = _finite(read, checkpoint.folder)
-            for target, group in groupby(self._pieces, key=lambda piece: piece.target):
-                new |= self._decoder.aside(target, self._assemble(list(group), finite))
+            finite = _finite(read, checkpoint.folder, arrival)
+            for target, pieces in groups:
+                new |= self._decoder.aside(target, self._assemble(pieces, finite))
         return new
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
@@ -188,10 +193,12 @@ class DecoderRunner:
         return whole
 
 
-def _finite(read: Callable[[str], Tensor], folder: Path) -> Callable[[str], Tensor]:
-    """``read`` that raises ArealError for what is no number."""
+def _finite(read: Callable[[str], Tensor], folder: Path, arrival: Arrival | None) -> Callable[[str], Tensor]:
+    """``read`` of what has arrived; it raises ArealError for what is no number."""
 
     def checked(name: str) -> Tensor:
+        if arrival is not None:
+            arrival.wait(name)
         tensor = read(name)
         if not is_finite(tensor):
             raise ArealError(f"{folder}: {name} holds values that are not finite")

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from areal.errors import ArealError, Conflict
+from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.mailbox import Mailbox
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
@@ -157,11 +158,11 @@ class Engine:
         install = self._runner.prepare(folder)
         self._mailbox.call(lambda: self._install(install, version)).result()
 
-    def stage_weights(self, folder: Path, version: int) -> None:
-        """Make them ready for ``load_staged`` while generation goes on. Blocks the caller; raises ArealError as
-        ``load_weights`` does."""
+    def stage_weights(self, folder: Path, version: int, arrival: Arrival | None = None) -> None:
+        """Make them ready for ``load_staged`` while generation goes on, and while they still arrive. Blocks the caller;
+        raises ArealError as ``load_weights`` does."""
         self._staged = None  # what was staged before makes room
-        self._staged = (version, self._runner.prepare(folder))
+        self._staged = (version, self._runner.prepare(folder, arrival))
 
     def load_staged(self, version: int) -> None:
         """As ``load_weights``; all but the swap is done already. Raises Conflict where another version is staged."""

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.steps import Copy
 
@@ -55,12 +56,12 @@ class ModelRunner(Protocol):
         """Move, keep, restore or drop cached positions, as the scheduler's values say."""
         ...
 
-    def prepare(self, folder: Path) -> Callable[[], object]:
+    def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
         """Check that ``folder`` holds this model's weights, whole and finite, without touching those in use, and make
         them ready as far as there is room. Raises ArealError, and then nothing has changed.
 
-        The returned function puts them in, while ``folder`` still holds them. What it returns is what they replace:
-        freeing it takes time.
+        ``arrival``: they are still on their way. The returned function puts them in, while ``folder`` still holds
+        them. What it returns is what they replace: freeing it takes time.
         """
         ...
 

@@ -16,6 +16,7 @@ import transformers
 from torch import Tensor
 
 from areal.errors import ArealError
+from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters
@@ -83,7 +84,9 @@ class TransformersRunner:
         logits: Tensor = output.logits[0, -1, : self.vocab_size].float()
         return logits
 
-    def prepare(self, folder: Path) -> Callable[[], object]:
+    def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
+        if arrival is not None:
+            arrival.wait_all()
         new = _load(folder, self._dtype, config=self._model.config).state_dict()
         for name, current in self._model.state_dict().items():
             if name not in new or new[name].shape != current.shape:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, UsageFault
+from areal.services.inference.engines.embedded.arrival import Arrival
 
 if TYPE_CHECKING:
     import torch
@@ -47,15 +48,26 @@ class WeightGroups:
         self.leave(name)
         await self._run(self._join, name, host, port, rank, size, device)
 
-    async def receive(self, name: str, layout: object) -> Path:
-        """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
+    async def receiving(self, name: str, layout: object) -> tuple[Path, Arrival, asyncio.Future[None]]:
+        """The folder where what is broadcast arrives, how far it is, and its end: ArealError where the group breaks.
+        Raises Conflict, UsageFault."""
         member = self._members.get(name)
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
+        image, arrival = await self._run(_place, member, layout)
+        return member.folder, arrival, asyncio.ensure_future(self._receive(name, member, image, arrival))
+
+    async def receive(self, name: str, layout: object) -> Path:
+        """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
+        folder, _, received = await self.receiving(name, layout)
+        await received
+        return folder
+
+    async def _receive(self, name: str, member: _Member, image: Image, arrival: Arrival) -> None:
         try:
-            folder: Path = await self._run(_receive, member, layout)
-            return folder
-        except ArealError:
+            await self._run(member.group.broadcast, image.body, arrival.reach)
+        except ArealError as error:
+            arrival.fail(error.message)
             self.leave(name)  # half a broadcast: what follows in this group could not be told apart
             raise
 
@@ -85,11 +97,10 @@ class WeightGroups:
         self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
 
 
-def _receive(member: _Member, given: object) -> Path:
-    from areal.services.weight_update.image import Image, read_layout
+def _place(member: _Member, given: object) -> tuple[Image, Arrival]:
+    from areal.services.weight_update.image import Image, ends, read_layout
 
     layout = read_layout(given)
     if member.image is None or member.image.layout != layout:
         member.image = Image(member.folder / "model.safetensors", layout)
-    member.group.broadcast(member.image.body)
-    return member.folder
+    return member.image, Arrival(ends(layout))
