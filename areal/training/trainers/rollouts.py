@@ -21,7 +21,7 @@ from areal.errors import ArealError, UsageFault
 from areal.training.data.batches import Batch
 from areal.training.data.frontier import Prospects
 from areal.training.metrics import Metrics
-from areal.training.trainers.prompts import PromptStream
+from areal.training.trainers.prompts import Prompt, PromptStream
 from areal.workflow.tensors import concat_padded_tensors
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ class RolloutSource:
             )
 
     def _ended(self, end: End) -> None:
-        frontier, position = self.prompts.frontier, end.data.position  # type: ignore[attr-defined]
+        if not isinstance(end.data, Prompt):  # submitted by somebody else
+            return
+        frontier, position = self.prompts.frontier, end.data.position
         if end.cause is Cause.REJECTED:
             frontier.reject(position)
             self._prospects.ended()
