@@ -78,3 +78,71 @@ def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> No
 def test_agent_of_openais_client_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> None:
     lines = drive("gsm8k_agent.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
     assert [line["step"] for line in lines] == [1, 2]
+
+
+@pytest.mark.slow
+def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> None:
+    lines = drive("gsm8k_multi_turn.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
+    assert [line["step"] for line in lines] == [1, 2]
+    dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-v*.jsonl") for line in file.open()]
+    turns = {turn for each in dumped for one in each["interactions"] for turn in one["turn_ids"]}
+    assert {-1, 0, 1} <= turns
+
+
+@pytest.mark.slow
+def test_agent_in_an_environment_of_gymnasiums_trains(tmp_path: Path, gsm8k: Path, house: House) -> None:
+    lines = drive(
+        "reversing_env.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, "train_dataset.max_length=null", house=house
+    )
+    assert [line["step"] for line in lines] == [1, 2]
+
+
+@pytest.mark.slow
+def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, gsm8k: Path, house: House) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for split in ("train", "test"):
+        rows = [json.loads(line) for line in (gsm8k / f"{split}.jsonl").open()]
+        (tmp_path / "data" / "main").mkdir(parents=True, exist_ok=True)
+        parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "data/main" / f"{split}-00000-of-00001.parquet")
+    (tmp_path / "runs").mkdir()
+    words = [word for word in RL if "weight_update_mode" not in word]  # as the file has it: xccl
+    lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", tmp_path / "data", tmp_path / "runs", *words, house=house)
+    assert [line["step"] for line in lines] == [1, 2]
+
+
+@pytest.mark.slow
+def test_areal_lite_overrides_reach_the_driver_through_the_command_line(
+    tmp_path: Path, gsm8k: Path, house: House
+) -> None:
+    """``python -m areal.cli.main train run ...``, everything said by overrides of the nested form."""
+    (tmp_path / "lite.yaml").write_text("experiment_name: lite\ntrial_name: t\n")
+    words = (
+        "trainer.type=grpo",
+        f"trainer.grpo.actor.path={MODEL}",
+        "trainer.grpo.actor.dtype=float32",
+        "trainer.grpo.actor.weight_update_mode=shm",
+        "trainer.grpo.actor.kl_ctl=0.0",
+        "trainer.grpo.actor.optimizer={lr: 1e-4}",
+        "trainer.grpo.async_training=true",
+        "trainer.grpo.gconfig.n_samples=2",
+        "trainer.grpo.gconfig.max_new_tokens=8",
+        "trainer.grpo.reward_fn=areal.reward.gsm8k:gsm8k_reward_fn",
+        "allocation_mode=sglang.d1p1m1+d1p1m1",
+        "min_required_servers=1",
+        "shutdown_server_on_exit=false",
+        "mode=torchrun",
+        "total_train_steps=2",
+        f"train_dataset.path={gsm8k}",
+        "train_dataset.batch_size=2",
+        f"rollout.gateway_addr={house.gateway.url}",
+        f"rollout.admin_api_key_file={house.key_file}",
+        "rollout.model=m",
+    )
+    argv = [sys.executable, "-m", "areal.cli.main", "train", "run", "--config", str(tmp_path / "lite.yaml"), *words]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    home = tmp_path / "home"
+    environment["AREAL_HOME"] = str(home)
+    ran = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    assert [line["step"] for line in read_metrics(home / "jobs" / "lite-t" / "metrics.jsonl")] == [1, 2]
+    assert "command line, allocation_mode=sglang.d1p1m1+d1p1m1: allocation_mode: has no effect" in ran.stdout
