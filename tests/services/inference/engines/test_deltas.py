@@ -80,10 +80,22 @@ def test_alternatives_stay_in_step_with_their_tokens() -> None:
 
 @pytest.mark.parametrize("bad", [b"{}", b"nonsense", b'{"index": 0, "token_ids": 7}', b'{"error": {"message": "oom"}}'])
 def test_line_that_cannot_be_read_fails_after_what_came_before(bad: bytes) -> None:
-    deltas = JsonLines(read).feed(orjson.dumps(line(0, [1])) + b"\n" + bad + b"\n")
+    deltas = iter(JsonLines(read).feed(orjson.dumps(line(0, [1])) + b"\n" + bad + b"\n"))
     assert next(deltas).token_ids == (1,)
     with pytest.raises(EngineFailed, match=r"makes no sense|oom"):
         next(deltas)
+
+
+@pytest.mark.parametrize("bad", [b"{}", b"nonsense", b'{"index": 0, "token_ids": 7}', b'{"error": {"message": "oom"}}'])
+def test_line_that_comes_alone_and_cannot_be_read_fails(bad: bytes) -> None:
+    reader = JsonLines(read)
+    assert not list(reader.feed(b"\n"))
+    assert by_choice(list(reader.feed(orjson.dumps(line(0, [1])) + b"\n"))) == {0: [1]}
+    assert not list(reader.feed(bad[:1]))
+    with pytest.raises(EngineFailed, match=r"makes no sense|oom"):
+        list(reader.feed(bad[1:] + b"\n"))
+    with pytest.raises(EngineFailed, match=r"makes no sense|oom"):
+        list(reader.feed(bad + b"\n"))
 
 
 def test_events_without_their_end_are_a_cut_stream() -> None:
