@@ -11,6 +11,7 @@ logs/attempt_N       and ``latest``
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from areal.errors import UsageFault
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
+
+_log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "AREAL_RUN_FOLDER"
 ATTEMPT_VARIABLE = "AREAL_ATTEMPT"
@@ -107,6 +110,8 @@ def run_folder(config: BaseExperimentConfig) -> RunFolder:
     """The one that a TrainJob was given, else below ``cluster.fileroot``."""
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
+        if config.cluster.fileroot:
+            _log.warning("cluster.fileroot: has no effect in a job: it writes to %s", given)
         return RunFolder(Path(given), attempt)
     root = Path(config.cluster.fileroot).expanduser() / "runs" / config.experiment_name / config.trial_name
     return RunFolder(root.absolute(), attempt)
