@@ -1,6 +1,6 @@
 """What stragglers cost: 2 % of the rollouts take forty times as long, and nothing too old is trained on.
 
-    python benchmarks/staleness.py [--steps 120] [--rounds 2] [--eta 2] [--share 0.02] [--write]
+    python benchmarks/staleness.py [--steps 60] [--rounds 5] [--eta 2] [--share 0.02] [--write]
 
 Asynchronous GRPO with every real part: gateway, router, data proxy, embedded engine, trainer, weight updates after each
 step. A rollout is one answer and then a tool that is 0.4 to 1.2 seconds slow, or forty times that (see
@@ -8,9 +8,9 @@ step. A rollout is one answer and then a tool that is 0.4 to 1.2 seconds slow, o
 steps long. *Starved*: a step takes what it takes, a fraction of that; it waits for rollouts, the longest of them are
 overtaken though none straggles, and every slot that a straggler holds is missed.
 
-Batch 16, at most 64 rollouts at once. The arms take turns; the first tenth of each run is left out. *Age* is of each
-trained token: the version that is trained less the version recorded with the token. Target: no age above eta, and
-balanced less than 5 % of the throughput lost, by wall time and by CPU time of all processes.
+Batch 16, at most 64 rollouts at once. The arms take turns, and medians of their runs count; the first tenth of a run is
+left out. *Age* is of each trained token: the version that is trained less the version recorded with the token. Target:
+no age above eta, and balanced less than 5 % of the throughput lost, by wall time and by CPU time of all processes.
 """
 
 from __future__ import annotations
@@ -117,19 +117,20 @@ def report(arms: Sequence[Arm], eta: int) -> str:
 
 def measured(args: argparse.Namespace) -> list[Arm]:
     arms = [Arm(regime, share) for regime in STEP_S for share in (0.0, args.share)]
-    with tempfile.TemporaryDirectory() as scratch:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        service(Path(scratch, "service"), MODEL, "--dtype", "float32") as served,
+    ):
         for number in range(args.rounds):
             for place, arm in enumerate(arms if number % 2 == 0 else reversed(arms)):
-                folder = Path(scratch, f"{number}-{place}")
-                with service(folder / "service", MODEL, "--dtype", "float32") as served:
-                    run_arm(served, folder / "run", arm, args)
+                run_arm(served, Path(scratch, f"{number}-{place}"), arm, args)
     return arms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--eta", type=int, default=2)
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--write", action="store_true")
