@@ -65,6 +65,18 @@ def test_what_the_top_says_is_handed_down(tmp_path: Path) -> None:
     assert config.tokenizer_path == "m"
 
 
+def test_part_that_is_in_two_configurations_is_each_ones_own() -> None:
+    saver = cli_args.SaverConfig()
+    configs = [
+        cli_args.SFTConfig(
+            experiment_name="e", trial_name="t", cluster=cli_args.ClusterSpecConfig(fileroot=root), saver=saver
+        )
+        for root in ("/one", "/two")
+    ]
+    assert [config.saver.fileroot for config in configs] == ["/one", "/two"] and saver == cli_args.SaverConfig()
+    assert all(config.actor is config.model for config in configs)
+
+
 def test_interpolation_sees_the_defaults_of_the_class(tmp_path: Path) -> None:
     config = load(tmp_path, SMALL + "actor: {group_size: '${gconfig.n_samples}'}\n", "gconfig.n_samples=8")
     assert config.actor.group_size == 8

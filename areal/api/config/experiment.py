@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
-from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
 from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
 from areal.api.config.rollout import OUTLIVES, InferenceEngineConfig, SGLangConfig, vLLMConfig
 from areal.api.config.running import (
@@ -28,7 +28,6 @@ from areal.api.config.training import (
     check_update_mode,
 )
 
-ENGINE_FLAGS = Inert("an engine's flags are the engineArgs of its Model")
 TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
 
 
@@ -53,7 +52,7 @@ class BaseExperimentConfig:
     driver: str | None = None
     trainer: TrainerConfig | None = None
     cluster: ClusterSpecConfig = field(default_factory=ClusterSpecConfig)
-    allocation_mode: Annotated[str, PLACEMENT] = ""
+    allocation_mode: Annotated[str, LAYOUT] = ""
     mode: Annotated[str, PLACEMENT] = ""
     seed: int = 1
     enable_offload: Annotated[bool, Absent("weights stay on their devices")] = False
@@ -71,8 +70,8 @@ class BaseExperimentConfig:
     recover: RecoverConfig = field(default_factory=RecoverConfig)
     stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
     perf_tracer: Annotated[PerfTracerConfig | None, Inert("timings are in metrics.jsonl")] = None
-    sglang: Annotated[SGLangConfig, ENGINE_FLAGS] = field(default_factory=SGLangConfig)
-    vllm: Annotated[vLLMConfig, ENGINE_FLAGS] = field(default_factory=vLLMConfig)
+    sglang: Annotated[SGLangConfig, LAYOUT] = field(default_factory=SGLangConfig)
+    vllm: Annotated[vLLMConfig, LAYOUT] = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
     post_exit_hook: Annotated[str, Absent("what follows a run is said by the manifest")] = ""
@@ -88,13 +87,17 @@ class BaseExperimentConfig:
         self._hand_down()
 
     def _hand_down(self) -> None:
-        """The parts have what the top says, where they say nothing themselves."""
+        """The parts have what the top says, where they say nothing themselves: copies of them, for a part may be in
+        several configurations."""
         common = {
             "experiment_name": self.experiment_name,
             "trial_name": self.trial_name,
             "fileroot": self.cluster.fileroot,
         }
-        for place, part in self._parts():
+        copies: dict[int, Any] = {}  # one part may have two names here: it stays one
+        for place, given in self._parts():
+            part = copies.setdefault(id(given), copy.copy(given))
+            setattr(self, place, part)
             for name, value in common.items():
                 said = getattr(part, name, None)
                 if value and said == "":

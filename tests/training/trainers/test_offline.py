@@ -86,8 +86,8 @@ def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> No
 
 
 def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
-    config = RWConfig(**_common(tmp_path, 200), model=TrainEngineConfig(**engine()))
-    with RWTrainer(config, preferences(800), preferences(32, first=1000)) as trainer:
+    config = RWConfig(**_common(tmp_path, 200), model=TrainEngineConfig(**engine(optimizer=optimizer(1e-3))))
+    with RWTrainer(config, preferences(800), preferences(128, first=1000)) as trainer:
         trainer.train()
         lines = read_metrics(trainer.folder.metrics)
     assert lines[0]["eval/accuracy"] < 0.8
