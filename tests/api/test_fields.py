@@ -103,6 +103,18 @@ def test_field_without_effect_is_refused_or_told_with_file_line_and_key(
         assert any(f"{key}has no effect: {mark.why}" in message for message in caplog.messages)
 
 
+def test_layout_that_the_job_has_acted_upon_is_not_told_to_be_without_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "experiment_name: e\ntrial_name: t\nrollout: {backend: 'sglang:d2'}\nscheduler: {type: slurm}\n"
+    )
+    monkeypatch.setenv("AREAL_RUN_FOLDER", str(tmp_path))
+    load_expr_config(["--config", str(tmp_path / "c.yaml")], GRPOConfig)
+    (told,) = caplog.messages
+    assert "scheduler: has no effect" in told
+
+
 def names_read() -> set[str]:
     """Attributes that code outside the configuration classes reads."""
     found: set[str] = set()

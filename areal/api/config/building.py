@@ -24,10 +24,10 @@ Path = tuple[str | int, ...]
 
 @dataclass
 class Faults:
-    """``inert``: accepted fields without effect, each with why."""
+    """``inert``: accepted fields without effect."""
 
     found: list[tuple[Path, str]] = field(default_factory=list)
-    inert: list[tuple[Path, str]] = field(default_factory=list)
+    inert: list[tuple[Path, Inert]] = field(default_factory=list)
 
     def add(self, path: Path, message: str) -> None:
         self.found.append((path, message))
@@ -88,7 +88,7 @@ def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Pa
         if isinstance(mark, Absent):
             faults.add(path, f"is not supported: {mark.why}")
         elif isinstance(mark, Inert):
-            faults.inert.append((path, mark.why))
+            faults.inert.append((path, mark))
 
 
 def default_of(cls: type, key: str) -> Any:

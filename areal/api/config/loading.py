@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -22,6 +23,7 @@ from areal.errors import InvalidManifest, NotFound, UsageFault
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_JOB = "AREAL_RUN_FOLDER"  # what a job tells its driver
 
 
 class ConfigError(InvalidManifest):
@@ -53,8 +55,9 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     config = build(cls, _hoisted(tree), faults)
     if config is None:
         raise ConfigError("\n".join(source.fault(path, message, said) for path, message in faults.found))
-    for path, why in faults.inert:
-        _log.warning("%s", source.fault(path, f"has no effect: {why}", said))
+    for path, mark in faults.inert:
+        if not (mark.job and _JOB in os.environ):
+            _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", said))
     return config
 
 

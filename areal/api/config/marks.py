@@ -19,10 +19,15 @@ class Absent:
 
 @dataclass(frozen=True)
 class Inert:
-    """Accepted without effect. ``why`` completes "FIELD has no effect: "."""
+    """Accepted without effect. ``why`` completes "FIELD has no effect: ". ``job``: but for a driver that a job starts,
+    which has been laid out by it."""
 
     why: str
+    job: bool = False
 
 
 PLACEMENT = Inert("processes are placed by the resources (areal apply), not by the driver")
 """Scheduling fields: where processes run is said in a manifest."""
+
+LAYOUT = Inert("the job that starts a driver lays processes out by it (areal train run, areal apply)", job=True)
+"""Which engines, on how many devices, and with which flags."""

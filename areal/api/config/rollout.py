@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, parsed
 from areal.resources.backend_grammar import INFERENCE_ENGINES
 
-OUTLIVES = Inert("a service that a job brought goes with the job, any other goes on")
+OUTLIVES = Inert("a service that a job brought goes with the job, any other goes on", job=True)
 _PROXY = Inert("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
 
 
@@ -76,7 +76,7 @@ class InferenceEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     fileroot: str = ""
-    backend: Annotated[str, PLACEMENT] = ""
+    backend: Annotated[str, LAYOUT] = ""
     model: str = ""
     gateway_addr: str = ""
     admin_api_key: str = field(default="", repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
 from areal.resources.backend_grammar import TRAIN_ENGINES
 
@@ -127,7 +127,7 @@ class TrainEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     path: str = ""
-    backend: Annotated[str, Inert("as many ranks train as the job has started processes")] = ""
+    backend: Annotated[str, LAYOUT] = ""
     attn_impl: str = ""  # empty: the model's own choice
     init_from_scratch: bool = False
     is_critic: bool = False
