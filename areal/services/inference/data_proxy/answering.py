@@ -96,17 +96,15 @@ class Said:
         self.last = b""
 
     def update(self, update: Update) -> None:
-        opening = b""
-        if self.out is None:
-            self.out, opening = self._prepared.open_stream(), self._prepared.shape.opening()
-            self.out.hold_back(self)
-        data = opening + self._prepared.shape.update(update)
+        data = self._prepared.shape.update(update)
         if update.finish_reason is not None:
             self._running -= 1
             if not self._running:
-                self.last = data
-                return
-        if data:
+                self.last, data = data, b""
+        if self.out is None:
+            self.out = self._prepared.open_stream(self._prepared.shape.opening() + data)
+            self.out.hold_back(self)
+        elif data:
             self.out.feed(data)
 
     def flowing(self, flow: Flow) -> None:

@@ -51,9 +51,9 @@ class Prepared:
             headers[names.IGNORED] = ", ".join(self.ask.ignored)
         return headers
 
-    def open_stream(self) -> StreamResponse:
-        """Raises ConnectionResetError when the caller is gone."""
+    def open_stream(self, first: bytes = b"") -> StreamResponse:
+        """``first``: what the stream begins with. Raises ConnectionResetError when the caller is gone."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self.headers()}
         out = StreamResponse(headers=headers)
-        out.begin(self.request)
+        out.begin(self.request, first)
         return out

@@ -254,10 +254,11 @@ class _Passing:
         call, out = self._call, self.out
         if not call.answering:
             call.answering = True
-            out.begin(call.request)
+            out.begin(call.request, data)
             out.hold_back(self._upstream)
             self._feed_framed = out.framed_feed()
-        out.feed(data)
+        else:
+            out.feed(data)
 
 
 def _give_up(failed: Failed) -> AnyResponse:

@@ -210,13 +210,14 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.writelines((head, response.body))
 
-    def begin_stream(self, request: Request, response: StreamResponse) -> None:
+    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None:
+        """``first``: what can be said at once, in one write with the head."""
         self._check_begins(request)
         request.chunked = not request.is_http_1_0 and request.method != "HEAD"
         framing = self._framing(request, response, "" if request.is_http_1_0 else "Transfer-Encoding: chunked\r\n")
         head = encode_head(response.status, response.headers, framing)
         request.stream = response
-        self._transport.write(head)
+        self._transport.write(head + _part(request, first))
 
     def _check_begins(self, request: Request) -> None:
         self._check_not_lost()
@@ -231,10 +232,7 @@ class HttpConnection(asyncio.Protocol):
     def write_part(self, request: Request, data: bytes) -> None:
         if self._lost or self._transport.is_closing():
             raise ConnectionResetError("the caller is gone")
-        if request.chunked and data:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        elif request.method != "HEAD":
-            self._transport.write(data)
+        self._transport.write(_part(request, data))
 
     def write_framed(self, chunk: bytes) -> None:
         """``write_part`` of what is a chunk already."""
@@ -324,3 +322,10 @@ class HttpConnection(asyncio.Protocol):
             self._lagging = (now, size)
         elif now > since + patience_s:
             self._transport.abort()
+
+
+def _part(request: Request, data: bytes) -> bytes:
+    """How a part of a stream's body is written."""
+    if request.chunked and data:
+        return b"%x\r\n%b\r\n" % (len(data), data)
+    return data if request.method != "HEAD" else b""

@@ -73,9 +73,10 @@ class StreamResponse:
         """Send the head. Raises ConnectionResetError when the caller is gone."""
         self.begin(request)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request, first: bytes = b"") -> None:
+        """Send the head, and ``first`` with it. Raises as ``prepare`` does."""
         assert self._request is None, "a stream begins once"
-        request.connection.begin_stream(request, self)
+        request.connection.begin_stream(request, self, first)
         self._request = request
 
     async def write(self, data: bytes) -> None:

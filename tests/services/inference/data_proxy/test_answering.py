@@ -40,7 +40,12 @@ class Out:
 def stream_of(out: Out, choices: int = 1) -> Said:
     shape = SimpleNamespace(opening=lambda: b"open ", update=lambda update: update.text.encode())
     frame = SimpleNamespace(choices=[None] * choices)
-    prepared = SimpleNamespace(shape=shape, frame=frame, open_stream=lambda: out)
+
+    def open_stream(first: bytes) -> Out:
+        out.said.append(first)
+        return out
+
+    prepared = SimpleNamespace(shape=shape, frame=frame, open_stream=open_stream)
     return Said(cast(Prepared, prepared))
 
 
@@ -77,3 +82,10 @@ def test_last_choices_end_waits_for_the_record() -> None:
     said.update(update("b", FinishReason.STOP))
     said.update(update("c", FinishReason.LENGTH))
     assert out.said == [b"open a", b"b"] and said.last == b"c"
+
+
+def test_answer_of_one_step_says_its_opening_only_before_the_record() -> None:
+    out = Out()
+    said = stream_of(out)
+    said.update(update("a", FinishReason.STOP))
+    assert out.said == [b"open "] and said.last == b"a"

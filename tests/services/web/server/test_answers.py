@@ -198,6 +198,22 @@ async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> Non
     assert tap.said[:2] == ["pause", "resume"]
 
 
+@pytest.mark.parametrize(("method", "version"), [("GET", "1.1"), ("GET", "1.0"), ("HEAD", "1.1")])
+async def test_what_a_stream_begins_with_is_framed_as_the_rest_of_it(method: str, version: str) -> None:
+    async def said_at_once(request: Request) -> AnyResponse:
+        out = StreamResponse(headers={"X-Y": "z"})
+        out.begin(request, b"first ")
+        out.feed(b"second")
+        return out
+
+    async with serving(said_at_once) as house, house.caller() as caller:
+        await caller.say(f"{method} /x HTTP/{version}\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            head, _, body = (await caller.reader.read()).partition(b"\r\n\r\n")
+    chunks = b"6\r\nfirst \r\n6\r\nsecond\r\n0\r\n\r\n" if version == "1.1" else b"first second"
+    assert b"X-Y: z" in head and body == (chunks if method == "GET" else b"")
+
+
 async def test_writing_to_a_caller_that_is_gone_raises() -> None:
     raised: asyncio.Queue[str] = asyncio.Queue()
 
