@@ -82,6 +82,7 @@ def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box
     assert list((jobs.home / "credentials").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_run_in_the_foreground_leaves_nothing_running_however_it_ends(jobs: Box) -> None:
     done = jobs.folder / "done"
     arguments = ("train", "run", "--config", "own.yaml", "--name", "own", f"until={done}")

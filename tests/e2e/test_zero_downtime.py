@@ -38,6 +38,7 @@ def under_load(box: Box, *command: str) -> set[str]:
     return changed(before, box.pids())
 
 
+@pytest.mark.slow
 def test_blue_green_update_under_load_breaks_and_loses_nothing(two: Box) -> None:
     model = "replicas: 2\nengineArgs: {max-batch-size: 16}\nstrategy: {type: BlueGreen, keepOldSeconds: 2}"
     touched = under_load(two, "apply", "-f", two.manifest(model=model, name="blue-green.yaml"))

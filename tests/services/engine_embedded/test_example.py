@@ -63,6 +63,7 @@ def test_sampled_accuracy_through_the_engine_leaves_room_to_learn(
     assert 0.1 <= sum(right) / len(right) <= 0.3
 
 
+@pytest.mark.slow
 def test_make_model_writes_a_folder_that_can_be_served(tmp_path: Path) -> None:
     script = EXAMPLE.parent / "make_model.py"
     done = subprocess.run(

@@ -25,6 +25,7 @@ from tests.services.weight_update.conftest import PROMPT, Side, logprobs_of, mod
 Build = Callable[[int], Side]
 
 
+@pytest.mark.slow
 def test_update_whose_engine_dies_in_the_middle_of_the_broadcast_is_an_error_that_names_it(side: Build) -> None:
     here = side(2)
     pair = here.pair("xccl")

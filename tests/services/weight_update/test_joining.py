@@ -113,6 +113,7 @@ def test_engine_that_is_killed_comes_back_with_the_published_version(served: Cal
     assert at.here.greedy(proxy) == answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_update_whose_engine_is_lost_succeeds_and_the_engine_catches_up(
     served: Callable[[str], Served], mode: str

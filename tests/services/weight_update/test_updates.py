@@ -15,7 +15,7 @@ from tests.services.weight_update.conftest import MODEL, PROMPT, Side, logprobs_
 Build = Callable[[int], Side]
 
 
-@pytest.mark.parametrize("mode", ["disk", "shm", "xccl"])
+@pytest.mark.parametrize("mode", [pytest.param("disk", marks=pytest.mark.slow), "shm", "xccl"])
 def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: str) -> None:
     here = side(2)
     pair = here.pair(mode)
