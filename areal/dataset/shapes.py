@@ -85,7 +85,10 @@ def _pair(row: Row, tokenizer: Any) -> Row:
             prompt = next((str(row[each]) for each in _QUESTIONS if each in row), "")
             ids[f"{name}_ids"] = list(tokenizer.encode(f"{prompt}{value}{tokenizer.eos_token or ''}"))
         else:
-            ids[f"{name}_ids"] = list(tokenizer.apply_chat_template(value, tokenize=True, return_dict=False))
+            asked = row.get("prompt")
+            before = list(asked) if isinstance(asked, list) else []  # else the conversation is whole
+            whole = tokenizer.apply_chat_template([*before, *value], tokenize=True, return_dict=False)
+            ids[f"{name}_ids"] = list(whole)
     return ids
 
 

@@ -74,6 +74,20 @@ def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
     assert tokenizer.decode(row["rejected_ids"]) == "Hello fox<|im_end|>"
 
 
+def test_preference_between_answers_to_a_conversation_is_the_same_as_between_whole_ones(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    asked = [{"role": "user", "content": "Hello"}]
+    answers = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    apart = {"prompt": asked, **answers}
+    whole = {name: [*asked, *answer] for name, answer in answers.items()}
+    rows = [
+        get_custom_dataset(path=str(lines(tmp_path / f"{n}.jsonl", [row])), type="rw", tokenizer=tokenizer)[0]
+        for n, row in enumerate((apart, whole))
+    ]
+    assert rows[0] == rows[1] and rows[0]["chosen_ids"] != rows[0]["rejected_ids"]
+
+
 def test_rows_that_are_too_long_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
     file = str(lines(tmp_path / "a.jsonl", [GSM[0], {"question": "9" * 200, "answer": "#### 4"}]))
     assert len(get_custom_dataset(path=file, tokenizer=tokenizer, max_length=100)) == 1
