@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from areal.services.inference.engines.embedded.loading import inspect
+from areal.services.inference.engines.embedded.memory import use_one_heap
 from areal.services.inference.engines.embedded.settings import add_arguments, settings
 from areal.services.web.options import add_serve_arguments, exit_on_failure, serve_options
 from areal.services.web.stage import report_stage
@@ -20,6 +21,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def main() -> None:
+    use_one_heap()
     parser = argparse.ArgumentParser(prog="areal-embedded-engine")
     add_serve_arguments(parser, port=8083)
     add_arguments(parser)

@@ -206,16 +206,18 @@ class EngineRoutes:
             self._forgetting.cancel()
         self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
 
-    async def _swap(self, loaded: Loaded, swap: Callable[[], None]) -> Response:
+    async def _swap(self, loaded: Loaded, swap: Callable[[], object]) -> Response:
+        """What ``swap`` returns is freed behind its back: generation waits for our answer."""
         async with self._swapping:
             try:
-                await asyncio.to_thread(swap)
+                replaced = [await asyncio.to_thread(swap)]
             except Conflict:
                 raise
             except ArealError as error:
                 raise bad_request(
                     f"the weights were not loaded, the old ones serve on: {error}", param="path"
                 ) from error
+        asyncio.get_running_loop().run_in_executor(None, replaced.clear)
         return json_response({"status": "ok", "version": loaded.engine.version})
 
     async def _join_group(self, request: Request) -> Response:

@@ -150,13 +150,14 @@ class Engine:
     def set_version(self, version: int) -> Future[None]:
         return self._mailbox.call(lambda: self._set_version(version))
 
-    def load_weights(self, folder: Path, version: int | None) -> None:
-        """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller.
+    def load_weights(self, folder: Path, version: int | None) -> object:
+        """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller;
+        returns what was replaced, for the caller to free.
 
         Raises ArealError when the folder does not hold this model whole; the old weights then stay, and their version.
         """
         install = self._runner.prepare(folder)
-        self._mailbox.call(lambda: self._install(install, version)).result()
+        return self._mailbox.call(lambda: self._install(install, version)).result()
 
     def stage_weights(self, folder: Path, version: int, arrival: Arrival | None = None) -> None:
         """Make them ready for ``load_staged`` while generation goes on, and while they still arrive. Blocks the caller;
@@ -164,13 +165,13 @@ class Engine:
         self._staged = None  # what was staged before makes room
         self._staged = (version, self._runner.prepare(folder, arrival))
 
-    def load_staged(self, version: int) -> None:
+    def load_staged(self, version: int) -> object:
         """As ``load_weights``; all but the swap is done already. Raises Conflict where another version is staged."""
         staged, self._staged = self._staged, None
         if staged is None or staged[0] != version:
             has = "none" if staged is None else str(staged[0])
             raise Conflict(f"version {version} is not staged here: {has} is")
-        self._mailbox.call(lambda: self._install(staged[1], version)).result()
+        return self._mailbox.call(lambda: self._install(staged[1], version)).result()
 
     def forget_weights(self) -> None:
         """What is staged, and the memory that it was read from. Not beside ``stage_weights``."""
@@ -282,7 +283,7 @@ class Engine:
         self._released = False
 
     def _install(self, install: Callable[[], object], version: int | None) -> object:
-        """What was replaced: the thread that asked frees it."""
+        """What was replaced: freeing it takes time, which is not the engine's thread's."""
         if self._released:
             raise Conflict("the engine's memory is released: resume it before weights are loaded")
         try:
