@@ -58,6 +58,16 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         assert "pair/actor synced: version 3" in areal("force-sync", "--pair", "actor")
         assert proxy.call("GET", "/get_version", **headers).json()["version"] == 3
         assert "nobody" in areal("force-sync", "--pair", "nobody", code=4)
+
+        remote = ("--gateway", gateway, "--api-key-file", str(processes.key_file))
+        assert areal("pairs", *remote).splitlines()[1].split()[:5] == ["actor", "disk", "1", "1", "3"]
+        assert "pair actor (disk): connected, version 3" in areal("status", *remote)
+        assert "pair/actor synced: version 3" in areal("force-sync", "--pair", "actor", *remote)
+        for verb in ("ps", "logs"):
+            assert "reads files of the machine that runs the processes" in areal(verb, *remote, code=2)
+        wrong = tmp_path / "wrong"
+        wrong.write_text("another-key-0123456789")
+        assert "key" in areal("pairs", "--gateway", gateway, "--api-key-file", str(wrong), code=1)
         pair.disconnect()
     assert areal("pairs", code=4)
     assert not (job / "weight_update.json").exists()
