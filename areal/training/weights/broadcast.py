@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -77,6 +78,8 @@ class BroadcastOutlet:
         group, self._group, self._open, self._store = self._group, None, None, None
         if group is not None:
             group.leave()
+            del group
+            gc.collect()  # its connections end with it: the other members would wait on them
 
     def published(self, version: int) -> dict[str, Any]:
         """What will be broadcast. Raises ApiError 409."""
@@ -89,7 +92,13 @@ class BroadcastOutlet:
         image, group = self._staged(version), self._group
         if group is None:
             raise ApiError(409, "the process group was not formed", code="not_connected")
-        group.send(image.body, image.tensors)
+        try:
+            group.send(image.body, image.tensors)
+            return
+        except RuntimeError as error:
+            why = str(error)
+        # Not the error itself: its frames would hold the group, and so its connections, on which the others wait.
+        raise RuntimeError(why)
 
     def _staged(self, version: int) -> Image:
         if self._image is None or self.version != version:
