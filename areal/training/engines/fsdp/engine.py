@@ -26,6 +26,9 @@ from areal.training.ranks import Ranks
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
 
+# On a CPU a large micro-batch is no faster than a few, which have rows of like length together and less padding.
+_CPU_TOKENS = 2048
+
 LossFn = Callable[[Tensor, Batch], Tensor]
 WeightFn = Callable[[Batch], Tensor]
 
@@ -139,12 +142,12 @@ class FSDPEngine:
     def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
         """Rows of each micro-batch, and whether it counts: a rank with fewer than the others repeats its first
         rows for nothing."""
-        spec = self.config.mb_spec
+        spec, on_cpu = self.config.mb_spec, self.ranks.device.type == "cpu"
         how = MicroBatches(
             count=spec.n_mbs or 1,
             granularity=spec.granularity,
             divisor=spec.n_mbs_divisor or 1,
-            max_tokens=spec.max_tokens_per_mb,
+            max_tokens=spec.max_tokens_per_mb or (_CPU_TOKENS if on_cpu else None),
             algorithm=spec.packing_algorithm,
         )
         sizes = lengths(batch)
