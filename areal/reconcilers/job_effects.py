@@ -130,7 +130,7 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
         found = base / Path(spec.config).expanduser()
         if found.is_file():
             return found.resolve()
-    looked = ", ".join(str(base) for base in bases)
+    looked = ", ".join(dict.fromkeys(map(str, bases)))
     raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=f"looked in {looked}")
 
 
