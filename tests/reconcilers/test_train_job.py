@@ -174,7 +174,7 @@ def test_driver_starts_after_its_model_is_visible_and_stops_before_the_service_d
 
 def test_plan_of_more_gpus_than_are_free_is_refused() -> None:
     hungry = created("TrainJob", "grpo", {**SPEC, "resources": {"gpus": 1, "processesPerNode": 4}})
-    with pytest.raises(NoCapacity, match="needs 4 GPUs; 2 are free"):
+    with pytest.raises(NoCapacity, match=r"needs 4 GPUs \(spec.resources\); 2 are free"):
         plan_of(hungry, gpus=2)
     assert plan_of(hungry, gpus=4).ops[-1].args["gpus"] == 4
 
