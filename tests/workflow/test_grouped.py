@@ -33,7 +33,9 @@ class Together(Member):
 
     async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Row | Exception]:
         zeros = [[0] * length for length in (1, 2)]
-        rows = [Row([70 + n] * len(each), each, each, each, each, 1.0) for n, each in enumerate(zeros)]
+        rows: list[Row | Exception] = [
+            Row([70 + n] * len(each), each, each, each, each, 1.0) for n, each in enumerate(zeros)
+        ]
         return [ConnectionError("first"), *rows[1:]] if data.get("failing") else rows
 
 
