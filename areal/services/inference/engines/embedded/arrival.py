@@ -17,6 +17,10 @@ class Arrival:
         self._bytes = 0
         self._failure: str | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        return self._bytes >= max(self.ends.values(), default=0)
+
     def reach(self, count: int) -> None:
         """The first ``count`` bytes are there."""
         with self._changed:

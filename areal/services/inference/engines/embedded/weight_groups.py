@@ -31,12 +31,13 @@ class _Member:
     group: BroadcastGroup
     folder: Path
     image: Image | None = None
+    arrival: Arrival | None = None  # of what is received now, or was last
 
 
 class WeightGroups:
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
+        self._thread = _one_thread()
 
     async def join(self, name: str, place: Mapping[str, Any], device: torch.device) -> None:
         """``device`` is the engine's. Raises UsageFault for a place that is none, ArealError where the group does not
@@ -55,6 +56,7 @@ class WeightGroups:
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
         image, arrival = await self._run(_place, member, layout)
+        member.arrival = arrival
         return member.folder, arrival, asyncio.ensure_future(self._receive(name, member, image, arrival))
 
     async def receive(self, name: str, layout: object) -> Path:
@@ -68,12 +70,17 @@ class WeightGroups:
             await self._run(member.group.broadcast, image.body, arrival.reach)
         except ArealError as error:
             arrival.fail(error.message)
-            self.leave(name)  # half a broadcast: what follows in this group could not be told apart
+            if self._members.get(name) is member:
+                self.leave(name)  # half a broadcast: what follows in this group could not be told apart
             raise
 
     def leave(self, name: str) -> None:
         member = self._members.pop(name, None)
         if member is not None:
+            if member.arrival is not None and not member.arrival.is_whole:
+                member.arrival.fail("the process group was left")
+                self._thread.shutdown(wait=False)  # what is still waiting there may do so for minutes
+                self._thread = _one_thread()
             if member.image is not None:
                 member.image.remove()
             shutil.rmtree(member.folder, ignore_errors=True)
@@ -95,6 +102,10 @@ class WeightGroups:
 
         group = BroadcastGroup(join_store(host, port, size, _TIMEOUT_S), rank, size, _TIMEOUT_S, device)
         self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
 
 
 def _place(member: _Member, given: object) -> tuple[Image, Arrival]:
