@@ -96,13 +96,14 @@ class Said:
         self.last = b""
 
     def update(self, update: Update) -> None:
+        opening = b"" if self.out is not None else self._prepared.shape.opening()  # first: events are numbered
         data = self._prepared.shape.update(update)
         if update.finish_reason is not None:
             self._running -= 1
             if not self._running:
                 self.last, data = data, b""
         if self.out is None:
-            self.out = self._prepared.open_stream(self._prepared.shape.opening() + data)
+            self.out = self._prepared.open_stream(opening + data)
             self.out.hold_back(self)
         elif data:
             self.out.feed(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -63,6 +64,19 @@ def test_caller_that_lags_behind_holds_back_each_connection_also_one_that_comes_
     assert first.held and late.held
     out.source.resume()
     assert not first.held and not late.held
+
+
+def test_opening_is_numbered_before_what_comes_with_it() -> None:
+    out, numbers = Out(), itertools.count()
+    said = stream_of(out)
+    shape = SimpleNamespace(
+        opening=lambda: b"%d open " % next(numbers),
+        update=lambda update: b"%d %b " % (next(numbers), update.text.encode()),
+    )
+    said._prepared.shape = cast(Any, shape)
+    said.update(update("a"))
+    said.update(update("b"))
+    assert b"".join(out.said) == b"0 open 1 a 2 b "
 
 
 def test_connections_are_let_go_at_the_end() -> None:
