@@ -55,7 +55,7 @@ def assert_exact(box: Box, name: str) -> None:
     for line in found:
         (row,) = line["interactions"]
         if line["answer"] is not None:  # else it was taken over from a collector that was killed
-            assert line["reward"] == float(line["answer"] == line["example"]["answer"])
+            assert line["reward"] == float(line["answer"].strip() == line["example"]["answer"])
         assert row["loss_mask"].count(1) == sum(version == 0 for version in row["versions"]) > 0
         assert all(logprob <= 0 for logprob in row["logprobs"])
 
