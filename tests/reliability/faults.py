@@ -7,7 +7,7 @@ is what the suite found when it last wrote it (``table``), and what it finds eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,15 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         return (self.fault.what, self.fault.when, self.callers, self.recorded, self.healed)
+
+    def plain(self) -> dict[str, str]:
+        """What another process can be sent, a test runner's worker its controller."""
+        return asdict(self.fault) | {"callers": self.callers, "recorded": self.recorded, "healed": self.healed}
+
+    @classmethod
+    def of(cls, plain: dict[str, str]) -> Row:
+        said = dict(plain)
+        return cls(Fault(said.pop("part"), said.pop("what"), said.pop("when")), **said)
 
 
 @dataclass

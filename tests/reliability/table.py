@@ -63,7 +63,8 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self.rows |= {row.fault: row for name, row in report.user_properties if isinstance(row, Row)}
+            seen = [Row.of(plain) for name, plain in report.user_properties if name == "fault"]
+            self.rows |= {row.fault: row for row in seen}
 
 
 def _all_faults() -> list[Fault]:

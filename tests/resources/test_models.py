@@ -56,7 +56,11 @@ def test_field_name_is_camel_case_and_its_type_has_words(name: str) -> None:
     assert type_text(info) and default_text(info)
 
 
-@pytest.mark.parametrize("model", {info.owner for info in _ALL.values()}, ids=lambda model: str(model.__name__))
+@pytest.mark.parametrize(
+    "model",
+    sorted({info.owner for info in _ALL.values()}, key=lambda model: model.__name__),
+    ids=lambda model: str(model.__name__),
+)
 def test_model_has_a_docstring_and_valid_defaults(model: type[SpecModel]) -> None:
     assert model_doc(model)
     defaults = {
