@@ -7,6 +7,7 @@ import http.client
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,15 +137,33 @@ def test_router_gone_leaves_the_relay_serving(house: House) -> None:
     assert house.gateway.call("GET", "/workers", key=house.key).status == 503
 
 
-def test_router_restarted_empty_takes_nothing_from_the_relay_until_it_is_synced(house: House) -> None:
+def test_router_restarted_is_told_by_the_relay_what_it_knew(house: House) -> None:
+    house.tell_router("/synced")
+    house.tell_router("/configure", strategy="prefix", limits={"max_queued_requests": 7})
+    before = house.router.call("GET", "/table", key=house.key).json()
     house.router.kill()
     again = house.processes.router("--port", str(house.router.port))
-    before = again.call("GET", "/table", key=house.key).json()
-    assert before["models"] == {} and before["synced"] is False
-    house.processes.register(again, house.proxy, model="new")
-    wait_until(lambda: "new" in house.models(), what="the new epoch is followed")
-    assert set(house.models()) == {"new", "tiny"}
+
+    def table() -> dict[str, Any]:
+        told: dict[str, Any] = again.call("GET", "/table", key=house.key).json()
+        return told
+
+    wait_until(lambda: table()["synced"], what="it is told")
+    after = table()
+    assert after.pop("epoch") != before.pop("epoch")
+    for told in (before, after):
+        told.pop("serial")
+        told["models"]["tiny"].pop("created")
+    assert after == before
     assert house.chat().status == 200
-    again.call("POST", "/synced", {}, key=house.key)
-    wait_until(lambda: house.models() == ["new"], what="synced")
-    assert house.chat().status == 404
+    assert again.call("POST", "/remove_model", {"model": "tiny"}, key=house.key).status == 200
+    wait_until(lambda: house.models() == [], what="from now on it is believed")
+
+
+def test_router_restarted_that_is_told_otherwise_goes_by_that(house: House) -> None:
+    again = house.processes.router()
+    house.processes.register(again, house.proxy, model="new")
+    kept = house.router.call("GET", "/table", key=house.key).json()
+    said = again.call("POST", "/recall", kept, key=house.key)
+    assert said.json()["recalled"] is False
+    assert list(again.call("GET", "/table", key=house.key).json()["models"]) == ["new"]

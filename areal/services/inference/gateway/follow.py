@@ -1,4 +1,5 @@
-"""Follows the router's /watch for as long as the relay lives. While the router is gone the last table stands."""
+"""Follows the router's /watch for as long as the relay lives. While the router is gone the last table stands, and one
+that comes back knowing nothing is told it: nobody else is there to do so until the next reconcile."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _SILENCE_S = 10.0  # the router's heartbeat comes every two
 _REFRESH_S = 2.0
+_RECALL_S = 5.0
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 1.0
 
@@ -53,8 +55,20 @@ class Follower:
                 watchdog.kick()
                 data = orjson.loads(line)
                 if data["type"] == "snapshot":
-                    self._table.apply(Snapshot.from_json(data))
+                    incoming = Snapshot.from_json(data)
+                    self._table.apply(incoming)
+                    await self._remind(incoming)
                 self.connected = True
+
+    async def _remind(self, incoming: Snapshot) -> None:
+        """Raises CallFailed, TimeoutError: then the next snapshot is answered so."""
+        if (remembered := self._table.remembered(incoming)) is None:
+            return
+        body = orjson.dumps(remembered.to_json())
+        said = await self._http.fetch(
+            "POST", self._url, "/recall", headers=self._headers, body=body, timeout_s=_RECALL_S
+        )
+        _check(said.status)
 
     async def refresh(self) -> None:
         """Fetch the table now: before a model is called unknown, the router is asked whether it just came.

@@ -60,6 +60,11 @@ class LiveTable:
         self.received.set()
         self._wake()
 
+    def remembered(self, incoming: Snapshot) -> Snapshot | None:
+        """What a router that knows nothing (``incoming``) is to be told; None where it knows, or we know no more."""
+        kept = self._followed.inherited
+        return kept if kept.models and not incoming.models and not incoming.synced else None
+
     def summary(self) -> dict[str, Any]:
         """What this relay goes by, for whoever asks its health."""
         table = self.snapshot

@@ -16,7 +16,7 @@ from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import Registry, Worker, worker_base_url
 from areal.services.inference.router.session_placing import Said, SessionPlacing
-from areal.services.inference.router.table import READY, STRATEGIES, WorkerEntry
+from areal.services.inference.router.table import READY, STRATEGIES, Snapshot, WorkerEntry
 from areal.services.inference.router.watch import Watch
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
@@ -25,6 +25,7 @@ from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
+_TABLE_BYTES = 64 * 1024 * 1024
 _WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
 
 
@@ -49,6 +50,7 @@ class RouterRoutes:
             "/route": self.pick,
             "/configure": self.configure,
             "/synced": self.synced,
+            "/recall": self.recall,
         }
         gets = {
             "/models": self.models,
@@ -122,6 +124,21 @@ class RouterRoutes:
     async def synced(self, request: Request) -> Response:
         self._registry.mark_synced()
         return self._accepted()
+
+    async def recall(self, request: Request) -> Response:
+        """A relay's table, to a router that was started again and was told nothing since. Whoever is told something
+        already is told the rest by the same: then this changes nothing."""
+        data = await read_object(request, _TABLE_BYTES)
+        try:
+            kept = Snapshot.from_json(data)
+            recalled = self._registry.recall(kept)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise bad_request(f"this is no table: {error!r}") from error
+        if recalled:
+            await self._prober.probe(self._registry.workers())
+        if recalled and kept.synced:
+            self._registry.mark_synced()
+        return self._accepted(recalled=recalled)
 
     async def pick(self, request: Request) -> Response:
         """Where a call would go, by its session or its session's key, else by its model. Relays decide for themselves,

@@ -218,6 +218,25 @@ class Registry:
             self.strategy, self.limits = strategy or self.strategy, updated
             self._changed()
 
+    def recall(self, kept: Snapshot) -> bool:
+        """Go on from the table of the router before us, where nobody has told us anything. Whether it was taken.
+        Who was draining gets nothing new here: whoever had it drained says how it goes on. Raises ValueError."""
+        if self.synced or self._models or self._workers:
+            return False
+        self.configure(kept.strategy, kept.limits)
+        for model in kept.models.values():
+            self.register_model(
+                model.name,
+                [(worker.id, worker.addr) for worker in model.workers],
+                expected=model.expected,
+                external=model.external,
+                readiness=model.readiness,
+                cordoned=[worker.id for worker in model.workers if worker.state in (CORDONED, DRAINING)],
+            )
+            journals = frozenset(model.orphans).union(*(worker.journals for worker in model.workers))
+            self._models[model.name] = replace(self._models[model.name], journals=journals)
+        return True
+
     def mark_synced(self) -> None:
         if not self.synced:
             self.synced = True
