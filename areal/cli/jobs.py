@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KIND = "TrainJob"
 _LONGEST_NAME = 63
+_NAMING = ("experiment_name", "trial_name")
 _LAST_LINES, _LONGEST_WORD = 40, 300  # lines, characters
 _ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
 
@@ -34,7 +35,7 @@ def job_manifest(
     config: str, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Raises UsageFault for a configuration that cannot be read, or that says no driver."""
-    from areal.reconcilers.driver_choice import choose_driver, read_config
+    from areal.reconcilers.driver_choice import choose_driver, overridden, read_config
 
     path = Path(config).absolute()
     content = read_config(path)
@@ -44,13 +45,14 @@ def job_manifest(
         spec["driver"] = driver
     if overrides:
         spec["overrides"] = list(overrides)
-    found = name or name_from(content, path)
+    called = {key: overridden(key, overrides) or content.get(key) for key in _NAMING}
+    found = name or name_from(called, path)
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": check_name(found)}, "spec": spec}
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:
     """What the configuration calls its experiment and trial, else the file's name."""
-    parts = [config.get("experiment_name"), config.get("trial_name")]
+    parts = [config.get(key) for key in _NAMING]
     words = [str(part) for part in parts if isinstance(part, str | int) and "${" not in str(part)] or [path.stem]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())[:_LONGEST_NAME].strip("-")
     if name_problem(name) is not None:

@@ -37,11 +37,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def choose_driver(given: str | None, config: Mapping[str, Any], overrides: Sequence[str], where: str) -> str:
     """``module:function``. ``where`` names the configuration in errors. Raises UsageFault."""
-    named = given or _overridden("driver", overrides) or config.get("driver")
+    named = given or overridden("driver", overrides) or config.get("driver")
     if named:
         return str(named)
     trainer = config.get("trainer")
-    kind = _overridden(_TYPE, overrides) or (trainer.get("type") if isinstance(trainer, Mapping) else None)
+    kind = overridden(_TYPE, overrides) or (trainer.get("type") if isinstance(trainer, Mapping) else None)
     if kind is None:
         raise UsageFault(
             f"nothing says which driver runs {where}",
@@ -53,8 +53,8 @@ def choose_driver(given: str | None, config: Mapping[str, Any], overrides: Seque
     return BUILT_IN[str(kind)]
 
 
-def _overridden(key: str, overrides: Sequence[str]) -> str | None:
-    """The last override's word for a key, with or without Hydra's ``+``."""
+def overridden(key: str, overrides: Sequence[str]) -> str | None:
+    """The last override's word for a top-level or dotted key, with or without Hydra's ``+``."""
     found = [value for name, sign, value in (item.partition("=") for item in overrides) if sign and _is(name, key)]
     return found[-1].strip("'\"") if found else None
 

@@ -77,6 +77,13 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     assert "Succeeded" in jobs.ok("train", "ps", "--all").out
 
 
+def test_job_is_called_what_its_overrides_say(jobs: Box) -> None:
+    words = ("train", "start", "--config", "count.yaml", "--dry-run", "-o", "name")
+    assert jobs.ok(*words, "trial_name=To 20").out == "trainjob/count-to-20\n"
+    assert jobs.ok(*words, "experiment_name=sum", "+trial_name=b").out == "trainjob/sum-b\n"
+    assert jobs.ok(*words, "trial_name=b", "--name", "mine").out == "trainjob/mine\n"
+
+
 def test_interrupted_run_stops_its_driver(jobs: Box) -> None:
     running = jobs.start("train", "run", "--config", "count.yaml", "hang_at=3")
     assert running.stdout is not None

@@ -77,7 +77,7 @@ class OfflineTrainer(Trainer):
         count = len(batch["attention_mask"])
         missing = -count % size
         if missing:
-            batch = select(batch, [*range(count), *range(missing)])
+            batch = select(batch, [*range(count), *(number % count for number in range(missing))])
             batch["loss_mask"][count:] = False
         return select(batch, spread(lengths(batch), self.ranks.size, self.rows_a_sample)[self.ranks.rank])
 

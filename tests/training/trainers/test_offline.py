@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal.api.cli_args import (
     DPOConfig,
@@ -20,6 +21,7 @@ from areal.errors import UsageFault
 from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.failures import NonFinite
 from areal.training.metrics import read_metrics
+from areal.training.ranks import Ranks
 from areal.training.trainers.dpo import DPOTrainer
 from areal.training.trainers.rw import RWTrainer
 from areal.training.trainers.sft import SFTTrainer
@@ -121,6 +123,16 @@ def test_a_run_that_meets_no_number_keeps_its_checkpoint(tmp_path: Path) -> None
         newest = trainer.checkpoints.newest()
     assert newest is not None
     assert newest.state()["step"] == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_one_row_that_is_left_counts_once_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
+    with _sft(tmp_path, 1) as trainer:
+        batch, counted = trainer.collate(solved(1)), 0
+        for rank in range(ranks):
+            trainer.ranks = Ranks(rank, ranks, torch.device("cpu"))
+            counted += int(trainer.weight(trainer.mine(batch)))
+        assert counted == int(trainer.weight(batch)) > 0
 
 
 def test_rows_without_a_mask_are_named(tmp_path: Path) -> None:
