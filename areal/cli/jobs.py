@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from areal.cli import view
 from areal.errors import UsageFault
 from areal.resources.kinds import API_VERSION, Ref, check_name, name_problem
-from areal.state.job_metrics import newest_step, waiting_for
+from areal.state.job_metrics import bottleneck, newest_step
 
 if TYPE_CHECKING:
     from areal.cli.invocation import Invocation
@@ -106,7 +106,7 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
         "reward": last.get("reward/mean"),
         "tokensPerSecond": last.get("tokens_per_second"),
         "staleness": last.get("staleness/max"),
-        "waitingFor": waiting_for(last) if status.phase == "Running" else None,
+        "bottleneck": bottleneck(last) if status.phase == "Running" else None,
         "message": _why(cli, status.message, state) if status.phase == "Failed" else status.message,
         "exitCode": exit_code(state) if state is not None else None,
         "pid": state.pid if state is not None else None,

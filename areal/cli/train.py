@@ -252,7 +252,7 @@ _SAID = (
     ("reward", "reward"),
     ("tokensPerSecond", "tokens/s"),
     ("staleness", "staleness"),
-    ("waitingFor", "waiting for"),
+    ("bottleneck", "bottleneck"),
     ("message", "message"),
     ("exitCode", "exit code"),
     ("folder", "folder"),

@@ -13,7 +13,7 @@ from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import RunState
 from areal.state.home import Home
-from areal.state.job_metrics import newest_step, waiting_for
+from areal.state.job_metrics import bottleneck, newest_step
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
@@ -109,7 +109,7 @@ def _where_it_is(home: Home, ref: Ref) -> str:
     reward = step.get("reward/mean")
     if isinstance(reward, int | float):
         words.append(f"reward {reward:.3f}")
-    return ", ".join([*words, *filter(None, [waiting_for(step)])])
+    return ", ".join([*words, *filter(None, [bottleneck(step)])])
 
 
 def _words(conditions: Conditions) -> str:

@@ -11,14 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_WAITS = {
-    "time/rollout": "rollouts",
-    "time/weights": "weight updates",
-    "time/save": "saving",
-    "time/checkpoint": "checkpoints",
-    "time/eval": "evaluation",
-}
-_WORTH_TELLING = 0.25  # of a step
 _TAIL_BYTES = 64 << 10  # some twenty lines
 
 
@@ -47,12 +39,10 @@ def newest_step(path: Path) -> dict[str, Any]:
     return next(_whole(reversed(lines)), {})
 
 
-def waiting_for(step: Mapping[str, Any]) -> str | None:
-    """What took the most of a step beside training, where that is worth telling."""
-    whole = float(step.get("time/step") or 0.0)
-    shares = {what: float(step.get(name) or 0.0) / whole for name, what in _WAITS.items()} if whole > 0 else {}
-    what = max(shares, key=lambda each: shares[each], default="")
-    return f"{what} ({shares[what]:.0%} of a step)" if what and shares[what] >= _WORTH_TELLING else None
+def bottleneck(step: Mapping[str, Any]) -> str | None:
+    """What the trainer said of its step: "waited 71% for rollouts", or "training"."""
+    said = step.get("bottleneck")
+    return said if isinstance(said, str) else None
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

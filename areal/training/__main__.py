@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from areal.api.config.uncaught import told
 from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
 from areal.services.web.options import die_with_parent
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             error = UsageFault(f"training needs the package {missing}", hint="pip install 'areal[train]'")
         if not isinstance(error, ArealError):
             raise
-        sys.stderr.write(f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+        sys.stderr.write(told(error))
         return error.exit_code
     return status if isinstance(status, int) else 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal.errors import UsageFault
+from areal.training.progress import bottleneck
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
@@ -38,7 +39,9 @@ class MetricsLog:
         self._trackers = trackers
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = {"step": step, "attempt": self._attempt, "time": time.time()}
+        line: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": time.time()}
+        if said := bottleneck(metrics):
+            line["bottleneck"] = said
         numbers = {name: _jsonable(value) for name, value in metrics.items()}
         with contextlib.suppress(OSError):
             self._file.write(json.dumps({**line, **numbers}) + "\n")

@@ -25,7 +25,8 @@ _SHOWN = (
 
 
 def bottleneck(metrics: Mapping[str, float]) -> str:
-    """Such as "waited 71 % for rollouts"; "training" where nothing else took a quarter of the step."""
+    """Such as "waited 71% for rollouts"; "training" where nothing else took a quarter of the step. Said here
+    once: whoever shows it later reads it in ``metrics.jsonl``."""
     whole = metrics.get("time/step", 0.0)
     if whole <= 0:
         return ""

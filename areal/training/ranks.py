@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Ranks:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group, device=self.device)
         return box[0]
+
+    def gathered(self, value: T) -> list[T]:
+        """What each rank passes, in their order, on every rank. Pickle, as above."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def together(self) -> None:
         """Return when every rank is here."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -189,6 +191,68 @@ def test_drivers_own_fields_are_read(tmp_path: Path) -> None:
     assert config.turns == 4  # type: ignore[attr-defined]
 
 
+class Speed(Enum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+@dataclass
+class Server:
+    url: str
+    port: int = 80
+
+
+@dataclass
+class Own(GRPOConfig):
+    """Types that drivers' own configurations have."""
+
+    anything: object = None
+    bare: list = field(default_factory=list)  # type: ignore[type-arg]
+    pair: tuple[int, str] = (1, "x")
+    numbers: tuple[int, ...] = ()
+    names: set[str] = field(default_factory=set)
+    more: Sequence[dict[str, float]] = ()
+    folder: Path = Path()
+    speed: Speed = Speed.FAST
+    server: Server | None = None
+    hook: Callable[[], None] | None = None
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("anything={a: [1]}", {"a": [1]}),
+        ("bare=[1, a]", [1, "a"]),
+        ("pair=[2, y]", (2, "y")),
+        ("numbers=[1, 2]", (1, 2)),
+        ("names=[a, b, a]", {"a", "b"}),
+        ("more=[{a: 1}]", [{"a": 1.0}]),
+        ("folder=/x", Path("/x")),
+        ("speed=slow", Speed.SLOW),
+        ("speed=SLOW", Speed.SLOW),
+        ("server={url: u}", Server("u")),
+        ("server.url=v", Server("v")),
+    ],
+)
+def test_drivers_own_types_are_read(tmp_path: Path, override: str, value: object) -> None:
+    assert getattr(load(tmp_path, SMALL, override, cls=Own), override.partition("=")[0].partition(".")[0]) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pair: [1]\n", "/config.yaml:3: pair: must be a list of 2, not a list"),
+        ("pair: [1, {}]\n", "/config.yaml:3: pair.1: must be text, not a map"),
+        ("speed: slwo\n", "/config.yaml:3: speed: must be one of fast, slow, not 'slwo' (did you mean \"slow\"?)"),
+        ("server: {port: 1}\n", "/config.yaml:3: server.url: is needed"),
+        ("names: [a, [b]]\n", "/config.yaml:3: names.1: must be text, not a list"),
+        ("hook: print\n", "/config.yaml:3: hook: is of type Callable, which no configuration file can say"),
+    ],
+)
+def test_fault_in_drivers_own_types_is_named(tmp_path: Path, text: str, said: str) -> None:
+    assert faults(tmp_path, SMALL + text, cls=Own) == said
+
+
 def test_sft_takes_model_or_actor(tmp_path: Path) -> None:
     for name in ("model", "actor"):
         config = load(tmp_path, SMALL + f"{name}: {{path: m, backend: 'fsdp:d2'}}\n", cls=SFTConfig)
@@ -196,10 +260,14 @@ def test_sft_takes_model_or_actor(tmp_path: Path) -> None:
     assert "give one of them" in faults(tmp_path, SMALL + "model: {path: a}\nactor: {path: b}\n", cls=SFTConfig)
 
 
-def test_old_importance_weight_cap_is_rejection_sampling() -> None:
-    config = PPOActorConfig(behav_imp_weight_cap=3.0, behav_imp_weight_mode="token_truncate")
-    assert config.rejection_sampling is not None
-    assert (config.rejection_sampling.action, config.rejection_sampling.upper) == ("clamp", 3.0)
+@pytest.mark.parametrize("old", ["behave", "behav"])
+def test_old_importance_weight_cap_is_rejection_sampling(old: str) -> None:
+    cap, mode = f"{old}_imp_weight_cap", f"{old}_imp_weight_mode"
+    found = PPOActorConfig(**{cap: 3.0, mode: "sequence_truncate"}).rejection_sampling
+    assert found is not None and (found.level, found.action, found.upper) == ("sequence", "clamp", 3.0)
+    assert PPOActorConfig(**{cap: 3.0, mode: "disabled"}).rejection_sampling is None
+    with pytest.raises(ValueError, match="must be one of token_mask"):
+        PPOActorConfig(**{cap: 3.0, mode: "mask"})
 
 
 def test_defaults_are_those_that_drivers_rely_on() -> None:

@@ -21,7 +21,9 @@ from areal.api.config.marks import Absent, Inert
 ROOT = Path(areal.__file__).parent
 EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)
 CONFIG = ROOT / "api" / "config"
-ADOPTED = {"max_concurrent_rollouts", "behav_imp_weight_cap", "behav_imp_weight_mode", "peft_type"}
+ADOPTED = {"max_concurrent_rollouts", "peft_type"} | {
+    f"{prefix}_imp_weight_{name}" for prefix in ("behave", "behav") for name in ("cap", "mode")
+}
 """Read by the configuration classes themselves, which hand on what follows from them."""
 
 HANDED_DOWN = ("experiment_name", "trial_name", "fileroot")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from areal.state.job_metrics import newest_step, steps_of, waiting_for
+from areal.state.job_metrics import bottleneck, newest_step, steps_of
+from areal.training.metrics import MetricsLog
 
 
 def test_job_that_has_resumed_is_at_the_step_that_it_wrote_last(tmp_path: Path) -> None:
@@ -24,7 +25,12 @@ def test_newest_step_of_a_long_run_is_its_last_whole_line(tmp_path: Path) -> Non
     assert len(steps_of(path)) == 2_000
 
 
-def test_waiting_for_names_what_took_most_and_nothing_small() -> None:
-    assert waiting_for({"time/step": 2.0, "time/rollout": 1.5, "time/eval": 0.1}) == "rollouts (75% of a step)"
-    assert waiting_for({"time/step": 2.0, "time/rollout": 0.1}) is None
-    assert waiting_for({}) is None
+def test_bottleneck_is_what_the_trainer_said_of_its_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", 1, [])
+    log.write(1, {"time/step": 2.0, "time/rollout": 1.42})
+    assert bottleneck(newest_step(tmp_path / "metrics.jsonl")) == "waited 71% for rollouts"
+    log.write(2, {"time/step": 2.0, "time/rollout": 0.1})
+    assert bottleneck(newest_step(tmp_path / "metrics.jsonl")) == "training"
+    log.write(3, {"loss": 1.0})
+    log.close()
+    assert bottleneck(newest_step(tmp_path / "metrics.jsonl")) is None

@@ -10,9 +10,11 @@ import dataclasses
 import math
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from enum import Enum
 from functools import cache
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from areal.api.config.marks import Absent, Inert
@@ -52,11 +54,14 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = 
     for key in getattr(cls, "required", ()) if not path else ():
         if not given.get(key):
             faults.add((*path, key), "is needed")
+    for key in _without_default(cls):
+        if key not in values:
+            faults.add((*path, key), "is needed")
     if len(faults.found) > before:
         return None
     try:
         return cls(**given)
-    except ValueError as error:
+    except (ValueError, TypeError, AssertionError) as error:  # what a class of the driver's own may say of its values
         named = _named(str(error), hints, values)
         faults.add((*path, *named), str(error).removeprefix(f"{'.'.join(named)}: "))
         return None
@@ -81,6 +86,14 @@ def hints_of(cls: type) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
+def _without_default(cls: type) -> list[str]:
+    return [
+        each.name
+        for each in dataclasses.fields(cls)
+        if each.init and each.default is MISSING and each.default_factory is MISSING
+    ]
+
+
 def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Path) -> None:
     if get_origin(hint) is not Annotated or value == default_of(cls, key):
         return
@@ -100,20 +113,35 @@ def _convert(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
     """``value`` as ``hint`` wants it, or _BAD with a fault noted."""
     if get_origin(hint) is Annotated:
         return _convert(hint.__origin__, value, faults, path)
-    if hint is Any:
+    if hint is Any or hint is object:
         return value
-    origin = get_origin(hint)
+    origin = get_origin(hint) or hint
     if origin in (Union, types.UnionType):
         return _choice(get_args(hint), value, faults, path)
     if origin is Literal:
         return _literal(get_args(hint), value, faults, path)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _nested(hint, value, faults, path)
-    if origin in (list, tuple):
-        return _list(hint, value, faults, path)
-    if origin is dict or (isinstance(hint, type) and issubclass(hint, dict)):
+    if origin is tuple:
+        return _tuple(get_args(hint), value, faults, path)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return _dict(hint, value, faults, path)
+    if origin in _LISTS:
+        return _list(hint, value, faults, path)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum(hint, value, faults, path)
     return _scalar(hint, value, faults, path)
+
+
+_LISTS: dict[Any, Callable[[list[Any]], Any]] = {
+    list: list,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Iterable: list,
+    Collection: list,
+}
+"""What a YAML list becomes."""
 
 
 def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
@@ -157,9 +185,36 @@ def _list(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
     if not isinstance(value, list | tuple):
         faults.add(path, f"must be a list, not {_said(value)}")
         return _BAD
-    (kind, *_) = get_args(hint)
+    (kind, *_) = get_args(hint) or (Any,)
     items = [_convert(kind, item, faults, (*path, number)) for number, item in enumerate(value)]
-    return _BAD if _BAD in items else items
+    return _BAD if _has_bad(items) else _LISTS[get_origin(hint) or hint](items)
+
+
+def _tuple(kinds: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
+    if not kinds or kinds[-1] is Ellipsis:
+        items = _list(list[kinds[0] if kinds else Any], value, faults, path)  # type: ignore[misc]
+        return _BAD if items is _BAD else tuple(items)
+    if not isinstance(value, list | tuple) or len(value) != len(kinds):
+        faults.add(path, f"must be a list of {len(kinds)}, not {_said(value)}")
+        return _BAD
+    items = [_convert(kind, value[number], faults, (*path, number)) for number, kind in enumerate(kinds)]
+    return _BAD if _has_bad(items) else tuple(items)
+
+
+def _has_bad(items: Iterable[Any]) -> bool:
+    return any(item is _BAD for item in items)
+
+
+def _enum(cls: type[Enum], value: Any, faults: Faults, path: Path) -> Any:
+    """By name or by value."""
+    if isinstance(value, cls):
+        return value
+    for member in cls:
+        if value == member.value or value == member.name:
+            return member
+    names = [str(member.value) for member in cls]
+    faults.add(path, f"must be one of {', '.join(names)}, not {_said(value)}{did_you_mean(str(value), names)}")
+    return _BAD
 
 
 def _dict(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
@@ -168,9 +223,9 @@ def _dict(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
         return _BAD
     kinds = get_args(hint)
     items = {str(key): _convert(kinds[1] if kinds else Any, item, faults, (*path, key)) for key, item in value.items()}
-    if _BAD in items.values():
+    if _has_bad(items.values()):
         return _BAD
-    return items if get_origin(hint) is dict else hint(items)
+    return hint(items) if isinstance(hint, type) and issubclass(hint, dict) else items
 
 
 def _is_whole(value: Any) -> Iterator[Any]:
@@ -197,6 +252,11 @@ def _is_flag(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _is_path(value: Any) -> Iterator[Any]:
+    if isinstance(value, str | FilePath):
+        yield FilePath(value)
+
+
 def _is_text(value: Any) -> Iterator[Any]:
     if isinstance(value, str):
         yield value
@@ -209,10 +269,16 @@ _READERS: dict[Any, tuple[str, Callable[[Any], Iterator[Any]]]] = {
     float: ("a number", _is_number),
     bool: ("true or false", _is_flag),
     str: ("text", _is_text),
+    FilePath: ("a path", _is_path),
 }
 
 
 def _scalar(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
+    if hint not in _READERS:
+        if value is None or (isinstance(hint, type) and isinstance(value, hint)):
+            return value
+        faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, which no configuration file can say")
+        return _BAD
     what, reader = _READERS[hint]
     for converted in reader(value):
         return converted

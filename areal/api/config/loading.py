@@ -1,5 +1,5 @@
-"""``load_expr_config``: a driver's configuration from its command line. No side effects: nothing is written, no global
-is set."""
+"""``load_expr_config``: a driver's configuration from its command line. Nothing is written, and no global is set but
+how a driver's process tells errors that nobody catches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path as FilePath
 from typing import Any, NoReturn, TypeVar
 
@@ -19,6 +20,7 @@ from areal.api.config.building import Faults, Path, build
 from areal.api.config.keys import TRAINERS, is_declared, suggestion
 from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
 from areal.api.config.positions import key_lines, line_of
+from areal.api.config.uncaught import tell_plainly
 from areal.errors import InvalidManifest, NotFound, UsageFault
 
 T = TypeVar("T")
@@ -38,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
 def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
     """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). A leading
     ``*.py`` is dropped, so ``sys.argv`` will do. Raises ConfigError, NotFound, UsageFault."""
+    tell_plainly()
     words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
     parser = _Parser(prog="driver", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", required=True)
@@ -154,7 +157,14 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+    """As a YAML file would have it, whatever types the fields of a driver's own class are."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.name
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def _given(tree: Any, resolved: Any) -> Any:

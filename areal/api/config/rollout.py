@@ -112,6 +112,8 @@ class InferenceEngineConfig:
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
     reward_workers: int = 2
+    _version: Annotated[Literal["v1", "v2"], Inert("there is one implementation")] = "v1"
+    log_level: Annotated[str, Inert("the service's processes have their own")] = "warning"
 
     def __post_init__(self) -> None:
         if self.backend:

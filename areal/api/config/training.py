@@ -9,6 +9,7 @@ from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
 from areal.resources.backend_grammar import TRAIN_ENGINES
 
+ONE_PROGRAM = Inert("a trainer and its ranks are one program: no service is between them")
 Dtype = Literal["float32", "bfloat16", "float16"]
 Level = Literal["batch", "group"]
 
@@ -152,6 +153,12 @@ class TrainEngineConfig:
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
     enable_tree_training: Annotated[bool, Absent("rows are trained one by one")] = False
+    _version: Annotated[Literal["v1", "v2"], ONE_PROGRAM] = "v1"
+    admin_api_key: Annotated[str, ONE_PROGRAM] = field(default="", repr=False)
+    log_level: Annotated[str, ONE_PROGRAM] = "warning"
+    request_timeout: Annotated[float, ONE_PROGRAM] = 3600.0
+    setup_timeout: Annotated[float, ONE_PROGRAM] = 3600.0
+    workers_ready_timeout: Annotated[float, ONE_PROGRAM] = 30.0
 
     def __post_init__(self) -> None:
         if self.backend:
@@ -196,7 +203,9 @@ class PPOActorConfig(TrainEngineConfig):
     recompute_logprob: bool = False
     use_decoupled_loss: bool = False
     rejection_sampling: RejectionSamplingConfig | None = None
-    behav_imp_weight_cap: float | None = None  # AReaL's older name for rejection_sampling with a ratio
+    behave_imp_weight_cap: float | None = None  # AReaL's older names for rejection_sampling with a ratio
+    behave_imp_weight_mode: str = ""
+    behav_imp_weight_cap: float | None = None
     behav_imp_weight_mode: str = ""
     prox_logp_method: Literal["recompute", "loglinear", "metrics", "reuse_train_logp"] = "recompute"
     dynamic_sampling: bool = False
@@ -218,13 +227,20 @@ class PPOActorConfig(TrainEngineConfig):
         self._adopt_importance_weight_cap()
 
     def _adopt_importance_weight_cap(self) -> None:
-        if self.behav_imp_weight_cap is None:
+        given = [each for each in (self.behave_imp_weight_cap, self.behav_imp_weight_cap) if each is not None]
+        mode = self.behave_imp_weight_mode or self.behav_imp_weight_mode
+        if mode not in _CAP_MODES:
+            raise ValueError(f"behave_imp_weight_mode must be one of {', '.join(_CAP_MODES[1:])}, not {mode!r}")
+        if not given or mode == "disabled":
             return
-        if self.rejection_sampling is not None:
-            raise ValueError("behav_imp_weight_cap is the old name of rejection_sampling: give one of them")
-        level: Literal["token", "sequence"] = "sequence" if "sequence" in self.behav_imp_weight_mode else "token"
-        action: Literal["mask", "clamp"] = "clamp" if "truncate" in self.behav_imp_weight_mode else "mask"
-        self.rejection_sampling = RejectionSamplingConfig(level, action, upper=self.behav_imp_weight_cap)
+        if self.rejection_sampling is not None or len(given) > 1:
+            raise ValueError("behave_imp_weight_cap is the old name of rejection_sampling: give one of them")
+        level: Literal["token", "sequence"] = "sequence" if mode.startswith("sequence") else "token"
+        action: Literal["mask", "clamp"] = "clamp" if mode.endswith("truncate") else "mask"
+        self.rejection_sampling = RejectionSamplingConfig(level, action, upper=given[0])
+
+
+_CAP_MODES = ("", "token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from areal.api.workflow_context import EpisodeContext, episode
 from areal.client.errors import Blame, ClientError
 from areal.client.rollouts.engine import EpisodeEngine, Head
 from areal.client.rollouts.ledger import Failure, Item
@@ -82,8 +83,9 @@ class Episodes:
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
 
     async def _once(self, item: Item, engine: EpisodeEngine) -> Any:
-        async with asyncio.timeout(self.timeout_s):
-            trajectory = await item.workflow.arun_episode(engine, dict(item.data))
+        with episode(EpisodeContext(item.task_id, is_eval=item.apart)):
+            async with asyncio.timeout(self.timeout_s):
+                trajectory = await item.workflow.arun_episode(engine, dict(item.data))
         if trajectory is None:
             return None
         if self.check:

@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from areal.api import stats
 from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
 from areal.api.io_struct import StepInfo
 from areal.errors import ArealError, UsageFault
@@ -181,8 +182,10 @@ class Trainer(abc.ABC):
             return {f"eval/{name}": value for name, value in self.evaluate().items()}
 
     def _log(self, metrics: Metrics) -> None:
+        """With what workflows and the driver have recorded, on all ranks."""
+        recorded = stats.numbers_of(stats.merged(self.ranks.gathered(stats.taken())))
         if self.ranks.is_first:
-            self.log.write(self.step, metrics)
+            self.log.write(self.step, recorded | metrics)
             self.progress.step(self.step, metrics)
 
     def _epoch(self) -> float:

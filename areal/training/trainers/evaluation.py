@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from areal.api import stats
 from areal.api.cli_args import PPOConfig
 from areal.client.rollouts.controller import RolloutController
 from areal.errors import UsageFault
@@ -66,7 +67,7 @@ class Evaluation:
             "eval/rollouts": float(len(rewards)),
             "eval/failed": float(len(self.controller.failures())),
         }
-        self.log.write(0, metrics)
+        self.log.write(0, stats.numbers_of(stats.taken()) | metrics)
         (self.folder.root / "evaluation.json").write_text(json.dumps(metrics, indent=1) + "\n")
         return metrics
 

@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _FEWEST_ENDS = 8
-NEEDED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions", "rewards")
+NEEDED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "rewards")
+_TYPES = {
+    "input_ids": torch.int64,
+    "attention_mask": torch.bool,
+    "loss_mask": torch.int64,
+    "logprobs": torch.float32,
+    "versions": torch.int64,
+    "turn_ids": torch.int32,
+    "rewards": torch.float32,
+    "original_rewards": torch.float32,
+    "truncated": torch.bool,
+}
+"""The columns of ``areal.api.workflow_api.Trajectory``."""
 
 
 class PromptsFailed(ArealError):
@@ -158,7 +170,7 @@ class RolloutSource:
 
 def together(rollouts: Sequence[Rollout]) -> tuple[Batch, Tensor]:
     """The rows of all, one under the other, and the number of its rollout for each row."""
-    batches = [_checked(rollout) for rollout in rollouts]
+    batches = [_columns(rollout) for rollout in rollouts]
     shared = set.intersection(*(set(batch) for batch in batches))
     batch = concat_padded_tensors(
         [{name: column for name, column in each.items() if name in shared} for each in batches]
@@ -167,13 +179,19 @@ def together(rollouts: Sequence[Rollout]) -> tuple[Batch, Tensor]:
     return batch, torch.repeat_interleave(torch.arange(len(batches)), counts)
 
 
-def _checked(rollout: Rollout) -> Mapping[str, Tensor]:
-    given = rollout.trajectory
-    missing = [name for name in NEEDED if not isinstance(given, Mapping) or name not in given]
+def _columns(rollout: Rollout) -> dict[str, Tensor]:
+    """Those that training knows, in its types, whatever integers and floats the workflow made them of. Without
+    ``versions`` all of it is as old as the episode. Raises UsageFault."""
+    given = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
+    missing = [name for name in NEEDED if name not in given]
     if missing:
         raise UsageFault(
             f"episode {rollout.task_id} cannot be trained on: its trajectory has no {', '.join(missing)}",
             hint="a workflow returns tensors of areal.api.workflow_api.Trajectory",
         )
-    trajectory: Mapping[str, Tensor] = given
-    return trajectory
+    if given.get("multi_modal_input"):
+        raise UsageFault(f"episode {rollout.task_id} cannot be trained on: images are not supported, only tokens")
+    found = {name: given[name].to(kind) for name, kind in _TYPES.items() if name in given}
+    if "versions" not in found:
+        found["versions"] = torch.where(found["loss_mask"].bool(), rollout.head_version, -1)
+    return found

@@ -1,0 +1,254 @@
+"""Numbers that workflows, rewards and drivers record, on their way to ``metrics.jsonl``.
+
+A tracker sums what is recorded under a key until it is asked: means are over everything recorded since, whichever task,
+thread or rank recorded it. The trainer asks every tracker once a step, so that what an episode records is in the line
+of the step that was taken when it ended. A tracker with a name puts it before its keys; scopes nest, each task in its
+own.
+
+Tensors stay where they are until then: recording makes nobody wait for a device.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_TIMES = "timeperf"
+
+
+class ReduceType(Enum):
+    """What becomes of the values under one key. ``AVG_MIN_MAX`` has three: ``key/avg``, ``key/min``, ``key/max``."""
+
+    AVG_MIN_MAX = "avg_min_max"
+    AVG = "avg"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    SCALAR = "scalar"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Everything that was recorded under a key. The first recording says how it is told."""
+
+    how: ReduceType
+    total: float
+    count: float
+    least: float
+    most: float
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.how,
+            self.total + other.total,
+            self.count + other.count,
+            min(self.least, other.least),
+            max(self.most, other.most),
+        )
+
+    def numbers(self, key: str) -> dict[str, float]:
+        """Nothing where every value was masked out: there is no mean of none."""
+        if self.how is ReduceType.SUM:
+            return {key: self.total}
+        if self.count == 0:
+            return {}
+        mean = self.total / self.count
+        if self.how is ReduceType.AVG_MIN_MAX:
+            return {f"{key}/avg": mean, f"{key}/min": self.least, f"{key}/max": self.most}
+        return {key: {ReduceType.MIN: self.least, ReduceType.MAX: self.most}.get(self.how, mean)}
+
+
+Recorded = dict[str, Sums]
+
+
+def merged(parts: Iterable[Mapping[str, Sums]]) -> Recorded:
+    """Of several ranks, or several times."""
+    found: Recorded = {}
+    for part in parts:
+        for key, sums in part.items():
+            _put(found, key, sums)
+    return found
+
+
+def _put(recorded: Recorded, key: str, sums: Sums) -> None:
+    recorded[key] = recorded[key] + sums if key in recorded else sums
+
+
+def numbers_of(recorded: Mapping[str, Sums]) -> dict[str, float]:
+    return {name: value for key, sums in recorded.items() for name, value in sums.numbers(key).items()}
+
+
+_scopes: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("areal_stats_scopes", default=())
+"""(tracker, scope), outermost first: each task and thread has its own."""
+
+
+class StatsTracker:
+    """Safe to use from any thread or task. Keys are given as keywords: ``scalar(reward=1.0)``."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._recorded: Recorded = {}
+        self._tensors: list[tuple[str, ReduceType, Tensor]] = []  # (sum, count, least, most), not read yet
+        self._masks: dict[str, Tensor] = {}
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Before every key that the block records."""
+        token = _scopes.set((*_scopes.get(), (self.name, name)))
+        try:
+            yield
+        finally:
+            _scopes.reset(token)
+
+    def scalar(self, **values: float) -> None:
+        """Numbers; their mean is told."""
+        for key, value in values.items():
+            self._add(self._key(key), _one(float(value)))
+
+    def denominator(self, **masks: Tensor) -> None:
+        """Boolean masks that later ``stat`` calls name. How many are true is told, as a sum. Raises ValueError."""
+        for key, mask in masks.items():
+            if str(mask.dtype) != "torch.bool" or mask.numel() == 0:
+                raise ValueError(
+                    f"denominator {key!r} must be a mask of booleans, not {tuple(mask.shape)} {mask.dtype}"
+                )
+            with self._lock:
+                self._masks[self._key(key)] = mask.detach()
+            self._tensor(self._key(key), ReduceType.SUM, mask.float(), mask)
+
+    def stat(self, denominator: str, reduce_type: ReduceType | None = None, **values: Tensor) -> None:
+        """Values where the mask ``denominator`` is true. Raises ValueError for a mask that was not given, or is of
+        another shape."""
+        mask = self._mask(denominator)
+        for key, value in values.items():
+            if value.shape != mask.shape:
+                raise ValueError(
+                    f"{key} is {tuple(value.shape)} and {denominator!r} {tuple(mask.shape)}: they must agree"
+                )
+            self._tensor(self._key(key), reduce_type or ReduceType.AVG_MIN_MAX, value.detach().float(), mask)
+
+    @contextmanager
+    def record_timing(self, key: str) -> Iterator[None]:
+        """The seconds that the block takes, under ``timeperf/``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._add(f"{_TIMES}/{self._key(key)}", _one(time.perf_counter() - began))
+
+    def taken(self, key: str | None = None, *, reset: bool = True) -> Recorded:
+        """What was recorded since the last call, or only what is under ``key``."""
+        with self._lock:
+            self._read_tensors()
+            found = {name: sums for name, sums in self._recorded.items() if key is None or _is_under(name, key)}
+            if reset:
+                self._recorded = {name: sums for name, sums in self._recorded.items() if name not in found}
+                self._masks = {} if key is None else self._masks
+        return found
+
+    def export(self, key: str | None = None, reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
+        """As numbers. ``reduce_group``: a process group, all of whose ranks call this."""
+        return numbers_of(_of_all_ranks(self.taken(key, reset=reset), reduce_group))
+
+    def _key(self, key: str) -> str:
+        inside = [name for tracker, name in _scopes.get() if tracker == self.name]
+        return "/".join(filter(None, (self.name, *inside, key)))
+
+    def _mask(self, name: str) -> Tensor:
+        """Of this scope, or of the nearest one around it."""
+        key, found = self._key(name), None
+        parents = key.split("/")[: -len(name.split("/"))]
+        while (found := self._masks.get("/".join((*parents, name)))) is None and parents:
+            parents.pop()
+        if found is None:
+            known = ", ".join(sorted(self._masks)) or "none"
+            raise ValueError(f"there is no denominator {key!r}; there is {known}: call denominator({name}=mask) first")
+        return found
+
+    def _add(self, key: str, sums: Sums) -> None:
+        with self._lock:
+            _put(self._recorded, key, sums)
+
+    def _tensor(self, key: str, how: ReduceType, values: Tensor, mask: Tensor) -> None:
+        import torch
+
+        kept = torch.where(mask, values, 0.0).sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
+        least = torch.where(mask, values, math.inf).min().double()
+        most = torch.where(mask, values, -math.inf).max().double()
+        with self._lock:
+            self._tensors.append((key, how, torch.stack([*kept, least, most])))
+
+    def _read_tensors(self) -> None:
+        pending, self._tensors = self._tensors, []
+        for key, how, sums in pending:
+            _put(self._recorded, key, Sums(how, *sums.tolist()))
+
+
+def _one(value: float) -> Sums:
+    return Sums(ReduceType.SCALAR, value, 1.0, value, value)
+
+
+def _is_under(name: str, key: str) -> bool:
+    return name == key or name.startswith(f"{key}/")
+
+
+def _of_all_ranks(recorded: Recorded, group: Any) -> Recorded:
+    if group is None:
+        return recorded
+    import torch.distributed as dist
+
+    parts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(parts, recorded, group=group)
+    return merged(parts)
+
+
+_lock = threading.Lock()
+_trackers: dict[str, StatsTracker] = {}
+
+
+def get(name: str = "") -> StatsTracker:
+    """The tracker of that name; ``rollout`` and ``eval-rollout`` are those of episodes."""
+    with _lock:
+        return _trackers.setdefault(name, StatsTracker(name))
+
+
+def taken() -> Recorded:
+    """What every tracker recorded since the last call."""
+    with _lock:
+        trackers = list(_trackers.values())
+    return merged(tracker.taken() for tracker in trackers)
+
+
+def export_all(reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
+    """``export`` of every tracker."""
+    with _lock:
+        trackers = list(_trackers.values())
+    return numbers_of(_of_all_ranks(merged(tracker.taken(reset=reset) for tracker in trackers), reduce_group))
+
+
+def scope_func_wrapper(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: the function runs in the scope ``name`` of the tracker without a name."""
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def scoped(*args: P.args, **kwargs: P.kwargs) -> R:
+            with get().scope(name):
+                return function(*args, **kwargs)
+
+        return scoped
+
+    return wrap

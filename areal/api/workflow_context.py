@@ -1,0 +1,36 @@
+"""Which episode the code that asks runs in: each is a task of its own, and so is what it calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EpisodeContext:
+    task_id: str | None = None  # outside every episode
+    is_eval: bool = False
+
+
+_NONE = EpisodeContext()
+_current: ContextVar[EpisodeContext] = ContextVar("areal_episode", default=_NONE)
+
+
+def get() -> EpisodeContext:
+    return _current.get()
+
+
+def stat_scope() -> str:
+    """The tracker that an episode's numbers belong to: those of evaluation are told apart."""
+    return "eval-rollout" if get().is_eval else "rollout"
+
+
+@contextmanager
+def episode(context: EpisodeContext) -> Iterator[None]:
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)

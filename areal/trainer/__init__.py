@@ -1,0 +1,21 @@
+"""AReaL's import path of the trainers, each imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from areal.training.trainers.dpo import DPOTrainer
+    from areal.training.trainers.ppo import PPOTrainer
+    from areal.training.trainers.rw import RWTrainer
+    from areal.training.trainers.sft import SFTTrainer
+
+__all__ = ["DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import areal
+
+    return getattr(areal, name)

@@ -1,0 +1,18 @@
+"""AReaL's import path of loggers: those of the standard library, whose INFO lines a plain driver shows too."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def getLogger(name: str | None = None, *_: Any) -> logging.Logger:
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format=_FORMAT)
+    return logging.getLogger(name)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(logging, name)

@@ -1,0 +1,118 @@
+"""What is recorded, by whomever, is told once, as its mean over everything that was recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from areal.api.stats import ReduceType, StatsTracker, merged, numbers_of
+from areal.utils import stats_tracker
+
+
+def test_scalars_are_told_as_their_mean_and_then_forgotten() -> None:
+    tracker = StatsTracker("rollout")
+    for reward in (0.0, 1.0, 1.0, 0.0):
+        tracker.scalar(reward=reward)
+    assert tracker.export() == {"rollout/reward": 0.5}
+    assert tracker.export() == {}
+
+
+def test_values_count_where_their_denominator_is_true() -> None:
+    tracker = StatsTracker()
+    tracker.denominator(answered=torch.tensor([[True, True, False], [False, True, False]]))
+    tracker.stat("answered", loss=torch.tensor([[1.0, 2.0, 99.0], [99.0, 6.0, float("nan")]]))
+    assert tracker.export() == {"answered": 3.0, "loss/avg": 3.0, "loss/min": 1.0, "loss/max": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [(ReduceType.AVG, 2.5), (ReduceType.SUM, 5.0), (ReduceType.MIN, 2.0), (ReduceType.MAX, 3.0)]
+)
+def test_reduce_type_says_the_one_number_that_is_told(how: ReduceType, told: float) -> None:
+    tracker = StatsTracker()
+    tracker.denominator(rows=torch.tensor([True, False, True]))
+    tracker.stat(denominator="rows", reduce_type=how, length=torch.tensor([2.0, 7.0, 3.0]))
+    assert tracker.export(key="length") == {"length": told}
+    assert tracker.export() == {"rows": 2.0}
+
+
+def test_stat_whose_mask_is_all_false_is_not_told() -> None:
+    tracker = StatsTracker()
+    tracker.denominator(none=torch.tensor([False, False]))
+    tracker.stat("none", loss=torch.tensor([1.0, 2.0]))
+    assert tracker.export() == {"none": 0.0}
+
+
+def test_scopes_nest_and_see_the_denominators_around_them() -> None:
+    tracker = StatsTracker()
+    with tracker.scope("actor"):
+        tracker.denominator(tokens=torch.tensor([True]))
+        with tracker.scope("update"), tracker.record_timing("step"):
+            tracker.stat("tokens", loss=torch.tensor([2.0]))
+    told = tracker.export()
+    assert told.pop("timeperf/actor/update/step") >= 0.0
+    assert told == {"actor/tokens": 1.0} | {f"actor/update/loss/{name}": 2.0 for name in ("avg", "min", "max")}
+
+
+async def test_tasks_have_scopes_of_their_own() -> None:
+    tracker, both_inside = StatsTracker(), asyncio.Barrier(2)
+
+    async def record(name: str, value: float) -> None:
+        with tracker.scope(name):
+            await both_inside.wait()
+            tracker.scalar(value=value)
+
+    await asyncio.gather(record("a", 1.0), record("b", 2.0))
+    assert tracker.export() == {"a/value": 1.0, "b/value": 2.0}
+
+
+def test_threads_lose_nothing() -> None:
+    tracker = StatsTracker()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(lambda: [tracker.scalar(one=float(n)) for n in range(500)])
+    (sums,) = tracker.taken().values()
+    assert (sums.count, sums.total) == (2000.0, 4 * sum(range(500)))
+
+
+def test_ranks_together_tell_the_mean_over_all_of_them() -> None:
+    few, many = StatsTracker(), StatsTracker()
+    few.scalar(loss=4.0)
+    for _ in range(3):
+        many.scalar(loss=0.0)
+    assert numbers_of(merged([few.taken(), many.taken()])) == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("mask", "values", "said"),
+    [
+        (torch.tensor([1, 0]), torch.tensor([1.0, 2.0]), "must be a mask of booleans"),
+        (torch.tensor([True, False]), torch.tensor([1.0]), "they must agree"),
+    ],
+)
+def test_mask_that_does_not_fit_is_said_at_once(mask: torch.Tensor, values: torch.Tensor, said: str) -> None:
+    tracker = StatsTracker()
+    with pytest.raises(ValueError, match=said):
+        tracker.denominator(rows=mask)
+        tracker.stat("rows", loss=values)
+
+
+def test_denominator_that_was_not_given_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no denominator 'x/rows'; there is none"):
+        StatsTracker("x").stat("rows", loss=torch.ones(1))
+
+
+def test_module_of_areals_name_is_the_tracker_without_one() -> None:
+    stats_tracker.export_all()
+    with stats_tracker.scope("own"):
+        stats_tracker.scalar(seen=1.0)
+    stats_tracker.get("rollout").scalar(reward=2.0)
+
+    @stats_tracker.scope_func_wrapper("wrapped")
+    def work() -> None:
+        stats_tracker.scalar(seen=3.0)
+
+    work()
+    assert stats_tracker.export_all() == {"own/seen": 1.0, "wrapped/seen": 3.0, "rollout/reward": 2.0}
