@@ -13,6 +13,7 @@ from pathlib import Path
 
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
+from areal.reconcilers.job_phase import started_again_by
 from areal.reconcilers.model_data import left_behind
 from areal.reconcilers.recover import recover
 from areal.resources.kinds import parse_ref
@@ -109,7 +110,8 @@ def _processes(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
             yield from _orphan(ctx, backend, uid, state)
         elif state.phase is Phase.CRASHLOOP:
             what = f"{state.spec.owner} {state.spec.component}/{state.spec.replica} is in a crash loop"
-            hint = f"areal logs {state.spec.owner} -c {state.spec.component}; areal reconcile starts it again"
+            again = started_again_by(parse_ref(state.spec.owner)) if state.spec.owner else "areal reconcile"
+            hint = f"areal logs {state.spec.owner} -c {state.spec.component}; {again} starts it again"
             yield _Trouble(Finding("error", what, state.reason, hint))
     for uuid, who in sorted(backend.capacity().squatters.items()):
         yield _Trouble(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))

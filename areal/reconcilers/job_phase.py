@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from areal.reconcilers.observed import ObservedRun
+from areal.resources.kinds import Ref
 from areal.runtime.backends.base import Phase, RunState
 
 DRIVER = "driver"
@@ -52,6 +53,11 @@ def standing(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStanding:
     run = max(started, key=lambda each: (each.is_live, attempt_of(each.state), each.uid))
     phase, message = _ended(run.state, suspended) if not run.is_live else _living(run.state)
     return JobStanding(phase, message, attempt_of(run.state), run)
+
+
+def started_again_by(ref: Ref) -> str:
+    """The command that starts it again once it has failed for good."""
+    return f"areal restart {ref}" if ref.kind == "TrainJob" else f"areal reconcile {ref}"
 
 
 def attempt_of(state: RunState) -> int:

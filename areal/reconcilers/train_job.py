@@ -20,7 +20,8 @@ from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed, ObservedRun
 from areal.reconcilers.plan import Drift, PlanBuilder, Verb
 from areal.reconcilers.processes import end_cause, erase, stop_in_order, stoppable, superseded
-from areal.resources.train_job import TrainJobSpec
+from areal.resources.registry import effective
+from areal.resources.train_job import JobRestart, TrainJobSpec
 
 TARGET = f"{DRIVER}/0"
 
@@ -81,10 +82,18 @@ def _why_start(work: JobWork, now: JobStanding) -> str:
         return "no process"
     if now.phase is JobPhase.STOPPED:
         return f"resumes after attempt {now.attempt}"
+    if now.phase is JobPhase.RUNNING and now.run is not None and _restart_of(now.run) != work.spec.restart:
+        return "spec.restart changed"
     if now.phase is JobPhase.LOST and _restarts_left(work, now) > 0:
         work.findings.drift.append(Drift(work.ref, "process-died", TARGET, now.message))
         return f"process-died: {now.message}"
     return ""
+
+
+def _restart_of(run: ObservedRun) -> JobRestart:
+    """What its supervisor goes by."""
+    spec: TrainJobSpec = effective("TrainJob", run.state.spec.spec)
+    return spec.restart
 
 
 def _restarts_left(work: JobWork, now: JobStanding) -> int:

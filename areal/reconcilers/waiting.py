@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome, Progress
 from areal.reconcilers.document import object_document
+from areal.reconcilers.job_phase import started_again_by
 from areal.reconcilers.status import ObjectStatus, object_status
 from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
@@ -98,7 +99,7 @@ def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Con
     rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
     if (stalled or rolled_out) and holder(home, ref) is None:
         raise TargetFailed(
-            f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; areal reconcile {ref} starts it again"
+            f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; {started_again_by(ref)} starts it again"
         )
 
 

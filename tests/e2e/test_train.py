@@ -67,6 +67,7 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     assert (now["phase"], now["exitCode"], now["step"], now["reward"], now["attempt"]) == ("Failed", 7, 10, 1.0, 1)
     hopeless = jobs.areal("wait", "trainjob/count-to-ten", "--for", "completed", "--timeout", "60s")
     assert hopeless.code == 8 and "exited 7" in hopeless.err
+    assert "areal restart TrainJob/count-to-ten starts it again" in hopeless.err
     again = jobs.areal("train", "run", "--config", "count.yaml")
     assert again.code == 0 and "attempt 1 from 0" in again.out, "another run of the same name begins anew"
     assert len(list((jobs.home / "jobs").glob("count-to-ten.*"))) == 1, "what the first one made is set aside"

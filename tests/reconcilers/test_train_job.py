@@ -103,6 +103,16 @@ def test_plan_of_a_job_whose_supervisor_died_starts_it_again_with_what_is_left_o
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 
+def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_other() -> None:
+    never = unchanged(job({"restart": {"policy": "Never"}}))
+    plan = plan_of(never, runs=(driver(),))
+    assert ops(plan) == ["stop driver/0", "spawn driver/0"]
+    assert plan.ops[-1].args["inputs"]["restartsAllowed"] == 0
+    assert plan.ops[-1].args["inputs"]["attempt"] == 2
+    for run in (DONE, FAILED):
+        assert plan_of(never, runs=(run,)).is_empty
+
+
 @pytest.mark.parametrize("spec", [{"restart": {"policy": "Never"}}, {}])
 def test_plan_of_a_lost_job_without_restarts_left_leaves_it(spec: dict[str, Any]) -> None:
     spent = driver(Phase.DEAD, restarts=3, reason="gone") if not spec else LOST

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 RESTART = "restart"
 FINISHED = "finished"
 CRASHLOOP = "crashloop"
+_A_YEAR_S = 365 * 86400.0
 
 
 class Exit:
@@ -73,7 +74,8 @@ class RestartBudget:
         self._restarts = [at for at in self._restarts if now - at < self._window]
         if len(self._restarts) >= self._count:
             times = f"{len(self._restarts)} restart{'s' * (len(self._restarts) != 1)}"
-            return Decision(CRASHLOOP, reason=f"{times} within {self._window:g} s were not enough: {exit.reason}")
+            within = f" within {self._window:g} s" if self._window < _A_YEAR_S else ""  # a job's restarts never expire
+            return Decision(CRASHLOOP, reason=f"{times}{within} were not enough: {exit.reason}")
         self._restarts.append(now)
         delay = min(self._max, self._initial * self._factor**self._streak)
         self._streak += 1
