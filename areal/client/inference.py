@@ -117,7 +117,7 @@ class AsyncInferenceClient:
 
     async def complete(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int] | Sequence[Sequence[int]],
         *,
         model: str | None = None,
         key: str | None = None,
@@ -125,8 +125,8 @@ class AsyncInferenceClient:
         timeout_s: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """A text completion of a text or of token ids. With ``return_token_ids`` choices have ``token_ids``,
-        ``versions`` and ``prompt_token_ids``."""
+        """A text completion of a text, of token ids, or of several prompts of token ids. With ``return_token_ids``
+        choices have ``token_ids``, ``versions`` and ``prompt_token_ids``."""
         body = self._body(model, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
         return await self._model_call(COMPLETIONS, body, key, idempotency_key, timeout_s)
 

@@ -24,6 +24,7 @@ import contextlib
 import json
 import os
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from aiohttp import web
@@ -89,9 +90,16 @@ class Engine:
         return (ids, "stop", ids[-1]) if ids[-1] in [*stops, end] else (ids, "length", None)
 
 
-def lines(engine: Engine, body: dict[str, Any]) -> list[dict[str, Any]]:
-    sampling = body["sampling"]
-    ids, finish, stop_token = engine.answer(body["input_ids"], sampling)
+def lines(engine: Engine, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """What is said at each moment: a line of each prompt that has not ended."""
+    prompts, sampling = body["input_ids"], body["sampling"]
+    several = prompts if isinstance(prompts[0], list) else [prompts]
+    said = [_lines(engine, number, prompt, sampling) for number, prompt in enumerate(several)]
+    return [[line for line in moment if line is not None] for moment in zip_longest(*said)]
+
+
+def _lines(engine: Engine, number: int, prompt: list[int], sampling: dict[str, Any]) -> list[dict[str, Any]]:
+    ids, finish, stop_token = engine.answer(prompt, sampling)
     step = engine.script.flush
     out = []
     for start in range(0, len(ids), step):
@@ -100,6 +108,7 @@ def lines(engine: Engine, body: dict[str, Any]) -> list[dict[str, Any]]:
         top = sampling.get("top_logprobs")
         out.append(
             {
+                "index": number * sampling.get("n", 1),
                 "token_ids": chunk,
                 "logprobs": [-0.25 - 0.5 * (token % 2) for token in chunk],
                 "versions": [engine.script.version] * len(chunk),
@@ -125,15 +134,17 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
     try:
-        for line in lines(engine, body):
+        for moment in lines(engine, body):
             await before_line(engine, script, record, response)
             if record["ended"] == "cut":
                 request.transport.close()
                 return response
-            for index in range(body["sampling"].get("n", 1)):
-                await response.write(json.dumps({"index": index, **line}).encode() + b"\n")
-            record["tokens"] += len(line["token_ids"])
-            record["said"] += line["token_ids"]
+            for line in moment:
+                for choice in range(body["sampling"].get("n", 1)):
+                    said = {**line, "index": line["index"] + choice}
+                    await response.write(json.dumps(said).encode() + b"\n")
+            record["tokens"] += len(moment[0]["token_ids"])
+            record["said"] += moment[0]["token_ids"]
             engine.note()
             await asyncio.sleep(script.delay_s)
         record["ended"] = "finished"

@@ -23,8 +23,9 @@ from areal.client.rollouts.dump import fileroot_of, write_rollouts
 from areal.client.rollouts.engine import EpisodeEngine
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes
 from areal.client.rollouts.executor import Executor, RolloutsFailed
+from areal.client.rollouts.gathering import Gathering
 from areal.client.rollouts.ledger import End, Failure, Item, Ledger, Rollout
-from areal.client.rollouts.service import Service, find_service, open_service
+from areal.client.rollouts.service import Service, find_service, open_service, servers_of
 from areal.errors import NotFound, TimedOut
 from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
 from areal.workflow.resolving import Workflows
@@ -97,6 +98,7 @@ class RolloutController:
     async def _open(self, service: Service) -> None:
         config = self.config
         self._client, self._context = await open_service(service, config)
+        self._gathering = Gathering(self._client, await servers_of(self._client))
         pool_of_this_loop(config.reward_workers)
         window = Window(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
         episodes = Episodes(
@@ -118,6 +120,8 @@ class RolloutController:
     async def _close(self) -> None:
         if (executor := getattr(self, "_executor", None)) is not None:
             await executor.close()
+        if (gathering := getattr(self, "_gathering", None)) is not None:
+            await gathering.close()
         if (client := getattr(self, "_client", None)) is not None:
             await client.close()
         await self._workflows.close()
@@ -127,6 +131,7 @@ class RolloutController:
         config = self.config
         return EpisodeEngine(
             self._client,
+            self._gathering,
             item.task_id,
             lambda: self._executor.ledger.version,
             config.request_timeout,

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncInferenceClient
+from areal.client.rollouts.gathering import MOST_CHOICES, Gathering
 from areal.client.rollouts.sampling import answer_budget, derived_seed, sampling_fields
 from areal.client.sessions import AsyncGroup
 
 if TYPE_CHECKING:
     from areal.api.config.generation import GenerationHyperparameters
 
-MOST_CHOICES = 128  # of one call
 _MOST_SEGMENTS = 32
 _AFTER_ABORT_S = 0.2
 
@@ -86,6 +86,7 @@ class EpisodeEngine:
     episode's name."""
 
     client: AsyncInferenceClient
+    gathering: Gathering
     task_id: str
     version: Callable[[], int]
     timeout_s: float
@@ -142,8 +143,7 @@ class EpisodeEngine:
         started = time.monotonic()
         budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
         answers = [_Answer() for _ in range(count)]
-        several = {"n": count} if count > 1 else {}
-        for choice in await self._choices(req, [], budget, fields | several):
+        for choice in await self._choices(req, [], budget, fields | {"n": count}):
             answers[choice["index"]].extend(choice)
         await self._complete([each for each in answers if each.stop_reason == "abort"], req, budget, fields)
         seconds = time.monotonic() - started
@@ -184,7 +184,7 @@ class EpisodeEngine:
         self, req: ModelRequest, so_far: list[int], budget: int, fields: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Not recorded by the service: the answer itself has all that a training row needs."""
-        answer = await self.client.complete(
+        return await self.gathering.complete(
             [*req.input_ids, *so_far],
             max_tokens=budget - len(so_far),
             return_token_ids=True,
@@ -193,5 +193,3 @@ class EpisodeEngine:
             timeout_s=self.timeout_s,
             **fields,
         )
-        choices: list[dict[str, Any]] = answer["choices"]
-        return choices

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from areal.client.errors import DeadlineExceeded
+from areal.client.errors import CallerError, DeadlineExceeded
 from areal.client.inference import AsyncInferenceClient
 from areal.errors import NotFound, UsageFault
 
@@ -62,6 +62,14 @@ async def open_service(service: Service, config: InferenceEngineConfig) -> tuple
 async def _room(client: AsyncInferenceClient) -> int | None:
     mine = [each for each in await client.model_entries() if client.model in (None, each["id"])]
     return mine[0].get("max_model_len") if mine else None
+
+
+async def servers_of(client: AsyncInferenceClient) -> int:
+    """How many servers the model has; 0 where we may not know. Raises ClientError."""
+    try:
+        return sum(_serves(client, each) for each in await client.workers.list())
+    except CallerError:
+        return 0
 
 
 async def _wait_servers(client: AsyncInferenceClient, wanted: int, timeout_s: float) -> None:

@@ -33,7 +33,7 @@ class Subject:
     def call(self, prompt: list[int], *, adapter: str | None = None, **sampling: object) -> EngineCall:
         self.calls += 1
         return EngineCall(
-            f"call-{os.getpid()}-{id(self)}-{self.calls}", tuple(prompt), _sampling(sampling), adapter=adapter
+            f"call-{os.getpid()}-{id(self)}-{self.calls}", (tuple(prompt),), _sampling(sampling), adapter=adapter
         )
 
     async def run(self, prompt: list[int], **options: object) -> list[EngineDelta]:

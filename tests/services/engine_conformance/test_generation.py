@@ -175,7 +175,7 @@ async def answer_in_schema(engine: Subject) -> tuple[list[int], list[float]]:
     # JSON may have as much white space as it likes, and a random model likes it as much as anything.
     blank = {token: -100.0 for token in range(3, tokenizer.get_vocab_size()) if not tokenizer.decode([token]).strip()}
     sampling = Sampling(max_new_tokens=400, temperature=0.3, logit_bias=blank, stop_token_ids=(END,))
-    call = EngineCall(f"schema-{id(engine)}", tuple(PROMPT), sampling, response_format=wanted)
+    call = EngineCall(f"schema-{id(engine)}", (PROMPT,), sampling, response_format=wanted)
     deltas = [delta async for delta in engine.client.generate(call)]
     assert deltas[-1].finish_reason is FinishReason.STOP
     return tokens(deltas), told(deltas)

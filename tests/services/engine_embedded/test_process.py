@@ -60,6 +60,23 @@ async def test_generate_without_stream_returns_choices(client: Client) -> None:
         assert (choice["finish_reason"], choice["stop_token_id"], choice["token_ids"][-1]) == ("stop", EOS, EOS)
 
 
+async def test_generate_of_several_prompts_counts_choices_through_and_answers_each_as_alone(client: Client) -> None:
+    sampling = {"n": 2, "seed": 1, **LONG}
+    prompts = [PROMPT, PROMPT[:-1], PROMPT]
+    status, body = await client.post("/generate", {"input_ids": prompts, "sampling": sampling})
+    assert (status, body["prompt_tokens"]) == (200, sum(map(len, prompts)))
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    for number, prompt in enumerate(prompts):
+        _, alone = await client.post("/generate", {"input_ids": prompt, "sampling": sampling})
+        mine = body["choices"][2 * number : 2 * number + 2]
+        assert [each["token_ids"] for each in mine] == [each["token_ids"] for each in alone["choices"]]
+
+
+async def test_generate_of_several_prompts_one_of_them_wrong_is_refused(client: Client) -> None:
+    status, body = await client.post("/generate", {"input_ids": [PROMPT, [10**8]], "sampling": LONG})
+    assert (status, body["error"]["param"]) == (400, "input_ids")
+
+
 async def test_generate_with_stream_gives_the_same_tokens_in_lines(client: Client) -> None:
     body = {"input_ids": PROMPT, "sampling": {"n": 2, "seed": 1, **LONG}, "stream": True}
     async with client.http.post("/generate", json=body) as response:

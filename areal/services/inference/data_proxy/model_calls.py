@@ -189,16 +189,24 @@ class ModelCalls:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
 
     def _drives(self, frame: Frame, ask: Ask, sampling: Sampling) -> tuple[Drive, ...]:
-        each, how = frame.per_prompt, ask.answering
-        seldom = each > 1 and not how.stream and not how.stops  # a group's samples: only their end is waited for
+        how, count = ask.answering, len(frame.prompts)
+        # A group's samples: only their end is waited for. A stop string ends its own prompt's work in the engine.
+        seldom = len(frame.choices) > 1 and not how.stream and not how.stops
+        together = count if seldom and self._capabilities.many_prompts else 1
+        each = frame.per_prompt
         return tuple(
             Drive(
                 EngineCall(
-                    f"{frame.answer_id}-{index}", prompt, sampling, how.response_format, ask.adapter, seldom=seldom
+                    f"{frame.answer_id}-{first}",
+                    frame.prompts[first : first + together],
+                    sampling,
+                    how.response_format,
+                    ask.adapter,
+                    seldom=seldom,
                 ),
-                frame.choices[index * each : (index + 1) * each],
+                frame.choices[first * each : (first + together) * each],
             )
-            for index, prompt in enumerate(frame.prompts)
+            for first in range(0, count, together)
         )
 
     async def _record(self, prepared: Prepared) -> None:

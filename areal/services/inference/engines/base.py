@@ -52,16 +52,22 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), i
 
 @dataclass(frozen=True)
 class EngineCall:
-    """One generation. ``request_id`` is unique to the call. ``response_format`` only where the engine has it;
-    ``adapter`` is one of those that ``EngineState`` lists, None the model itself. ``seldom``: nobody reads along, so
-    the engine may tell what it has now and then, and at the end."""
+    """``sampling.n`` choices of each of ``prompts``, counted through: the first prompt's come first. More than one
+    prompt only where the engine has ``many_prompts``. ``request_id`` is unique to the call. ``response_format`` only
+    where the engine has it; ``adapter`` is one of those that ``EngineState`` lists, None the model itself. ``seldom``:
+    nobody reads along, so the engine may tell what it has now and then, and at the end."""
 
     request_id: str
-    input_ids: Sequence[int]
+    prompts: Sequence[Sequence[int]]
     sampling: Sampling
     response_format: Mapping[str, Any] | None = None
     adapter: str | None = None
     seldom: bool = False
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        (prompt,) = self.prompts
+        return prompt
 
 
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -107,6 +113,7 @@ class Capabilities:
     response_format: bool = False
     no_response_format: str = ""  # why not, where that is known
     max_top_logprobs: int = 20
+    many_prompts: bool = False  # in one call
 
 
 class EngineError(Exception):

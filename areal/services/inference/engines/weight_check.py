@@ -41,7 +41,7 @@ async def check_weights(engine: TokenEngine, probe: WeightProbe, *, adapter: str
     """The largest gap in nats. Raises WeightsDiffer when it exceeds the tolerance; the engine must not be paused."""
     wanted = min(len(probe.expected), engine.capabilities.max_top_logprobs)
     sampling = Sampling(max_new_tokens=1, temperature=0.0, top_logprobs=wanted, ignore_eos=True)
-    call = EngineCall(f"probe-{secrets.token_hex(8)}", probe.input_ids, sampling, adapter=adapter)
+    call = EngineCall(f"probe-{secrets.token_hex(8)}", (probe.input_ids,), sampling, adapter=adapter)
     told: dict[int, float] = {}
     async with contextlib.aclosing(engine.generate(call)) as deltas:
         async for delta in deltas:

@@ -62,7 +62,7 @@ class Core:
         except UsageFault as fault:
             raise Refused(fault.message) from fault
         chosen = self.loaded.adapters[adapter] if adapter else None
-        stream = self.streams.open(make_sequences(prompt, parsed, self.loaded, chosen, matcher), whole=False)
+        stream = self.streams.open(make_sequences([prompt], parsed, self.loaded, chosen, matcher), whole=False)
         self.engine.submit(stream.sequences)
         try:
             async for delta in _taken(stream):

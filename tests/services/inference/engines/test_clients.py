@@ -21,7 +21,9 @@ from areal.services.inference.engines.clients import TOKEN_ENGINES, open_engine
 from areal.services.web.client import HttpClient
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
-CALL = EngineCall("call-1", (1, 2, 3), Sampling(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2))
+CALL = EngineCall(
+    "call-1", ((1, 2, 3),), Sampling(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2)
+)
 PATHS = {"embedded": "POST /generate", "vllm": "POST /v1/completions", "sglang": "POST /generate"}
 VLLM_MODELS = (200, {"data": [{"id": "/models/tiny", "max_model_len": 77}]})
 
@@ -135,7 +137,7 @@ async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: HttpClient,
 
 async def test_response_format_reaches_the_engines_that_have_it(http: HttpClient, api: ScriptedApi) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}
-    call = EngineCall("c", (1,), Sampling(), response_format=wanted)
+    call = EngineCall("c", ((1,),), Sampling(), response_format=wanted)
     api.replies["POST /generate"] = api.replies["POST /v1/completions"] = ["[DONE]"]
     await collect(await engine("sglang", http, api.url), call)
     assert api.bodies("POST /generate")[0]["sampling_params"]["json_schema"] == '{"type":"array"}'

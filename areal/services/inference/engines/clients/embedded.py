@@ -33,7 +33,7 @@ class EmbeddedClient:
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
-        self.capabilities = Capabilities()
+        self.capabilities = Capabilities(many_prompts=True)
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         return self._engine.deltas("/generate", _body(call), JsonLines(_read))
@@ -118,7 +118,8 @@ class EmbeddedClient:
 
 
 def _body(call: EngineCall) -> dict[str, Any]:
-    body = {"input_ids": call.input_ids, "sampling": _wire(call), "stream": True, "request_id": call.request_id}
+    body: dict[str, Any] = {"sampling": _wire(call), "stream": True, "request_id": call.request_id}
+    body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
     if call.adapter is not None:
         body["adapter"] = call.adapter
     if call.seldom:

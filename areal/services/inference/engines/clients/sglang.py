@@ -192,7 +192,7 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
     return {
         **adapter,
         "rid": call.request_id,
-        "input_ids": call.input_ids,
+        "input_ids": call.prompt,
         "sampling_params": sampling,
         "stream": True,
         "return_logprob": True,

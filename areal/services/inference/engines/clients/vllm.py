@@ -253,7 +253,7 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     body = {
         **sampling,
         "model": call.adapter or model,
-        "prompt": call.input_ids,
+        "prompt": call.prompt,
         "temperature": call.sampling.temperature,  # said even when it is ours: the model's own default may differ
         "top_p": call.sampling.top_p,
         "top_k": call.sampling.top_k,

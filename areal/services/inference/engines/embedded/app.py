@@ -18,7 +18,7 @@ from areal.services.inference.engines.embedded.generation import (
     make_sequences,
     read_adapter,
     read_grammar,
-    read_prompt,
+    read_prompts,
     read_sampling,
 )
 from areal.services.inference.engines.embedded.loading import Loaded
@@ -100,7 +100,8 @@ class EngineRoutes:
     async def _generate(self, request: Request) -> AnyResponse:
         loaded = self._model()
         body = await read_object(request)
-        prompt = read_prompt(body.get("input_ids"), loaded)
+        prompts = read_prompts(body.get("input_ids"), loaded)
+        prompt_tokens = sum(map(len, prompts))
         sampling = read_sampling(body.get("sampling"), loaded.engine.vocab_size)
         adapter = read_adapter(body.get("adapter"), loaded)
         matcher = read_grammar(body.get("response_format"), sampling, loaded)
@@ -110,18 +111,18 @@ class EngineRoutes:
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
         whole, seldom = not body.get("stream", False), body.get("seldom") is True
-        sequences = make_sequences(prompt, sampling, loaded, adapter, matcher)
+        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher)
         stream = self._streams.open(sequences, whole=whole, seldom=seldom)
         self._requests[request_id] = stream
         try:
             _submit(loaded, stream, company=seldom)
             if whole:
-                return await answer_whole(stream, len(prompt))
+                return await answer_whole(stream, prompt_tokens)
             return await answer_stream(request, stream)
         finally:
             del self._requests[request_id]
             self._streams.close(stream)
-            self._tokens.labels("prompt").inc(len(prompt))
+            self._tokens.labels("prompt").inc(prompt_tokens)
             self._tokens.labels("generated").inc(sum(each.produced for each in stream.sequences))
             if any(each.finish is None for each in stream.sequences):
                 with contextlib.suppress(ArealError):  # an engine that ended has nothing left to abort

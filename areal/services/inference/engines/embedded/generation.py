@@ -26,8 +26,14 @@ from areal.services.web.server import AnyResponse, Request, Response, StreamResp
 from areal.services.web.service import json_response
 
 
-def read_prompt(raw: Any, loaded: Loaded) -> list[int]:
-    """The token ids of a request. Raises 400 for what is no prompt, or has no room for a single token more."""
+def read_prompts(raw: Any, loaded: Loaded) -> list[list[int]]:
+    """The token ids of a request, or of each of its prompts. Raises 400 for what is no prompt, or has no room for a
+    single token more."""
+    several = isinstance(raw, list) and bool(raw) and isinstance(raw[0], list)
+    return [_read_prompt(each, loaded) for each in raw] if several else [_read_prompt(raw, loaded)]
+
+
+def _read_prompt(raw: Any, loaded: Loaded) -> list[int]:
     if not isinstance(raw, list) or not raw:
         raise bad_request("input_ids must be a list of at least one token id", param="input_ids")
     vocab_size, most = loaded.engine.vocab_size, loaded.engine.limits.max_length
@@ -77,30 +83,34 @@ def read_grammar(raw: Any, sampling: Sampling, loaded: Loaded) -> Matcher | None
 
 
 def make_sequences(
-    prompt: list[int],
+    prompts: list[list[int]],
     sampling: Sampling,
     loaded: Loaded,
     adapter: Adapter | None = None,
     matcher: Matcher | None = None,
 ) -> list[Sequence]:
-    """The request's n choices, each with its own random numbers."""
-    room = loaded.engine.limits.max_length - len(prompt)
-    allowance = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
+    """The request's n choices of each prompt, each with its own random numbers: those that it had if its prompt were
+    the only one."""
+    longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
-    seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-    return [
-        Sequence(
-            prompt,
-            sampling,
-            allowance=allowance,
-            stop_ids=stop_ids,
-            index=index,
-            key=stream_key(seed, index),
-            adapter=adapter,
-            matcher=matcher.twin() if matcher else None,
-        )
-        for index in range(sampling.n)
-    ]
+    sequences: list[Sequence] = []
+    for prompt in prompts:
+        room = longest - len(prompt)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        sequences += [
+            Sequence(
+                prompt,
+                sampling,
+                allowance=room if most is None else min(most, room),
+                stop_ids=stop_ids,
+                index=len(sequences) + choice,
+                key=stream_key(seed, choice),
+                adapter=adapter,
+                matcher=matcher.twin() if matcher else None,
+            )
+            for choice in range(sampling.n)
+        ]
+    return sequences
 
 
 async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
