@@ -1,4 +1,5 @@
-"""A safetensors file in memory, written again and again in place: one mapping, one copy of each tensor an update.
+"""A safetensors file in memory, written again and again in place: one mapping, one copy of each tensor an update. What
+somebody has on lease is not written (``memory_file``).
 
 The layout (names, shapes, dtypes) is that of the first weights and stays. Format: eight bytes of header length, the
 header as JSON, then the tensors' bytes (https://github.com/huggingface/safetensors).
@@ -59,16 +60,19 @@ def header_of(file: IO[bytes]) -> bytes:
 
 
 def views(header: bytes, buffer: Any) -> dict[str, Tensor]:
-    """The tensors of ``buffer``, which begins with ``header``; nothing is copied."""
+    """The tensors of ``buffer``, which begins with ``header``: views of one storage, nothing is copied."""
     found: dict[str, Tensor] = {}
+    whole = torch.frombuffer(buffer, dtype=torch.uint8)
     for name, about in json.loads(header[8:]).items():
         if name != "__metadata__":
-            shape, dtype, offset = about["shape"], _DTYPES[about["dtype"]], len(header) + about["data_offsets"][0]
-            if math.prod(shape):
-                found[name] = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
-            else:
-                found[name] = torch.empty(shape, dtype=dtype)
+            begin, end = (len(header) + offset for offset in about["data_offsets"])
+            found[name] = _typed(whole[begin:end], _DTYPES[about["dtype"]]).view(about["shape"])
     return found
+
+
+def _typed(body: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers; copied where a number does not begin at a multiple of its size."""
+    return (body if body.storage_offset() % dtype.itemsize == 0 else body.clone()).view(dtype)
 
 
 def ends(layout: Layout) -> dict[str, int]:
@@ -111,6 +115,14 @@ class Image:
         if view.shape != tensor.shape:
             raise ValueError(f"{name} was {list(view.shape)} and is {list(tensor.shape)} now")
         view.copy_(tensor)
+
+    def seize(self) -> bool:
+        """For writing; False where somebody computes with what is in it."""
+        return self._file.seize()
+
+    def yield_up(self) -> None:
+        """Whoever reads may come."""
+        self._file.yield_up()
 
     @property
     def tensors(self) -> list[Tensor]:

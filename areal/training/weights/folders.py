@@ -1,7 +1,10 @@
 """Weights as folders that inference workers read: on a disk that both sides have, or in the memory of one machine.
 
 ``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm`` has two
-folders that take turns, so that a worker that is still reading the version before is not written under.
+folders that take turns, so that a worker that is still reading the version before is not written under. A worker may
+compute with what it found there, without a copy of its own: what it has on lease is not written. Where both are taken
+(one serves an old version, an update that failed halfway left another) there is a third, and never a fourth: the oldest
+is given up then, and is only its reader's.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from areal.services.weight_update.memory_file import MemoryFile
 
 _FILE = "model.safetensors"
 _KEPT = 2
+_MOST_IN_MEMORY = 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,15 @@ class Published:
 
 
 @dataclass
+class _Place:
+    """A folder in memory, and the version in it; None while it is written, and where that failed."""
+
+    folder: Path
+    image: Image
+    version: int | None = None
+
+
+@dataclass
 class Folders:
     """``config_files`` are copied beside the weights, so that each folder is a model that anything can load."""
 
@@ -42,7 +55,7 @@ class Folders:
     in_memory: bool
     config_files: tuple[Path, ...] = ()
     newest: Published | None = None
-    _images: dict[str, Image] = field(default_factory=dict)
+    _places: list[_Place] = field(default_factory=list)  # the newest last
     _mark: MemoryFile | None = None
 
     @classmethod
@@ -98,22 +111,48 @@ class Folders:
         return folder, sum(tensor.nbytes for tensor in held.values())
 
     def _to_memory(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
-        folder = self._turn(version)
-        image = self._images.get(folder.name)
-        if image is None:
-            held = list(weights)
-            folder.mkdir(exist_ok=True)
-            image = Image(folder / _FILE, layout_of(held))
-            self._copy_config(folder)
-            self._images[folder.name] = image
-            weights = held
+        place = self._seized()
+        if place is None:
+            weights = list(weights)
+            place = self._new_place(weights)
+        place.version = None
         written = set()
         for name, tensor in weights:
-            image.write(name, tensor)
+            place.image.write(name, tensor)
             written.add(name)
-        if missing := image.names - written:
+        if missing := place.image.names - written:
             raise ArealError(f"the weights have lost {sorted(missing)[0]}, which they had before")
-        return folder, image.bytes
+        place.image.yield_up()
+        place.version = version
+        self._places.remove(place)
+        self._places.append(place)
+        return place.folder, place.image.bytes
+
+    def _seized(self) -> _Place | None:
+        """The oldest that nobody has on lease, to be written; never the newest, which workers that join read. It stays
+        ours where writing fails: nobody reads half of anything."""
+        newest = self.newest.version if self.newest is not None else None
+        spares = [place for place in self._places if place.version is None or place.version != newest]
+        free = [place for place in spares if place.version is None or place.image.seize()]
+        for spare in free[1:]:  # of times when more were taken
+            self._give_up(spare)
+        return free[0] if free else None
+
+    def _new_place(self, weights: Iterable[tuple[str, Tensor]]) -> _Place:
+        if len(self._places) >= _MOST_IN_MEMORY:
+            self._give_up(self._places[0])
+        taken = {place.folder.name for place in self._places}
+        folder = next(self.root / f"m{n}" for n in range(_MOST_IN_MEMORY) if f"m{n}" not in taken)
+        folder.mkdir(exist_ok=True)
+        place = _Place(folder, Image(folder / _FILE, layout_of(weights)))
+        place.image.seize()
+        self._copy_config(folder)
+        self._places.append(place)
+        return place
+
+    def _give_up(self, place: _Place) -> None:
+        self._places.remove(place)
+        place.image.remove()
 
     def _copy_config(self, folder: Path) -> None:
         for path in self.config_files:
@@ -127,20 +166,18 @@ class Folders:
             shutil.rmtree(self.root / f"v{old}", ignore_errors=True)
 
     def file_of(self, version: int) -> Path | None:
-        """Of one of the two newest versions."""
+        """Of one of the two newest versions, or one that a worker computes with in our memory."""
+        if self.in_memory:
+            return next((place.folder / _FILE for place in self._places if place.version == version), None)
         newest = self.newest
         if newest is None or not 0 <= newest.version - version < _KEPT:
             return None
-        file = (self._turn(version) if self.in_memory else self.root / f"v{version}") / _FILE
+        file = self.root / f"v{version}" / _FILE
         return file if file.is_file() else None
 
-    def _turn(self, version: int) -> Path:
-        return self.root / ("even" if version % 2 == 0 else "odd")
-
     def remove(self) -> None:
-        for image in self._images.values():
-            image.remove()
-        self._images.clear()
+        for place in list(self._places):
+            self._give_up(place)
         if self._mark is not None:
             self._mark.remove()
         shutil.rmtree(self.root, ignore_errors=True)

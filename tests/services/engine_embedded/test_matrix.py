@@ -44,3 +44,15 @@ def test_assign_of_other_dtype_and_stride_keeps_own() -> None:
     held.assign(weight.t())
     inputs = torch.randn(3, 48)
     torch.testing.assert_close(held.project(inputs), inputs @ weight.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not matrix.keeps_order(torch.float32), reason="oneDNN wants float32 reordered on this machine")
+def test_forms_of_a_lent_weight_lie_where_it_lies_and_an_assignment_leaves_it_alone() -> None:
+    held, weight, other = Matrix((64, 48), torch.float32, CPU), torch.randn(64, 48), torch.randn(64, 48)
+    held.adopt(held.forms(weight, lent=True))
+    assert held.values().data_ptr() == weight.data_ptr()
+    before, inputs = weight.clone(), torch.randn(300, 48)
+    torch.testing.assert_close(held.project(inputs), inputs @ weight.t(), rtol=1e-4, atol=1e-4)
+    held.assign(other)
+    torch.testing.assert_close(held.project(inputs), inputs @ other.t(), rtol=1e-4, atol=1e-4)
+    assert torch.equal(weight, before)

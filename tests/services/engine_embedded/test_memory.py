@@ -25,7 +25,9 @@ CPU = torch.device("cpu")
 def weights_of(harness: Harness) -> list[weakref.ref[torch.Tensor]]:
     """The tensors that hold the memory: each of them is gone once nobody has it any more."""
     runner: Any = harness.engine._runner
-    matrices = [each for matrix in runner._decoder._matrices.values() for each in (matrix._plain, matrix._blocked)]
+    matrices = [
+        each for matrix in runner._decoder._matrices.values() for each in (matrix._held.plain, matrix._held.blocked)
+    ]
     held = [runner._decoder._tensors["embed"], *matrices, *runner._cache.layers]
     return [weakref.ref(each) for each in held if each is not None and each.numel()]
 

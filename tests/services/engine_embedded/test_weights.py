@@ -135,22 +135,85 @@ def test_weights_that_arrive_are_staged_as_they_come_and_half_of_them_is_refused
     image.remove()
 
 
-def test_weights_in_memory_are_mapped_once_and_read_anew(tmp_path: Path, start: Start) -> None:
-    old, new, newer = (make_model(tmp_path / str(seed), seed=seed) for seed in range(3))
+def _written(folder: Path, model: Any) -> Image:
+    folder.mkdir()
+    held = model.state_dict()
+    image = Image(folder / "model.safetensors", layout_of(held.items()))
+    for name, tensor in held.items():
+        image.write(name, tensor)
+    return image
+
+
+def _mappings(folder: Path) -> int:
+    inode = str((folder / "model.safetensors").stat().st_ino)
+    return sum(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_in_memory_are_mapped_once_and_lent_for_as_long_as_they_are_computed_with(
+    tmp_path: Path, start: Start, family: str, tied: bool
+) -> None:
+    models = [make_model(tmp_path / str(seed), family, seed=seed, tie_word_embeddings=tied) for seed in range(3)]
     harness = start(tmp_path / "0")
-    (tmp_path / "shared").mkdir()
-    held = dict(new.state_dict())
-    image = Image(tmp_path / "shared" / "model.safetensors", layout_of(held.items()))
-    for version, model in enumerate((new, newer, old), start=1):
+    turns = [tmp_path / "a", tmp_path / "b"]
+    images = [_written(folder, models[0]) for folder in turns]
+    for version in range(1, 6):
+        image, model = images[version % 2], models[version % 3]
+        assert image.seize()
         for name, tensor in model.state_dict().items():
             image.write(name, tensor)
-        harness.engine.load_weights(tmp_path / "shared", version)
+        with pytest.raises(ArealError, match="is being written"):
+            harness.engine.load_weights(turns[version % 2], version)
+        image.yield_up()
+        harness.engine.load_weights(turns[version % 2], version)
         (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
         assert gap(model, sequence) < 1e-4
-    inode = str((tmp_path / "shared" / "model.safetensors").stat().st_ino)
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.split()[4] == inode]
-    assert len(mapped) == 2  # the writer's, and ours
+        assert not image.seize()
+    assert [_mappings(folder) for folder in turns] == [2, 2]  # the writer's, and ours
     harness.engine.forget_weights()
+    images[1].remove()  # a trainer that is gone: what we compute with stays
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert gap(models[5 % 3], sequence) < 1e-4
+    harness.engine.load_weights(tmp_path / "1", 9)
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert gap(models[1], sequence) < 1e-4
+    images[0].remove()
+
+
+@pytest.mark.usefixtures("room")
+def test_weights_that_were_lent_are_not_written_by_what_follows(tmp_path: Path, start: Start) -> None:
+    models = [make_model(tmp_path / str(seed), seed=seed, tie_word_embeddings=True) for seed in range(3)]
+    harness = start(tmp_path / "0")
+    image = _written(tmp_path / "shared", models[1])
+    before = image.body.clone()
+    harness.engine.load_weights(tmp_path / "shared", 1)
+    harness.engine.release_memory().result(30)
+    assert image.seize()
+    image.yield_up()
+    harness.engine.restore_memory().result(30)
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert gap(models[1], sequence) < 1e-4
+    harness.engine.load_weights(tmp_path / "shared", 2)
+    harness.engine.load_weights(tmp_path / "2", 3)
+    assert torch.equal(image.body, before)
+    assert image.seize()
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert gap(models[2], sequence) < 1e-4
+    image.remove()
+
+
+def test_weights_in_memory_with_a_nan_are_refused_and_given_back(tmp_path: Path, start: Start) -> None:
+    old, new = (make_model(tmp_path / str(seed), seed=seed) for seed in range(2))
+    with torch.no_grad():
+        new.model.layers[1].mlp.up_proj.weight[7, 3] = float("nan")
+    harness = start(tmp_path / "0")
+    image = _written(tmp_path / "shared", new)
+    with pytest.raises(ArealError, match=r"layers\.1\.mlp\.up_proj\.weight holds values that are not finite"):
+        harness.engine.stage_weights(tmp_path / "shared", 1)
+    assert image.seize()
+    (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
+    assert gap(old, sequence) < 1e-4
     image.remove()
 
 

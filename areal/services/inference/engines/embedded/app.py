@@ -177,6 +177,7 @@ class EngineRoutes:
 
     async def _stage_broadcast(self, loaded: Loaded, group: str, layout: object, version: int) -> Response:
         """Each tensor as it comes. What this engine refuses is received to its end all the same: the group goes on."""
+        loaded.engine.drop_staged()  # which may be where these could arrive
         with _group_errors():
             path, arrival, received = await self._groups.receiving(group, layout)
         staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, version, arrival))

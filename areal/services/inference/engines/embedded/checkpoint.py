@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from areal.services.inference.engines.embedded.memory_maps import MemoryMaps
+    from areal.services.weight_update.memory_file import Lease
 
 INDEX = "model.safetensors.index.json"
 _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -36,6 +37,20 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Reader:
+    """``read`` gives the tensor of a name, mapped from the file and not copied. ``leases``: of files in memory, which
+    nobody writes until they are ended; with them the tensors stay what they are."""
+
+    read: Callable[[str], Tensor]
+    leases: tuple[Lease, ...]
+    in_memory: bool  # all of them
+
+    def end(self) -> None:
+        for lease in self.leases:
+            lease.end()
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     folder: Path
     entries: Mapping[str, Entry]
@@ -46,20 +61,25 @@ class Checkpoint:
         return sum(entry.size for entry in self.entries.values())
 
     @contextmanager
-    def reader(self, maps: MemoryMaps | None = None) -> Iterator[Callable[[str], Tensor]]:
-        """A function from a name to its tensor, mapped from the file and not copied. Files in memory are mapped by
-        ``maps``."""
+    def reader(self, maps: MemoryMaps | None = None) -> Iterator[Reader]:
+        """Files in memory are mapped by ``maps``, and stay on lease after the block when it ends well. Raises
+        ArealError for one that is being written."""
         from safetensors import safe_open
 
-        with ExitStack() as stack:
+        with ExitStack() as stack, ExitStack() as failing:
             opened: dict[Path, Callable[[str], Tensor]] = {}
+            leases: list[Lease] = []
             for file in {entry.file for entry in self.entries.values()}:
-                held = maps.tensors(file) if maps is not None else None
+                held = maps.open(file) if maps is not None else None
                 if held is None:
                     opened[file] = stack.enter_context(safe_open(file, framework="pt")).get_tensor
                 else:
-                    opened[file] = held.__getitem__
-            yield lambda name: opened[self.entries[name].file](name)
+                    opened[file] = held[0].__getitem__
+                    leases.append(held[1])
+                    failing.callback(held[1].end)
+            in_memory = len(leases) == len(opened)
+            yield Reader(lambda name: opened[self.entries[name].file](name), tuple(leases), in_memory)
+            failing.pop_all()
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:

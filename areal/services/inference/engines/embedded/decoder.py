@@ -77,6 +77,7 @@ class Decoder:
         if config.tied:
             self._matrices["head"] = Matrix((config.vocab_size, config.hidden_size), dtype, device)
         self._head = self._matrices["head"]
+        self._embed_is_lent = False  # or may be: then it is not written
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
 
@@ -84,22 +85,33 @@ class Decoder:
         """Give a buffer of the layout its values, which are copied; a tied head follows its embedding."""
         if name in self._matrices:
             self._matrices[name].assign(values)
-        elif not self._tensors[name].numel():
-            self._tensors[name] = values.to(self.device, self.dtype, copy=True)
+        elif name == "embed":
+            self._install_embed(values)
         else:
             self._tensors[name].copy_(values)
-        if name == "embed" and self.config.tied:
-            self._head.assign(values)
+
+    def _install_embed(self, values: Tensor) -> None:
+        if self._embed_is_lent or not self._tensors["embed"].numel():
+            self._tensors["embed"] = values.to(self.device, self.dtype, copy=True)
+            self._embed_is_lent = False
+        else:
+            self._tensors["embed"].copy_(values)
+        if self.config.tied:
+            self._head.adopt(self._head.forms(self._tensors["embed"], lent=True))
 
     @torch.inference_mode()
-    def aside(self, name: str, values: Tensor) -> Iterator[tuple[str, Tensor | Forms]]:
-        """What ``adopt`` takes to give a buffer these values, which are copied; by any thread."""
+    def aside(self, name: str, values: Tensor, *, lent: bool = False) -> Iterator[tuple[str, Tensor | Forms]]:
+        """What ``adopt`` takes to give a buffer these values; by any thread. They are copied, but for those that are
+        ``lent``, which stay what they are for as long as we compute with them."""
         if name in self._matrices:
-            yield name, self._matrices[name].forms(values)
-            return
-        yield name, values.to(self.device, self.dtype, copy=True)
-        if name == "embed" and self.config.tied:
-            yield "head", self._head.forms(values)
+            yield name, self._matrices[name].forms(values, lent=lent)
+        elif name == "embed":
+            kept = values.to(self.device, self.dtype, copy=not lent)
+            yield name, kept
+            if self.config.tied:
+                yield "head", self._head.forms(kept, lent=True)
+        else:
+            yield name, values.to(self.device, self.dtype, copy=True)
 
     @torch.inference_mode()
     def adopt(self, new: Mapping[str, Tensor | Forms]) -> list[object]:
@@ -111,10 +123,15 @@ class Decoder:
                 old.append(self._matrices[name].adopt(held))
             elif name == "embed":
                 old.append(self._tensors[name])
-                self._tensors[name] = held
+                self._tensors[name], self._embed_is_lent = held, True
             else:
                 self._tensors[name].copy_(held)
         return old
+
+    @property
+    def reorders(self) -> bool:
+        """Whether it computes with weights in another order than theirs."""
+        return any(matrix.reorders for matrix in self._matrices.values())
 
     def large(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that hold nearly all of the memory: what ``release`` drops and ``install`` takes back."""

@@ -1,10 +1,14 @@
-"""The own decoder behind the runner's contract: padding, masks, and weights read from a model folder."""
+"""The own decoder behind the runner's contract: padding, masks, and weights read from a model folder.
+
+Of weights in a trainer's memory only what the decoder keeps otherwise (``layout``) is copied: it computes with the rest
+where it lies, on lease until the next weights take its place.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -12,7 +16,7 @@ from torch import Tensor
 
 from areal.errors import ArealError
 from areal.services.inference.engines.embedded.arrival import Arrival
-from areal.services.inference.engines.embedded.checkpoint import Checkpoint, open_checkpoint
+from areal.services.inference.engines.embedded.checkpoint import Checkpoint, Reader, open_checkpoint
 from areal.services.inference.engines.embedded.decoder import Decoder, PrefillShape
 from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.kv_cache import KVCache
@@ -44,9 +48,12 @@ class DecoderRunner:
         self._cache = KVCache(config.layers, config.kv_heads, config.head_dim, limits.kv_tokens, dtype, device)
         self._spill: Spill | None = None
         self._maps = MemoryMaps()
+        self._source: Reader | None = None  # of what we compute with, where that is lent
         self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
         size = sum(math.prod(shape) for shape in self._shapes.values())
         self._bytes = size * dtype.itemsize
+        made = {piece.target for piece in self._pieces if piece.form is not Form.PLAIN}
+        self._bytes_made = sum(math.prod(self._shapes[target]) for target in made) * dtype.itemsize
         self.description = f"own decoder, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
     def position_bytes(self) -> int:
@@ -118,30 +125,57 @@ class DecoderRunner:
     def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
         checkpoint = open_checkpoint(folder)
         check(self._pieces, checkpoint, tied=self._config.tied)
-        if self._bytes * _ROOM < free_bytes(self.device):
-            new = self._aside(checkpoint, arrival)
-            return lambda: self._decoder.adopt(new)
-        with checkpoint.reader(self._maps) as read:
+        with checkpoint.reader(self._maps) as source:
+            finite = _finite(source.read, folder, arrival)
+            if self._bytes_beside(source) * _ROOM < free_bytes(self.device):
+                new = self._aside(finite, source.in_memory, arrival)
+                return lambda: self._adopt(new, source)
             for piece in self._pieces:
-                _finite(read, folder, arrival)(piece.source)  # reads each page once, ahead of the swap
-        return lambda: self._copy(checkpoint, lambda done, total: None)
+                finite(piece.source)  # reads each page once, ahead of the swap
+        return lambda: self._overwrite(checkpoint, source)
+
+    def _bytes_beside(self, source: Reader) -> int:
+        """Of what new weights take of our own memory, beside those in use."""
+        lent = source.in_memory and self.device.type == "cpu" and not self._decoder.reorders
+        return self._bytes_made if lent else self._bytes
 
     def forget(self) -> None:
         self._maps.forget()
 
     @torch.inference_mode()
-    def _aside(self, checkpoint: Checkpoint, arrival: Arrival | None) -> dict[str, Tensor | Forms]:
+    def _aside(
+        self, read: Callable[[str], Tensor], in_memory: bool, arrival: Arrival | None
+    ) -> dict[str, Tensor | Forms]:
         """The weights as the decoder computes with them, beside those in use; in the order in which they arrive."""
-        groups = [(target, list(group)) for target, group in groupby(self._pieces, key=lambda piece: piece.target)]
+        groups = [
+            (target, list(group)) for target, group in itertools.groupby(self._pieces, key=lambda piece: piece.target)
+        ]
         if arrival is not None:
             ends = arrival.ends
             groups.sort(key=lambda group: max(ends[piece.source] for piece in group[1]))
         new: dict[str, Tensor | Forms] = {}
-        with checkpoint.reader(self._maps) as read:
-            finite = _finite(read, checkpoint.folder, arrival)
-            for target, pieces in groups:
-                new |= self._decoder.aside(target, self._assemble(pieces, finite))
+        for target, pieces in groups:
+            values, is_made = self._assemble(pieces, read)
+            new |= self._decoder.aside(target, values, lent=is_made or in_memory)
         return new
+
+    def _adopt(self, new: dict[str, Tensor | Forms], source: Reader) -> object:
+        old = self._decoder.adopt(new)
+        self._end_lease()
+        self._source = source
+        return old
+
+    def _overwrite(self, checkpoint: Checkpoint, source: Reader) -> None:
+        """``source`` has kept it as it was found."""
+        self._copy(checkpoint, lambda done, total: None)
+        source.end()
+        self._end_lease()
+
+    def _end_lease(self) -> None:
+        """Nothing is computed with what was lent any more."""
+        if self._source is not None:
+            self._source.end()
+            self._source = None
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         return read_adapter(name, folder, self._config, self._decoder.dtype, self.device)
@@ -157,6 +191,8 @@ class DecoderRunner:
             raise
         self._spill = spill
         self._decoder.release()
+        self._end_lease()
+        self._maps.forget()
         self._cache.release()
         self._kept.clear()
         return_freed_memory(self.device)
@@ -172,25 +208,40 @@ class DecoderRunner:
     @torch.inference_mode()
     def _copy(self, checkpoint: Checkpoint, progress: Progress) -> None:
         done, total = 0, sum(checkpoint.entries[piece.source].size for piece in self._pieces)
-        with checkpoint.reader(self._maps) as read:
-            for target, group in groupby(self._pieces, key=lambda piece: piece.target):
+        with checkpoint.reader(self._maps) as source:
+            for target, group in itertools.groupby(self._pieces, key=lambda piece: piece.target):
                 pieces = list(group)
-                self._decoder.install(target, self._assemble(pieces, read))
+                self._decoder.install(target, self._assemble(pieces, source.read)[0])
                 done += sum(checkpoint.entries[piece.source].size for piece in pieces)
                 progress(done, total)
+        source.end()
 
-    def _assemble(self, pieces: list[Piece], read: Callable[[str], Tensor]) -> Tensor:
-        """The buffer that ``pieces`` make up, rotary pairs brought together; a lone plain piece is not copied."""
-        if len(pieces) == 1 and pieces[0].form is Form.PLAIN:
-            return read(pieces[0].source)
+    def _assemble(self, pieces: list[Piece], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
+        """The buffer that ``pieces`` make up, and whether it was made for us: plain pieces that follow each other in
+        memory are it already. Rotary pairs are brought together."""
+        tensors = [read(piece.source) for piece in pieces]
+        if all(piece.form is Form.PLAIN for piece in pieces) and _follow_each_other(tensors):
+            first = tensors[0]
+            return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride()), False
         whole = torch.empty(self._shapes[pieces[0].target], dtype=self._decoder.dtype)
-        for piece in pieces:
-            tensor = read(piece.source)
-            if piece.form is not Form.PLAIN:
-                halves = tensor.view(-1, 2, self._config.head_dim // 2, *tensor.shape[1:])
-                tensor = halves.transpose(1, 2).reshape(tensor.shape)
-            whole[piece.start : piece.stop] = tensor
-        return whole
+        half = self._config.head_dim // 2
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            place = whole[piece.start : piece.stop]
+            if piece.form is Form.PLAIN:
+                place.copy_(tensor)
+            else:
+                rest = tensor.shape[1:]
+                place.view(-1, half, 2, *rest).copy_(tensor.view(-1, 2, half, *rest).transpose(1, 2))
+        return whole, True
+
+
+def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
+    """In one storage, row after row."""
+    storages = {(tensor.untyped_storage().data_ptr(), tensor.dtype) for tensor in tensors}
+    joined = all(
+        one.storage_offset() + one.numel() == other.storage_offset() for one, other in itertools.pairwise(tensors)
+    )
+    return len(storages) == 1 and joined and all(tensor.is_contiguous() for tensor in tensors)
 
 
 def _finite(read: Callable[[str], Tensor], folder: Path, arrival: Arrival | None) -> Callable[[str], Tensor]:

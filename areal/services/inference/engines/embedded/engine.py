@@ -162,8 +162,12 @@ class Engine:
     def stage_weights(self, folder: Path, version: int, arrival: Arrival | None = None) -> None:
         """Make them ready for ``load_staged`` while generation goes on, and while they still arrive. Blocks the caller;
         raises ArealError as ``load_weights`` does."""
-        self._staged = None  # what was staged before makes room
+        self.drop_staged()
         self._staged = (version, self._runner.prepare(folder, arrival))
+
+    def drop_staged(self) -> None:
+        """What was staged before makes room."""
+        self._staged = None
 
     def load_staged(self, version: int) -> object:
         """As ``load_weights``; all but the swap is done already. Raises Conflict where another version is staged."""

@@ -86,12 +86,12 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtyp
     pieces = {piece.source.removesuffix(".weight"): piece for piece in plan(config) if _is_projection(piece)}
     halves: dict[str, dict[str, Tensor]] = {}
     checkpoint = open_checkpoint(folder)
-    with checkpoint.reader() as read:
+    with checkpoint.reader() as reader:
         for tensor_name in checkpoint.entries:
             match = _TENSOR.fullmatch(tensor_name)
             if match is None or match["module"] not in pieces:
                 raise ArealError(f"{folder}: {tensor_name} is for no projection of this model's layers")
-            tensor = read(tensor_name)
+            tensor = reader.read(tensor_name)
             if not is_finite(tensor):
                 raise ArealError(f"{folder}: {tensor_name} holds values that are not finite")
             halves.setdefault(match["module"], {})[match["part"]] = tensor.to(torch.float32)

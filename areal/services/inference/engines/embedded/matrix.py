@@ -1,13 +1,15 @@
 """A weight matrix, kept in whatever form this machine multiplies fastest.
 
-On a CPU, oneDNN multiplies by a weight that it reordered once into blocks about twice as fast as by a plain one: one
-row then reads the weight at the speed of memory. Its calls cost some ten microseconds more, so a small float32 matrix
-keeps both forms and chooses by the number of rows. Elsewhere, and where oneDNN is absent or wrong, the plain form
+On a CPU, oneDNN multiplies up to twice as fast as torch's own product: one row then reads the weight at the speed of
+memory. Its calls cost some ten microseconds more, so a small float32 matrix chooses by the number of rows. oneDNN may
+want the weight reordered into blocks (bfloat16), and may want it as it is (float32 on the machines we met): then there
+is one form, and it can lie in memory that is not ours. Elsewhere, and where oneDNN is absent or wrong, the plain form
 serves.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,79 +18,95 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Multiplications from which the blocked form is faster in float32 (measured on Zen 5: level at about this number).
+# Multiplications from which oneDNN is faster in float32 (measured on Zen 5: level at about this number).
 _WORTH_A_CALL = 2**20
 
 
 @dataclass(frozen=True)
 class Forms:
-    """One weight in the forms that its matrix keeps; None for one that it does not."""
+    """One weight in the forms that its matrix keeps; None for one that it does not. ``lent``: the plain one lies where
+    somebody else computes with it too, and is not written."""
 
     plain: Tensor | None
     blocked: Tensor | None
+    lent: bool = False
+
+
+_NOTHING = Forms(None, None)
 
 
 class Matrix:
     """[out, in]; maps rows [n, in] to [n, out]. Holds nothing until the first ``assign``, and after ``release``."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self._plain: Tensor | None = None
-        self._blocked: Tensor | None = None
-        if not (device.type == "cpu" and blocks(dtype)):
-            self._blocked_from = 2**62  # rows
+        self._held = _NOTHING
+        multiplies = device.type == "cpu" and blocks(dtype)
+        if not multiplies:
+            self._onednn_from = 2**62  # rows from which oneDNN multiplies
         elif dtype == torch.float32:
-            self._blocked_from = max(1, _WORTH_A_CALL // (shape[0] * shape[1]))
+            self._onednn_from = max(1, _WORTH_A_CALL // (shape[0] * shape[1]))
         else:
-            self._blocked_from = 1
+            self._onednn_from = 1
+        self.reorders = multiplies and not keeps_order(dtype)
+        self._keeps_plain = self._onednn_from > 1 or not self.reorders
         self._shape, self._dtype, self._device = shape, dtype, device
 
     @torch.inference_mode()
     def assign(self, weight: Tensor) -> None:
-        """Take the weight's values. A plain form is overwritten where it lies."""
-        if self._blocked_from > 1:
-            if self._plain is None:
-                self._plain = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-            self._plain.copy_(weight)
-        if self._blocked_from < 2**62:
-            self._blocked = _block(weight.to(self._dtype).contiguous())
+        """Take the weight's values. A plain form of our own is overwritten where it lies."""
+        plain = None if self._held.lent else self._held.plain
+        if self._keeps_plain:
+            if plain is None:
+                plain = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+            plain.copy_(weight)
+        self._held = Forms(plain, self._blocked(weight))
 
     @torch.inference_mode()
-    def forms(self, weight: Tensor) -> Forms:
-        """The weight's values beside those in use, for ``adopt``; by any thread."""
-        plain = weight.to(self._device, self._dtype, copy=True) if self._blocked_from > 1 else None
-        blocked = _block(weight.to(self._dtype).contiguous()) if self._blocked_from < 2**62 else None
-        return Forms(plain, blocked)
+    def forms(self, weight: Tensor, *, lent: bool = False) -> Forms:
+        """The weight's values beside those in use, for ``adopt``; by any thread. ``lent``: the weight is contiguous and
+        stays what it is, so that it need not be copied."""
+        lent = lent and self._keeps_plain and weight.dtype == self._dtype and weight.device == self._device
+        plain = weight if lent else None
+        if self._keeps_plain and not lent:
+            plain = weight.to(self._device, self._dtype, copy=True, memory_format=torch.contiguous_format)
+        return Forms(plain, self._blocked(weight), lent)
+
+    def _blocked(self, weight: Tensor) -> Tensor | None:
+        return _block(weight.to(self._dtype).contiguous()) if self.reorders else None
 
     def adopt(self, new: Forms) -> Forms:
         """Use these from now on; those that were in use."""
-        old = Forms(self._plain, self._blocked)
-        self._plain, self._blocked = new.plain, new.blocked
+        old, self._held = self._held, new
         return old
 
     def values(self) -> Tensor:
         """The weight as a plain tensor."""
-        if self._plain is not None:
-            return self._plain
-        assert self._blocked is not None
-        return self._blocked.to_dense()
+        if self._held.plain is not None:
+            return self._held.plain
+        assert self._held.blocked is not None
+        return self._held.blocked.to_dense()
 
     def release(self) -> None:
-        self._plain = self._blocked = None
+        self._held = _NOTHING
 
     def project(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """rows @ weight.T + bias"""
-        if rows.shape[0] >= self._blocked_from:
-            return _ops()._linear_pointwise(rows, self._blocked, bias, "none", [], "")  # type: ignore[no-any-return]
-        assert self._plain is not None
-        return F.linear(rows, self._plain, bias)
+        held = self._held
+        if rows.shape[0] >= self._onednn_from:
+            weight = held.plain if held.blocked is None else held.blocked
+            return _ops()._linear_pointwise(rows, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+        assert held.plain is not None
+        return F.linear(rows, held.plain, bias)
 
     def project_onto(self, residual: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """residual + rows @ weight.T + bias; ``residual`` may be overwritten."""
-        if rows.shape[0] >= self._blocked_from:
-            added: Tensor = _ops()._linear_pointwise.binary(rows, residual, self._blocked, bias, "add")
+        held = self._held
+        if rows.shape[0] >= self._onednn_from:
+            weight = held.plain if held.blocked is None else held.blocked
+            added: Tensor = _ops()._linear_pointwise.binary(rows, residual, weight, bias, "add")
             return added
-        assert self._plain is not None
-        residual = residual.addmm_(rows, self._plain.t())
+        assert held.plain is not None
+        residual = residual.addmm_(rows, held.plain.t())
         return residual if bias is None else residual.add_(bias)
 
 
@@ -103,7 +121,7 @@ def blocks(dtype: torch.dtype) -> bool:
     try:
         if dtype == torch.bfloat16 and not _ops()._is_mkldnn_bf16_supported():
             return False
-        blocked = _block(weight)
+        blocked = weight if keeps_order(dtype) else _block(weight)
         product = _ops()._linear_pointwise(rows, blocked, None, "none", [], "")
         added = _ops()._linear_pointwise.binary(rows, residual, blocked, residual[0], "add")
     except (AttributeError, RuntimeError, TypeError):
@@ -111,6 +129,20 @@ def blocks(dtype: torch.dtype) -> bool:
     exact = rows.double() @ weight.double().t()
     wrong = torch.maximum((product - exact).abs().max(), (added - exact - residual - residual[0]).abs().max())
     return bool(wrong < (0.5 if dtype == torch.bfloat16 else 1e-3))  # sums of 64 products of normal numbers
+
+
+@cache
+def keeps_order(dtype: torch.dtype) -> bool:
+    """Whether the blocks that oneDNN wants are the plain weight, byte for byte, and it takes that."""
+    weight = torch.arange(256 * 256).view(256, 256).to(dtype)
+    try:
+        blocked = _block(weight)
+        size, at = _ops()._nbytes(blocked), _ops().data_ptr(blocked)
+        _ops()._linear_pointwise(weight[:2], weight, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return False
+    there = ctypes.string_at(at, size)
+    return there == weight.view(torch.uint8).numpy().tobytes()
 
 
 def _block(weight: Tensor) -> Tensor:

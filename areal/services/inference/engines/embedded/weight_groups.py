@@ -1,4 +1,5 @@
-"""Weights that a trainer broadcasts: received into memory as a model folder, which is then loaded as any other.
+"""Weights that a trainer broadcasts: received into memory as a model folder, which is then loaded as any other, or
+computed with where it lies. Then two folders take turns.
 
 One thread of its own does the waiting: a member that does not come holds nobody else up.
 """
@@ -10,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from areal.services.weight_update.image import Image
 
 _TIMEOUT_S = 300.0
+_MOST = 2
 
 
 @dataclass
 class _Member:
     group: BroadcastGroup
-    folder: Path
-    image: Image | None = None
+    root: Path
+    images: list[tuple[Path, Image]] = field(default_factory=list)  # the newest last
     arrival: Arrival | None = None  # of what is received now, or was last
 
 
@@ -55,9 +57,9 @@ class WeightGroups:
         member = self._members.get(name)
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
-        image, arrival = await self._run(_place, member, layout)
+        folder, image, arrival = await self._run(_place, member, layout)
         member.arrival = arrival
-        return member.folder, arrival, asyncio.ensure_future(self._receive(name, member, image, arrival))
+        return folder, arrival, asyncio.ensure_future(self._receive(name, member, image, arrival))
 
     async def receive(self, name: str, layout: object) -> Path:
         """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
@@ -81,9 +83,9 @@ class WeightGroups:
                 member.arrival.fail("the process group was left")
                 self._thread.shutdown(wait=False)  # what is still waiting there may do so for minutes
                 self._thread = _one_thread()
-            if member.image is not None:
-                member.image.remove()
-            shutil.rmtree(member.folder, ignore_errors=True)
+            for _, image in member.images:
+                image.remove()
+            shutil.rmtree(member.root, ignore_errors=True)
 
     def close(self) -> None:
         for name in list(self._members):
@@ -108,10 +110,21 @@ def _one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
 
 
-def _place(member: _Member, given: object) -> tuple[Image, Arrival]:
+def _place(member: _Member, given: object) -> tuple[Path, Image, Arrival]:
+    """One that the engine does not compute with. Where it has both on lease, the older one is its alone from now on."""
     from areal.services.weight_update.image import Image, ends, read_layout
 
     layout = read_layout(given)
-    if member.image is None or member.image.layout != layout:
-        member.image = Image(member.folder / "model.safetensors", layout)
-    return member.image, Arrival(ends(layout))
+    for place in member.images:
+        folder, image = place
+        if image.layout == layout and image.seize():
+            image.yield_up()  # who reads it waits for each tensor
+            member.images.remove(place)
+            break
+    else:
+        if len(member.images) == _MOST:
+            member.images.pop(0)[1].remove()
+        folder = Path(tempfile.mkdtemp(dir=member.root))
+        image = Image(folder / "model.safetensors", layout)
+    member.images.append((folder, image))
+    return folder, image, Arrival(ends(layout))
