@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -19,13 +20,19 @@ from torch import Tensor
 
 _PIECE = 32 * 1024 * 1024  # bytes of one broadcast: the next one is read while this one travels
 _CPU = torch.device("cpu")
+Await = Callable[[int], None]
+
+
+def at_once(count: int) -> None:
+    """All bytes are there."""
 
 
 class Sender(Protocol):
     """The trainer's end. ``tensors`` are views of ``body``, one after the other."""
 
-    def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Raises RuntimeError when a member is lost."""
+    def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
+        """``await_bytes`` returns when so many bytes of ``body`` are what they are to be, and its errors are passed
+        on. Raises RuntimeError when a member is lost."""
         ...
 
     def leave(self) -> None: ...
@@ -63,26 +70,32 @@ class BroadcastGroup:
             self._group = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._sends = rank == 0
 
-    def broadcast(self, body: Tensor, reached: Callable[[int], None] = lambda count: None) -> None:
+    def broadcast(
+        self, body: Tensor, reached: Callable[[int], None] = lambda count: None, await_bytes: Await = at_once
+    ) -> None:
         """``body`` of uint8, equally long everywhere, from rank 0 to all; ``reached`` is told how many bytes have
-        travelled. Raises RuntimeError when a member is lost."""
+        travelled, ``await_bytes`` is as for ``send``. Raises RuntimeError when a member is lost."""
         if self._bucket is not None:
-            self._by_bucket(body, self._bucket)
+            self._by_bucket(body, self._bucket, await_bytes)
             reached(len(body))
             return
-        works = [self._group.broadcast([piece], _from_first()) for piece in torch.split(body, _PIECE)]
+        works = []
+        for number, piece in enumerate(torch.split(body, _PIECE)):
+            await_bytes(number * _PIECE + len(piece))
+            works.append(self._group.broadcast([piece], _from_first()))
         for number, work in enumerate(works, start=1):
             work.wait()
             reached(min(number * _PIECE, len(body)))
 
-    def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
-        self.broadcast(body)
+    def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
+        self.broadcast(body, await_bytes=await_bytes)
 
     def leave(self) -> None:
         """Its connections go with it."""
 
-    def _by_bucket(self, body: Tensor, bucket: Tensor) -> None:
-        for piece in torch.split(body, _PIECE):
+    def _by_bucket(self, body: Tensor, bucket: Tensor, await_bytes: Await) -> None:
+        for number, piece in enumerate(torch.split(body, _PIECE)):
+            await_bytes(number * _PIECE + len(piece))
             there = bucket[: len(piece)]
             if self._sends:
                 there.copy_(piece)
@@ -114,8 +127,9 @@ class NamedGroup:
         )
         helpers._world.pg_group_ranks[self._group] = {member: member for member in range(size)}
 
-    def send(self, body: Tensor, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
+    def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
+        for tensor, end in zip(tensors, accumulate(tensor.nbytes for tensor in tensors), strict=True):
+            await_bytes(end)
             dist.broadcast(tensor.to(self._device), src=0, group=self._group)
 
     def leave(self) -> None:

@@ -1,10 +1,15 @@
-"""The trainer's end of ``xccl``: weights staged in memory of our own, and broadcast when the workers wait for them."""
+"""The trainer's end of ``xccl``: weights staged in memory of our own, and broadcast when the workers wait for them.
+
+What is staged already can travel while the rest is copied: a thread of its own copies, and the trainer waits for it
+before it goes on to change the weights.
+"""
 
 from __future__ import annotations
 
 import gc
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from areal.errors import ArealError
 from areal.services.web.errors import ApiError
+from areal.services.weight_update.arrival import Arrival
 from areal.services.weight_update.group import Sender, open_group, open_store
-from areal.services.weight_update.image import Image, layout_of
+from areal.services.weight_update.image import Image, ends, layout_of
 
 _TIMEOUT_S = 300.0
 _CPU = torch.device("cpu")
@@ -32,6 +39,9 @@ class BroadcastOutlet:
         self._open: Callable[[], Sender] | None = None
         self._group: Sender | None = None
         self._image: Image | None = None
+        self._arrival = Arrival({})
+        self._staging: Future[None] | None = None
+        self._copying = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-staging")
         self.version: int | None = None
         self.probe: dict[str, Any] | None = None
 
@@ -44,16 +54,25 @@ class BroadcastOutlet:
         if self._image is None or self._image.layout != layout:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._image = Image(self._folder / _STAGED, layout)
-        self.version = None
-        for name, tensor in held:
-            self._image.write(name, tensor)
-        self.version = version
+        self._arrival, self.version = Arrival(ends(layout)), version
+        self._staging = self._copying.submit(_copy, held, self._image, self._arrival)
+
+    def settle(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            try:
+                staging.result()
+            except BaseException:
+                self.version = None
+                raise
 
     def staged_file(self, version: int) -> Path | None:
-        return self._folder / _STAGED if self._image is not None and self.version == version else None
+        whole = self._image is not None and self.version == version and self._arrival.is_whole
+        return self._folder / _STAGED if whole else None
 
     def remove(self) -> None:
         self.leave()
+        self._copying.shutdown()
         if self._image is not None:
             self._image.remove()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -88,14 +107,14 @@ class BroadcastOutlet:
         return answer | ({"probe": self.probe} if self.probe else {})
 
     def send(self, version: int) -> None:
-        """Raises ApiError 409, RuntimeError where a worker is lost."""
+        """Raises ApiError 409, RuntimeError where a worker is lost, or the weights do not come."""
         image, group = self._staged(version), self._group
         if group is None:
             raise ApiError(409, "the process group was not formed", code="not_connected")
         try:
-            group.send(image.body, image.tensors)
+            group.send(image.body, image.tensors, self._arrival.wait_for)
             return
-        except RuntimeError as error:
+        except (RuntimeError, ArealError) as error:
             why = str(error)
         # Not the error itself: its frames would hold the group, and so its connections, on which the others wait.
         raise RuntimeError(why)
@@ -105,3 +124,14 @@ class BroadcastOutlet:
             has = "nothing" if self.version is None else f"version {self.version}"
             raise ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
         return self._image
+
+
+@torch.no_grad()
+def _copy(weights: list[tuple[str, Tensor]], image: Image, arrival: Arrival) -> None:
+    try:
+        for name, tensor in weights:
+            image.write(name, tensor)
+            arrival.reach(arrival.ends[name])
+    except BaseException as error:
+        arrival.fail(str(error) or type(error).__name__)
+        raise

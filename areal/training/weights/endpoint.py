@@ -45,7 +45,11 @@ class Outlet(Protocol):
         ...
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
-        """Stage them; on the trainer's thread."""
+        """Begin to stage them; on the trainer's thread. They stay what they are until ``settle``."""
+        ...
+
+    def settle(self) -> None:
+        """Return when they are staged whole; on the trainer's thread. Raises what went wrong."""
         ...
 
     def published(self, version: int) -> dict[str, Any]:

@@ -56,6 +56,9 @@ class FolderOutlet:
         self.probe = probe
         self.staged = self.folders.write(version, weights)
 
+    def settle(self) -> None:
+        """They are."""
+
     def send(self, version: int) -> None:
         """They read for themselves."""
 
@@ -97,12 +100,17 @@ class Pair:
     def publish(
         self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None
     ) -> Delivered:
-        """Stage ``weights`` and carry them over. Raises WeightUpdateFailed: then the old version serves on."""
-        self.stage(version, weights, probe)
-        return self.deliver(version)
+        """Stage ``weights`` and carry them over, at once where that can be. Raises WeightUpdateFailed: then the old
+        version serves on."""
+        self.outlet.write(version, weights, probe)
+        try:
+            return self.deliver(version)
+        finally:
+            self.outlet.settle()
 
     def stage(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
         self.outlet.write(version, weights, probe)
+        self.outlet.settle()
 
     def deliver(self, version: int) -> Delivered:
         done = self._post("/update_weights", {"pair_name": self.name, "version": version}, UPDATE_S)

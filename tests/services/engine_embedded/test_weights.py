@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded import decoder_runner
-from areal.services.inference.engines.embedded.arrival import Arrival
+from areal.services.weight_update.arrival import Arrival
 from areal.services.weight_update.image import Image, ends, layout_of
 
 from .support import FAMILIES, Harness, gap, make_model

@@ -68,6 +68,24 @@ def test_trainer_killed_in_the_middle_leaves_the_old_version_and_the_next_one_go
     assert version(here, proxy) == 3
 
 
+def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_ones_serve_on(side: Build) -> None:
+    """Half of them is travelling by then."""
+    here = side(1)
+    pair = here.pair("xccl")
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    half = weights(model(2))
+    half[len(half) // 2 :] = [(name, tensor.to("meta")) for name, tensor in half[len(half) // 2 :]]
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        pair.publish(2, half)
+    assert served(here, here.proxies[0]) == pytest.approx(expected(model(1)), abs=1e-3)
+    assert version(here, here.proxies[0]) == 1
+    assert pair.outlet.staged_file(2) is None
+    new = model(3)
+    pair.publish(3, weights(new), probe_of(new))
+    assert here.versions() == [3]
+
+
 def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.checkpoint import Checkpoint, Reader, open_checkpoint
 from areal.services.inference.engines.embedded.decoder import Decoder, PrefillShape
 from areal.services.inference.engines.embedded.finite import is_finite
@@ -29,6 +28,7 @@ from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.runner import Adapters
 from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore
+from areal.services.weight_update.arrival import Arrival
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _ROOM = 1.5  # times the weights that must be free for new ones to be made ready beside those in use

@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.mailbox import Mailbox
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
@@ -31,6 +30,7 @@ from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill
+from areal.services.weight_update.arrival import Arrival
 
 logger = logging.getLogger(__name__)
 

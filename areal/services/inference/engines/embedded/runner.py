@@ -13,9 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.steps import Copy
+from areal.services.weight_update.arrival import Arrival
 
 Adapters = Sequence[Adapter | None]
 

@@ -16,12 +16,12 @@ import transformers
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.arrival import Arrival
 from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters
 from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Move
+from areal.services.weight_update.arrival import Arrival
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, UsageFault
-from areal.services.inference.engines.embedded.arrival import Arrival
+from areal.services.weight_update.arrival import Arrival
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,5 @@
-"""How far weights that are still being received have come: what is there can be made ready while the rest travels."""
+"""How far weights that are still being written or received have come: what is there can travel, and be made ready,
+while the rest comes."""
 
 from __future__ import annotations
 
@@ -36,12 +37,13 @@ class Arrival:
     def wait(self, name: str) -> None:
         """Return when the tensor is there. Raises ArealError when it will not come; one that nobody announced is
         waited for as all of them."""
-        self._wait(self.ends.get(name, max(self.ends.values(), default=0)))
+        self.wait_for(self.ends.get(name, max(self.ends.values(), default=0)))
 
     def wait_all(self) -> None:
-        self._wait(max(self.ends.values(), default=0))
+        self.wait_for(max(self.ends.values(), default=0))
 
-    def _wait(self, end: int) -> None:
+    def wait_for(self, end: int) -> None:
+        """Return when the first ``end`` bytes are there. Raises ArealError when they will not come."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes >= end or self._failure is not None)
             if self._bytes < end:
