@@ -8,7 +8,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Sequence
-from areal.services.inference.engines.embedded.steps import Copy, Decode, Drop, Keep, Limits, Move, Prefill, Restore
+from areal.services.inference.engines.embedded.steps import (
+    Copy,
+    Decode,
+    Drop,
+    Keep,
+    Limits,
+    Move,
+    Prefill,
+    Restore,
+    Spread,
+)
 
 from .support import STEADY, make_sequence
 
@@ -42,6 +52,11 @@ class History(RuleBasedStateMachine):
         sequence = make_sequence(prompt, max_new_tokens=min(output, LENGTH - len(prompt)))
         self.scheduler.add(sequence)
         self.arrived.append(sequence)
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=LENGTH - 1), count=st.integers(2, 4))
+    def arrive_as_a_group(self, prompt: list[int], count: int) -> None:
+        for _ in range(count):
+            self.arrive(prompt, 3)
 
     @precondition(lambda self: any(each.output for each in self.arrived))
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=4))
@@ -92,9 +107,14 @@ class History(RuleBasedStateMachine):
             assert chunk.sequence.row == step.first_row + offset
             assert chunk.stop <= step.width
             self.compute(chunk.sequence, chunk.start, chunk.stop)
-            if chunk.sequence.arrival not in self.begun:
-                self.begun.append(chunk.sequence.arrival)
-        return [chunk.sequence for chunk in step.chunks if chunk.completes]
+        held = [*(chunk.sequence for chunk in step.chunks), *(twin.sequence for twin in step.twins)]
+        assert step.rows == step.first_row + len(held)
+        self.begun += sorted(sequence.arrival for sequence in held if sequence.arrival not in self.begun)
+        if step.spread is not None:
+            self.apply((step.spread,))
+        for sequence, place in step.completed:  # what its logits and its next tokens rest on
+            self.compute(sequence, step.chunks[place].stop, sequence.length)
+        return [sequence for sequence, _ in step.completed]
 
     def decode(self, step: Decode) -> list[Sequence]:
         assert step.longest == max(sequence.length for sequence in step.sequences)
@@ -118,6 +138,11 @@ class History(RuleBasedStateMachine):
                 case Move(source, target, length):
                     assert len(self.cache[source]) >= length
                     self.cache[target] = self.cache[source][:length]
+                case Spread(sources, targets, length):
+                    assert not set(sources) & set(targets)
+                    self.cache |= {
+                        target: self.cache[source][:length] for source, target in zip(sources, targets, strict=True)
+                    }
                 case Keep(row, length, number):
                     assert len(self.cache[row]) >= length
                     assert number not in self.kept
@@ -182,8 +207,8 @@ def complete(scheduler: Scheduler) -> Prefill | Decode:
 @settings(STEADY, max_examples=50)
 def test_prefill_of_mixed_prompts_is_never_more_than_half_padding(lengths: list[int]) -> None:
     scheduler = Scheduler(Limits(max_rows=20, max_length=LENGTH, kv_tokens=20 * LENGTH, prefill_tokens=200))
-    for length in lengths:
-        scheduler.add(make_sequence([1] * length))
+    for number, length in enumerate(lengths):
+        scheduler.add(make_sequence([number] * length))
     step = scheduler.schedule()
     assert isinstance(step, Prefill)
     sizes = [chunk.stop - chunk.start for chunk in step.chunks]
@@ -192,8 +217,8 @@ def test_prefill_of_mixed_prompts_is_never_more_than_half_padding(lengths: list[
 
 def test_queue_of_prompts_beside_running_sequences_alternates_with_decoding() -> None:
     scheduler = Scheduler(Limits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, prefill_tokens=10))
-    for _ in range(4):
-        scheduler.add(make_sequence([1] * 9))
+    for number in range(4):
+        scheduler.add(make_sequence([number] * 9))
     assert [type(complete(scheduler)) for _ in range(8)] == [Prefill, Decode] * 4
 
 
@@ -202,13 +227,32 @@ def test_group_of_one_prompt_computes_it_once() -> None:
     scheduler = Scheduler(limits)
     for _ in range(5):
         scheduler.add(make_sequence(range(20)))
-    first, _, second = complete(scheduler), complete(scheduler), complete(scheduler)
+    first = complete(scheduler)
     assert isinstance(first, Prefill)
-    assert isinstance(second, Prefill)
     assert [(chunk.start, chunk.stop) for chunk in first.chunks] == [(0, 20)]
-    assert [(chunk.start, chunk.stop) for chunk in second.chunks] == [(19, 20)] * 4
-    assert second.fills == tuple(Move(0, row, 19) for row in (1, 2, 3, 4))
-    assert scheduler.shared_tokens == 4 * 19
+    assert first.spread == Spread((0,) * 4, (1, 2, 3, 4), 20)
+    assert [len(sequence.output) for sequence in scheduler.decoding] == [1] * 5
+    assert scheduler.shared_tokens == 4 * 20
+
+
+def test_groups_of_several_prompts_are_computed_in_one_step() -> None:
+    scheduler = Scheduler(Limits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH))
+    for number in range(6):
+        scheduler.add(make_sequence([number // 3] * 5))
+    step = complete(scheduler)
+    assert isinstance(step, Prefill)
+    assert [chunk.sequence.prompt[0] for chunk in step.chunks] == [0, 1]
+    assert step.spread == Spread((0, 0, 1, 1), (2, 3, 4, 5), 5)
+    assert isinstance(complete(scheduler), Decode)
+
+
+def test_group_where_rows_cannot_be_copied_is_computed_one_by_one() -> None:
+    scheduler = Scheduler(Limits(max_rows=8, max_length=LENGTH, kv_tokens=8 * LENGTH, copies_rows=False))
+    for _ in range(3):
+        scheduler.add(make_sequence([1] * 5))
+    step = complete(scheduler)
+    assert isinstance(step, Prefill)
+    assert (len(step.chunks), step.twins) == (3, ())
 
 
 def test_next_turn_of_a_conversation_restores_what_was_kept() -> None:

@@ -27,7 +27,7 @@ from areal.services.inference.engines.embedded.memory_maps import MemoryMaps
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.runner import Adapters
 from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
-from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore
+from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore, Spread
 from areal.services.weight_update.arrival import Arrival
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -66,6 +66,8 @@ class DecoderRunner:
         match copy:
             case Move(source, target, length):
                 self._cache.move(source, target, length)
+            case Spread(sources, targets, length):
+                self._cache.spread(sources, targets, length)
             case Keep(row, length, number):
                 self._kept[number] = self._cache.read(row, length)
             case Restore(number, target, length):

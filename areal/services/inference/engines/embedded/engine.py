@@ -82,7 +82,9 @@ class Engine:
         self.version = 0
         self.counters = Counters()
         self._runner = runner
-        self._scheduler = Scheduler(limits if runner.keeps_prefixes else replace(limits, shortest_share=2**62))
+        self._scheduler = Scheduler(
+            limits if runner.keeps_prefixes else replace(limits, shortest_share=2**62, copies_rows=False)
+        )
         self._on_progress, self._on_failure = on_progress, on_failure
         self._mailbox = Mailbox()
         self._paused = False
@@ -337,12 +339,15 @@ class Engine:
         logits = self._runner.prefill(tokens, starts, step.first_row, adapters)
         self.counters.prefill_steps += 1
         self.counters.prompt_tokens += sum(map(len, tokens))
-        completed = [chunk.sequence for chunk in step.chunks if chunk.completes]
+        if step.spread is not None:
+            self._runner.copy(step.spread)
         self._scheduler.commit(step)
+        completed = [sequence for sequence, _ in step.completed]
         if not completed:
             return False
         self._batch = None
-        sampled = Batch(completed, self.vocab_size, self._runner.device).sample(logits[: len(completed)])
+        own = torch.tensor([place for _, place in step.completed], device=self._runner.device)
+        sampled = Batch(completed, self.vocab_size, self._runner.device).sample(logits[own])
         return self._append(completed, sampled)
 
     def _decode(self, step: Decode) -> bool:

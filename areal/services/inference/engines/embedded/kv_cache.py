@@ -6,6 +6,8 @@ growing costs one layer's memory extra. What lies beyond a sequence's cached len
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,12 @@ class KVCache:
         self.layers = [self._empty(0, 0) for _ in self.layers]
 
     def move(self, source: int, target: int, length: int) -> None:
+        for layer in self.layers:
+            layer[target, :, :length] = layer[source, :, :length]
+
+    def spread(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """The first positions of each source row, to its target row."""
+        source, target = torch.tensor([sources, targets], device=self._device)
         for layer in self.layers:
             layer[target, :, :length] = layer[source, :, :length]
 

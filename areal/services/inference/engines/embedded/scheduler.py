@@ -9,7 +9,7 @@ The KV cache is a rectangle of rows, one a sequence, as wide as the longest of t
 * rows * width never exceeds ``kv_tokens``. When growing sequences no longer fit, the newest gives up its row, goes back
   to the head of the queue and is computed again later; the oldest always runs on.
 * Tokens that a running row or a kept prefix has computed under the same weights are copied, not computed again; a
-  prompt that shares with one being computed waits for it.
+  prompt that shares with one being computed waits for it, and one that is the same takes part as its twin.
 * While both have work, prefill and decode alternate: a queue of prompts delays a token by one prefill of at most
   ``prefill_tokens`` padded positions.
 """
@@ -32,6 +32,7 @@ from areal.services.inference.engines.embedded.steps import (
     Move,
     Prefill,
     Restore,
+    Twin,
 )
 
 # Room that a new row leaves for growth, in positions, so that it does not push itself out again at once.
@@ -91,10 +92,11 @@ class Scheduler:
             chunk.sequence.cached = chunk.stop
             if not chunk.completes:
                 self.partial = chunk.sequence
-                continue
-            self.decoding.append(chunk.sequence)
-            if self.partial is chunk.sequence:
+            elif self.partial is chunk.sequence:
                 self.partial = None
+        for sequence, place in step.completed:
+            sequence.cached = step.chunks[place].stop
+            self.decoding.append(sequence)
 
     def forget_cache(self) -> tuple[Copy, ...]:
         """What is cached is worth nothing any more: everything goes back to the queue, in order of arrival, and is
@@ -120,34 +122,50 @@ class Scheduler:
         first_row, width = len(self.decoding), self._width()
         chunks: list[Chunk] = []
         fills: list[Copy] = []
+        twins: list[Twin] = []
         for sequence in chain([self.partial] if self.partial else [], self.waiting):
-            rows, wider = first_row + len(chunks) + 1, max(width, sequence.length)
+            rows, wider = first_row + len(chunks) + len(twins) + 1, max(width, sequence.length)
             start, fill = sequence.cached, None
             if sequence.row is None:
                 if not self._has_room(rows, wider):
                     break
-                start, fill = self._shared(sequence, rows - 1)
+                if chunks and self._is_twin(sequence, chunks[-1]):
+                    twins.append(Twin(sequence, len(chunks) - 1))
+                    continue
+                start, fill = self._shared(sequence, first_row + len(chunks))
                 if self._is_being_computed(sequence, start, chunks):
                     break
             stop = self._stop(chunks, start, sequence.length)
-            if stop == start:
+            if stop == start or (twins and stop < sequence.length):  # the last row is that of what is cut short
                 break
             chunks.append(Chunk(sequence, start, stop))
             fills += [fill] if fill else []
             width = wider
             if stop < sequence.length:
                 break
-        for offset, chunk in enumerate(chunks):
-            if chunk.sequence.row is None:
-                self._admit(chunk, first_row + offset)
-        rows = first_row + len(chunks)
-        return Prefill(tuple(chunks), first_row, rows, width, moves, tuple(fills)) if chunks else None
+        if not chunks:
+            return None
+        rows = first_row + len(chunks) + len(twins)
+        step = Prefill(tuple(chunks), first_row, rows, width, moves, tuple(fills), tuple(twins))
+        self._admit(step)
+        return step
 
-    def _admit(self, chunk: Chunk, row: int) -> None:
-        sequence = chunk.sequence
-        assert self.waiting.popleft() is sequence
-        sequence.row, sequence.cached = row, chunk.start
-        self.shared_tokens += chunk.start
+    def _admit(self, step: Prefill) -> None:
+        """The first of those that wait get their rows."""
+        held = [(chunk.sequence, chunk.start) for chunk in step.chunks]
+        held += [(twin.sequence, step.chunks[twin.chunk].stop) for twin in step.twins]
+        for row, (sequence, copied) in enumerate(held, step.first_row):
+            if sequence.row is None:
+                sequence.row, sequence.cached = row, copied
+                self.shared_tokens += copied
+                self.waiting.popleft()
+
+    def _is_twin(self, sequence: Sequence, chunk: Chunk) -> bool:
+        """Whether what the chunk computes is all that the sequence needs: samples of one prompt come one by one."""
+        other = chunk.sequence
+        fresh = not sequence.output and not other.output
+        same = sequence.kind == other.kind and sequence.prompt == other.prompt
+        return self.limits.copies_rows and chunk.completes and fresh and same
 
     def _shared(self, sequence: Sequence, row: int) -> tuple[int, Copy | None]:
         """How many of the sequence's first positions are computed somewhere, and the copy that brings them to ``row``.

@@ -15,6 +15,7 @@ class Limits:
     prefill_tokens: int = 2048  # padded positions of one prefill
     kept_tokens: int = 0  # positions kept beside the cache for prompts that begin alike
     shortest_share: int = 32  # positions; fewer are computed again rather than copied
+    copies_rows: bool = True  # whether positions can be in two rows that both go on
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,16 @@ class Drop:
     number: int
 
 
-Copy = Move | Keep | Restore | Drop
+@dataclass(frozen=True)
+class Spread:
+    """Copy the first ``length`` positions of each of the rows ``sources`` to the row of ``targets`` in its place."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    length: int
+
+
+Copy = Move | Keep | Restore | Drop | Spread
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,18 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Prefill:
-    """The chunks' sequences hold consecutive rows from ``first_row``.
+class Twin:
+    """A sequence whose tokens are those of a chunk that completes: not computed, but copied. ``chunk`` is its place."""
 
-    Executed in this order: ``moves``, room for the rectangle, ``fills`` (what new rows share), the chunks.
+    sequence: Sequence
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The chunks' sequences hold consecutive rows from ``first_row``, and their twins the rows after those.
+
+    Executed in this order: ``moves``, room for the rectangle, ``fills`` (what new rows share), the chunks, ``spread``.
     """
 
     chunks: tuple[Chunk, ...]
@@ -80,6 +98,23 @@ class Prefill:
     width: int
     moves: tuple[Copy, ...] = ()
     fills: tuple[Copy, ...] = ()
+    twins: tuple[Twin, ...] = ()
+
+    @property
+    def completed(self) -> tuple[tuple[Sequence, int], ...]:
+        """The sequences that have all their positions after the step, by row, and whose chunk's logits are theirs."""
+        own = [(chunk.sequence, place) for place, chunk in enumerate(self.chunks) if chunk.completes]
+        return (*own, *((twin.sequence, twin.chunk) for twin in self.twins))
+
+    @property
+    def spread(self) -> Spread | None:
+        """The copies of what was computed to the twins' rows."""
+        if not self.twins:
+            return None
+        sources = tuple(self.first_row + twin.chunk for twin in self.twins)
+        first = self.first_row + len(self.chunks)
+        longest = max(self.chunks[twin.chunk].stop for twin in self.twins)
+        return Spread(sources, tuple(range(first, first + len(self.twins))), longest)
 
 
 @dataclass(frozen=True)
