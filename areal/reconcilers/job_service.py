@@ -32,16 +32,18 @@ def with_services(wanted: Sequence[Wanted], stored: Sequence[StoredObject], repl
     """``wanted``, and what its jobs bring. ``replacing``: references of jobs that begin anew. Raises UsageFault,
     Conflict."""
     known = {str(item.ref): item for item in stored}
+    owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
     found: list[Wanted] = []
     for item in wanted:
-        if item.kind == _JOB:
-            found += _expanded(item, known, anew=item.ref in replacing)
-        else:
-            found.append(item)
+        made = _expanded(item, known, owners, anew=item.ref in replacing) if item.kind == _JOB else [item]
+        owners |= {each.ref: each.owner for each in made}
+        found += made
     return found
 
 
-def _expanded(job: Wanted, known: Mapping[str, StoredObject], *, anew: bool) -> list[Wanted]:
+def _expanded(
+    job: Wanted, known: Mapping[str, StoredObject], owners: Mapping[str, str | None], *, anew: bool
+) -> list[Wanted]:
     earlier = known.get(job.ref)
     if earlier is not None and not anew:
         job = _as_it_was(job, earlier)
@@ -56,7 +58,7 @@ def _expanded(job: Wanted, known: Mapping[str, StoredObject], *, anew: bool) -> 
     brought = _brought(job, config) if not job.spec.get("rollout") else None
     if brought is None:
         return [job]
-    service, model = _claimed(job, brought, known)
+    service, model = _claimed(job, brought, known, owners)
     return [service, model, replace(job, spec={**job.spec, "rollout": {"service": service.name, "model": model.name}})]
 
 
@@ -70,12 +72,20 @@ def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
     return replace(job, spec=spec)
 
 
-def _claimed(job: Wanted, brought: tuple[Wanted, Wanted], known: Mapping[str, StoredObject]) -> tuple[Wanted, Wanted]:
-    """The names are free, or the job's already. Then the service keeps its port. Raises Conflict."""
+def _claimed(
+    job: Wanted, brought: tuple[Wanted, Wanted], known: Mapping[str, StoredObject], owners: Mapping[str, str | None]
+) -> tuple[Wanted, Wanted]:
+    """The names are free, or the job's already. Then the service keeps its port. ``owners``: of all there is and is to
+    be. Raises Conflict."""
+
+    def is_taken(item: Wanted) -> bool:
+        return owners.get(item.ref, item.owner) != item.owner
+
     service, model = brought
-    for item in brought:
-        found = known.get(item.ref)
-        if found is not None and found.owner != item.owner:
+    if is_taken(model):  # by another job of the same configuration, say: the driver is told
+        model = replace(model, ref=f"{_MODEL}/{job.name}", name=job.name)
+    for item in (service, model):
+        if is_taken(item):
             raise Conflict(
                 f"{job.ref} would bring {item.ref}, which is there and is not its own; nothing was changed",
                 hint="give the job `rollout: {service: ..., model: ...}` to sample from it, or another name",

@@ -116,13 +116,27 @@ def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_
 
 def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:
     stored = recorded(expanded(job()))[:2]
-    for foreign in (
-        [replace(stored[0], owner=None)],
-        [replace(stored[1], owner=None)],
-        [replace(stored[1], owner="InferenceService/other")],
-    ):
+    named = replace(stored[1], name="learn", owner=None)
+    for foreign in ([replace(stored[0], owner=None)], [replace(stored[1], owner=None), named]):
         with pytest.raises(Conflict, match="is not its own"):
             expanded(job(), foreign)
+
+
+@pytest.mark.parametrize("owner", [None, "InferenceService/other"])
+def test_model_whose_name_is_taken_has_that_of_its_job(owner: str | None) -> None:
+    taken = replace(recorded(expanded(job()))[1], owner=owner)
+    found = expanded(job(), [taken])
+    assert list(found) == ["InferenceService/learn", "Model/learn", "TrainJob/learn"]
+    assert found["TrainJob/learn"].spec["rollout"] == {"service": "learn", "model": "learn"}
+    again = expanded(job(), [*recorded(found), taken], anew=True)
+    assert list(again) == list(found)
+
+
+def test_two_jobs_of_one_configuration_each_have_a_model() -> None:
+    second = replace(job(), ref="TrainJob/other", name="other")
+    found = {item.ref: item for item in with_services([job(), second], [], [])}
+    models = {ref: item.owner for ref, item in found.items() if item.kind == "Model"}
+    assert models == {"Model/mine": "InferenceService/learn", "Model/other": "InferenceService/other"}
 
 
 def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:

@@ -200,6 +200,16 @@ def test_evaluation_is_not_counted(make: Make) -> None:
         controller.wait_for_task(task)
 
 
+def test_nothing_but_refusals_is_said_and_sampling_goes_on(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    controller = make(consumer_batch_size=2, max_head_offpolicyness=2)
+    first = 100
+    taken = controller.prepare_batch(
+        rows(*range(2 * first)), AtOnce(), should_accept_fn=lambda trajectory: int(trajectory["rewards"][0]) >= first
+    )
+    assert min(values(taken)) >= first
+    assert [record.args for record in caplog.records if "were all refused" in record.message] == [(32,), (64,)]
+
+
 def test_task_that_was_rejected_is_none(make: Make) -> None:
     controller = make()
     task = controller.submit({"n": 1}, AtOnce(), should_accept_fn=lambda trajectory: False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,9 @@ from areal.client.rollouts.ledger import Failure, Item, Ledger, Rollout
 from areal.errors import ArealError, TimedOut
 
 _REMEMBERED_ENDS = 4096
+_REFUSED = 4  # times as many as may fail in a row
+
+_log = logging.getLogger(__name__)
 
 
 def _said(error: BaseException) -> str:
@@ -40,6 +44,7 @@ class Executor:
         self.ledger = ledger
         self._episodes = episodes
         self._most_failures = most_failures
+        self._say_at = _REFUSED * most_failures
         self._tasks: dict[int, tuple[Item, asyncio.Task[None]]] = {}
         self._awaited: dict[int, asyncio.Future[Rollout | None]] = {}
         self._overtaken: set[int] = set()
@@ -99,10 +104,25 @@ class Executor:
         else:
             rollout = self._rollout(item, given)
             self.ledger.ended(item, rollout)
+            self._say_of_refusals()
             self._settle(item, rollout)
         finally:
             self._overtaken.discard(item.number)
         self._note()
+
+    def _say_of_refusals(self) -> None:
+        """Sampling goes on, for the next prompt may do; but whoever waits is to know what for. Each time twice as
+        late."""
+        refused = self.ledger.rejecting
+        if not refused:
+            self._say_at = _REFUSED * self._most_failures
+        elif refused >= self._say_at:
+            self._say_at *= 2
+            _log.warning(
+                "the last %d prompts were all refused, by the workflow or by dynamic sampling (a group whose answers "
+                "have one reward teaches nothing); more are sampled",
+                refused,
+            )
 
     def _rollout(self, item: Item, given: Given) -> Rollout | None:
         if given.trajectory is None:

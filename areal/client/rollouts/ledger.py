@@ -117,6 +117,7 @@ class Ledger:
     in_training: int = 0
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FAILURES))
     failing: int = 0  # failures since the last episode that gave a result
+    rejecting: int = 0  # rejected since the last that was accepted
     tried: int = 0  # accepted and rejected since the last batch
     ends: list[End] | None = None  # not told yet; None: nobody asks
     _waiting_apart: deque[Item] = field(default_factory=deque)
@@ -164,9 +165,11 @@ class Ledger:
         if rollout is None:
             self._drops.pop(item.number, None)
             self.counts.rejected += 1
+            self.rejecting += 1
             self._tell(End(item.data, Cause.REJECTED))
             return
         self.counts.accepted += 1
+        self.rejecting = 0
         self.accepted[item.number] = rollout
         self._maybe_stale |= is_stale(self.window, rollout.head_version, self.version)
 

@@ -28,8 +28,9 @@ class Service(NamedTuple):
 
 
 def find_service(config: InferenceEngineConfig, given: Service, environment: Mapping[str, str]) -> Service:
-    """What is given counts first, then the configuration, then the environment. Raises UsageFault where nothing says
-    where it is, NotFound for a key file that cannot be read."""
+    """What is given counts first, then the configuration, then the environment; where only that says which service, it
+    also says which model, for a job may have another one than its configuration names. Raises UsageFault where nothing
+    says where it is, NotFound for a key file that cannot be read."""
     address = given.address or config.gateway_addr or environment.get(ADDRESS)
     if not address:
         raise UsageFault(
@@ -43,7 +44,9 @@ def find_service(config: InferenceEngineConfig, given: Service, environment: Map
             key = Path(key_file).expanduser().read_text(encoding="ascii").strip()
         except OSError as error:
             raise NotFound(f"the key file {key_file} cannot be read: {error.strerror}") from error
-    return Service(address, key, given.model or config.model or environment.get(MODEL) or None)
+    told = environment.get(MODEL)
+    model = told or config.model if not (given.address or config.gateway_addr) else config.model or told
+    return Service(address, key, given.model or model or None)
 
 
 async def open_service(service: Service, config: InferenceEngineConfig) -> tuple[AsyncInferenceClient, int | None]:

@@ -60,14 +60,11 @@ class Trainer(abc.ABC):
         self.ranks: Ranks = self.stack.enter_context(joined_ranks())
         torch.manual_seed(self.config.seed)  # the same on every rank: what is new in a model is made before it is cut
         self.folder = run_folder(self.config)
-        data = self.config.train_dataset
-        self.order = DataOrder(
-            len(self._needed(self.train_dataset, "train_dataset")),
-            data.batch_size,
-            data.shuffle,
-            data.drop_last,
-            self.config.seed,
-        )
+        data, count = self.config.train_dataset, len(self._needed(self.train_dataset, "train_dataset"))
+        try:
+            self.order = DataOrder(count, data.batch_size, data.shuffle, data.drop_last, self.config.seed)
+        except ValueError as error:
+            raise UsageFault(str(error), hint="train_dataset.batch_size=N, or train_dataset.drop_last=false") from error
         self.steps_per_epoch = self.order.batches_per_epoch
         self.total_steps = self.config.total_train_steps or self.config.total_train_epochs * self.steps_per_epoch
         self.checkpoints = Checkpoints(self.folder.checkpoints)

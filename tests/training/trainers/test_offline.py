@@ -141,6 +141,12 @@ def test_rows_without_a_mask_are_named(tmp_path: Path) -> None:
         trainer.train()
 
 
+def test_batch_of_more_rows_than_there_are_is_an_error(tmp_path: Path) -> None:
+    config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
+    with pytest.raises(UsageFault, match="a batch of 16 is more than the 5 rows"):
+        SFTTrainer(config, solved(5))
+
+
 def test_no_rows_at_all_is_an_error(tmp_path: Path) -> None:
     config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
     with pytest.raises(UsageFault, match="needs a train_dataset"):
