@@ -339,10 +339,20 @@ class Journal:
         except sqlite3.Error as error:
             raise store_failure(error) from error
 
+    def _read_at_once(self, read: Callable[[Ledger], _T]) -> _T:
+        """What was committed at one moment: the loop's thread goes on writing between two queries of ``read``."""
+        db = self._far.db
+        db.execute("BEGIN")
+        try:
+            return read(self._far)
+        finally:
+            if db.in_transaction:  # an error of the store may have ended it
+                db.execute("ROLLBACK")
+
     async def _read_apart(self, read: Callable[[Ledger], _T]) -> _T:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, read, self._far)
+            return await loop.run_in_executor(self._thread, self._read_at_once, read)
         except CorruptRecord as error:
             raise self._damaged(error) from error
         except sqlite3.Error as error:
