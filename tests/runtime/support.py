@@ -51,11 +51,11 @@ if os.fork() == 0:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         environment = {} if "wipe" in sys.argv else dict(os.environ)
-        script = "echo $$ > %s.new; mv %s.new %s; exec sleep 1000" % ((sys.argv[1],) * 3)
+        script = "echo $$ > %s; exec sleep 1000" % sys.argv[1]
         os.execve("/bin/sh", ["VLLM::EngineCore", "-c", script], environment)
     os._exit(0)
 os.wait()
-while not os.path.exists(sys.argv[1]):
+while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])):
     time.sleep(0.005)
 print("forked", flush=True)
 time.sleep(1000)

@@ -18,7 +18,7 @@ from areal.runtime.identity import ProcessIdentity, identify
 from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified
 
 from .conftest import Spawn
-from .support import alive, until
+from .support import alive
 
 
 @pytest.fixture
@@ -83,16 +83,16 @@ Leaderless = Callable[..., tuple[ProcessIdentity, int]]
 
 
 @pytest.fixture
-def leaderless(tmp_path: Path) -> Iterator[Leaderless]:
+def leaderless() -> Iterator[Leaderless]:
     """The identity of a dead session leader, and the pid of a member that outlived it."""
     members: list[ProcessIdentity] = []
 
     def make(environment: dict[str, str] | None = None) -> tuple[ProcessIdentity, int]:
-        pid_file = tmp_path / "member"
-        script = f"sleep 1000 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; read wait"
-        leader = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True, env=environment)
-        until(pid_file.exists, "the member")
-        members.append(identify(int(pid_file.read_text())))
+        script = "sleep 1000 > /dev/null & echo $!; read wait"  # builtins: nobody else is ever in the session
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        leader = subprocess.Popen(["sh", "-c", script], **streams, start_new_session=True, env=environment)
+        assert leader.stdout is not None
+        members.append(identify(int(leader.stdout.readline())))
         identity = identify(leader.pid)
         leader.kill()
         leader.communicate()

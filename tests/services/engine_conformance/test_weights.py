@@ -24,7 +24,7 @@ from areal.services.weight_update.image import Image, layout_of
 from tests.services.engine_conformance.conftest import Subject
 from tests.services.engine_conformance.engines import start
 from tests.services.engine_conformance.models import TOLERANCE, Models, gap, probe
-from tests.services.engine_conformance.test_controls import begin
+from tests.services.engine_conformance.test_controls import paused_midway
 from tests.services.engine_conformance.test_generation import LONG, PROMPT, tokens, told
 
 
@@ -55,9 +55,7 @@ async def test_new_weights_are_what_a_plain_forward_pass_has(engine: Subject) ->
 
 
 async def test_call_under_way_goes_on_with_new_weights_each_token_stamped(engine: Subject) -> None:
-    running = begin(engine)
-    await running.grown_to(5)
-    await engine.client.pause()
+    running = await paused_midway(engine)
     held = len(tokens(running.deltas))
     await engine.client.load_weights(str(engine.models.folders[1]), 1)
     await engine.client.resume()
