@@ -4,10 +4,11 @@ can be imported."""
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from areal.errors import UsageFault
+from areal.errors import ArealError, UsageFault
 from areal.resources.suggest import did_you_mean
 
 T = TypeVar("T")
@@ -65,8 +66,12 @@ def _module(name: str, path: str, kind: str) -> Any:
         missing = error.name or name
         why = f"there is no module {missing}" if name.startswith(missing) else f"its import of {missing} failed"
         raise UsageFault(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
-    except ImportError as error:
-        raise UsageFault(f"{kind} {path!r}: {error}") from error
+    except ArealError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}"
+        raise UsageFault(f"{kind} {path!r} cannot be imported: {where}: {type(error).__name__}: {error}") from error
 
 
 def _attribute(found: Any, attribute: str, path: str, kind: str) -> Any:

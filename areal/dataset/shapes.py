@@ -12,11 +12,13 @@ from typing import Any
 
 from areal.dataset.files import BadData
 from areal.dataset.rows import Row, Rows
+from areal.dataset.tokenizers import templated
 from areal.errors import UsageFault
 
 KINDS = ("rl", "sft", "rw")
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
+_PICTURES = ("images", "image", "videos", "video", "audio")
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
 
@@ -29,7 +31,8 @@ def shaped(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instru
         raise UsageFault(f"a data set of type {kind} needs a tokenizer" + (" for max_length" if kind == "rl" else ""))
     made = [_shaped(row, rows.place(number), kind, tokenizer, instruction) for number, row in enumerate(rows)]
     if max_length is not None:
-        made = [row for row in made if _length(row, tokenizer) <= max_length]
+        sizes = [_length(row, rows.place(number), tokenizer) for number, row in enumerate(made)]
+        made = [row for row, size in zip(made, sizes, strict=True) if size <= max_length]
         if not made:
             raise BadData(f"{rows.source}: every row is longer than max_length ({max_length} tokens)")
     return Rows(made, rows.source)
@@ -43,9 +46,13 @@ def _shaped(row: Row, place: str, kind: str, tokenizer: Any, instruction: str) -
     except KeyError as error:
         columns = ", ".join(row) or "nothing"
         raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
+    except (ValueError, TypeError) as error:
+        raise BadData(f"{place}: {error}") from error
 
 
 def _prompt(row: Row, instruction: str) -> Row:
+    if pictures := [name for name in _PICTURES if row.get(name)]:
+        raise ValueError(f"the row has {', '.join(pictures)}: prompts of more than text are not supported")
     if "messages" in row:
         return dict(row)
     question = _first(row, _QUESTIONS)
@@ -68,11 +75,9 @@ def _taught(row: Row, tokenizer: Any) -> Row:
 
 def _taught_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Row:
     """The last message, the assistant's, is learned."""
-    before = tokenizer.apply_chat_template(
-        list(messages[:-1]), tokenize=True, add_generation_prompt=True, return_dict=False
-    )
-    whole = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False)
-    return {"input_ids": list(whole), "loss_mask": [0] * len(before) + [1] * (len(whole) - len(before))}
+    whole = templated(tokenizer, messages)
+    before = templated(tokenizer, messages[:-1], add_generation_prompt=True)
+    return {"input_ids": whole, "loss_mask": [0] * len(before) + [1] * (len(whole) - len(before))}
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
@@ -87,8 +92,7 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         else:
             asked = row.get("prompt")
             before = list(asked) if isinstance(asked, list) else []  # else the conversation is whole
-            whole = tokenizer.apply_chat_template([*before, *value], tokenize=True, return_dict=False)
-            ids[f"{name}_ids"] = list(whole)
+            ids[f"{name}_ids"] = templated(tokenizer, [*before, *value])
     return ids
 
 
@@ -99,9 +103,12 @@ def _first(row: Row, names: Sequence[str]) -> str:
     raise KeyError(" or ".join(names))
 
 
-def _length(row: Row, tokenizer: Any) -> int:
+def _length(row: Row, place: str, tokenizer: Any) -> int:
     if "input_ids" in row:
         return len(row["input_ids"])
     if "chosen_ids" in row:
         return max(len(row["chosen_ids"]), len(row["rejected_ids"]))
-    return len(tokenizer.apply_chat_template(row["messages"], tokenize=True, return_dict=False))
+    try:
+        return len(templated(tokenizer, row["messages"]))
+    except (ValueError, TypeError) as error:
+        raise BadData(f"{place}: {error}") from error

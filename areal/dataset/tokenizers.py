@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from areal.errors import NotFound
+from areal.errors import NotFound, UsageFault
 
 
 @lru_cache(maxsize=8)
@@ -36,7 +37,39 @@ def load_hf_processor_and_tokenizer(
     return (processor if hasattr(processor, "image_processor") else None), tokenizer
 
 
+def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
+    """The token ids of a conversation by the tokenizer's chat template. Raises UsageFault where it has none, ValueError
+    for what is no conversation of texts, also where the template says so."""
+    _check_messages(messages)
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageFault(
+            f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} has no chat template",
+            hint="take the tokenizer of a chat model (tokenizer_path), or give rows a prompt instead of messages",
+        )
+    from jinja2 import TemplateError
+
+    try:
+        found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **how)
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"the tokenizer's chat template refuses the conversation: {error}") from error
+    return [int(token) for token in found]
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError(f"messages must be a list of at least one message, not {messages!r:.60}")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise ValueError(f"a message is a map with a role and a content, not {message!r:.60}")
+        parts = message.get("content")
+        kinds = {part.get("type") for part in parts if isinstance(part, Mapping)} if isinstance(parts, list) else set()
+        if kinds - {"text"}:
+            raise ValueError(f"a message has {', '.join(sorted(map(str, kinds - {'text'})))}: only text is supported")
+
+
 def _check(path: str) -> None:
     """A folder that is not there must not be taken for a name on the hub."""
+    if not path:
+        raise UsageFault("nothing says which tokenizer", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
         raise NotFound(f"there is no model folder {path}")

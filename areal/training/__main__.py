@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -60,14 +59,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def _driver(path: str) -> Callable[[Sequence[str]], object]:
     """Raises UsageFault saying why it cannot be imported."""
-    try:
-        found = load_attr(path, "driver")
-    except ArealError:
-        raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        raise UsageFault(f"driver {path} cannot be imported: {where}: {type(error).__name__}: {error}") from error
+    found = load_attr(path, "driver")
     if not callable(found):
         raise UsageFault(f"driver {path} is no function, but {type(found).__name__}")
     try:

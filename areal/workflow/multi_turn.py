@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from areal.api.io_struct import ModelRequest, ModelResponse
-from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
+from areal.dataset.tokenizers import templated
 from areal.workflow.prompts import chat_ids, resolved_tokenizer, reward_keywords
+from areal.workflow.rewards import rewarded_by
 from areal.workflow.tensors import row
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = AsyncRewardWrapper(reward_fn, timeout_seconds=reward_timeout)
+        self._reward = rewarded_by(reward_fn, reward_timeout)
         self._max_turns = max_turns
         self._discount = turn_discount
         self._thinking = enable_thinking
@@ -113,4 +114,4 @@ class MultiTurnWorkflow(RolloutWorkflow):
         return before[ends[-1] + ended : shared] + after[shared:]
 
     def _ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        return [int(token) for token in self.tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)]
+        return templated(self.tokenizer, messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from areal.dataset.tokenizers import templated
 from areal.errors import UsageFault
 
 
@@ -31,10 +32,7 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
 def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], thinking: bool | None = None) -> list[int]:
     """The prompt of a chat, up to where the assistant begins. ``thinking`` None: as the template has it."""
     variables = {} if thinking is None else {"enable_thinking": thinking}
-    found = tokenizer.apply_chat_template(
-        list(messages), tokenize=True, add_generation_prompt=True, return_dict=False, **variables
-    )
-    return [int(token) for token in found]
+    return templated(tokenizer, messages, add_generation_prompt=True, **variables)
 
 
 _OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")

@@ -56,12 +56,12 @@ class Workflows:
         found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow
         if inspect.isclass(found):
             found = _made(found, kwargs)
-        elif kwargs:
+        elif kwargs and _runs(found):
             raise UsageFault(f"workflow_kwargs are for a class; {type(found).__name__} is made already")
-        if isinstance(found, RolloutWorkflow) or inspect.iscoroutinefunction(getattr(found, "arun_episode", None)):
+        if isinstance(found, RolloutWorkflow) or _has(found, "arun_episode"):
             runs: RolloutWorkflow = found
             return runs
-        if inspect.iscoroutinefunction(getattr(found, "run", None)):
+        if _has(found, "run"):
             how = {"discount": self._agent.turn_discount, "style": self._agent.export_style} if self._agent else {}
             return AgentEpisodes(found, self._http, **how)
         raise UsageFault(
@@ -71,6 +71,14 @@ class Workflows:
 
     async def close(self) -> None:
         await self._http.close()
+
+
+def _has(found: Any, method: str) -> bool:
+    return inspect.iscoroutinefunction(getattr(found, method, None))
+
+
+def _runs(found: Any) -> bool:
+    return _has(found, "arun_episode") or _has(found, "run")
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.api.io_struct import ModelRequest, ModelResponse
-from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.workflow.prompts import prompt_ids, resolved_tokenizer, reward_keywords
+from areal.workflow.rewards import rewarded_by
 from areal.workflow.tensors import Row, rows
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RLVRWorkflow(RolloutWorkflow):
     ) -> None:
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = AsyncRewardWrapper(reward_fn, timeout_seconds=reward_timeout)
+        self._reward = rewarded_by(reward_fn, reward_timeout)
         self._thinking = enable_thinking
         self._input_ids_of = get_input_ids_fn
         self._prompt_of = data_extract_prompt_fn

@@ -159,6 +159,12 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ("seed.x=1", "there is no key seed.x"),
         ("+trial_name.x=1", "trial_name is 't', it has no keys"),
         ("+unknown=1", "command line, +unknown=1: unknown: there is no such key"),
+        ("~actor.optimizer.lrr", '~actor.optimizer.lrr: the file has no such key (did you mean "actor.optimizer.lr"?)'),
+        ("trial_name=${actor.pth}", "command line, trial_name=${actor.pth}: trial_name: Interpolation key 'actor.pth'"),
+        ("trial_name=${actor.pth}", 'not found (did you mean "actor.path"?)'),
+        ("trial_name=${actor", "command line: the value '${actor' is no YAML: quote it"),
+        ("total_train_steps=0", "total_train_steps must be at least 1, not 0"),
+        ("actor.ppo_n_minibatches=0", "ppo_n_minibatches must be at least 1, not 0"),
     ],
 )
 def test_bad_override_is_quoted(tmp_path: Path, override: str, said: str) -> None:

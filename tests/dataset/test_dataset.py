@@ -168,3 +168,30 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
     (tmp_path / "one" / "data-00000-of-00001.arrow").write_bytes(b"cut")
     with pytest.raises(BadData, match=r"data-00000-of-00001.arrow: cannot be read as arrow"):
         get_custom_dataset(path=str(tmp_path / "one"))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": "hello"}, "messages must be a list of at least one message, not 'hello'"),
+        ({"messages": []}, "messages must be a list of at least one message"),
+        ({"messages": [{"content": "x"}]}, "a message is a map with a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a message has image: only text is"),
+        ({"question": "what is it?", "images": ["x.png"]}, "the row has images: prompts of more than text are not"),
+    ],
+)
+def test_row_that_no_prompt_can_be_made_of_is_told_with_its_line(
+    tmp_path: Path, tokenizer: Any, row: dict[str, Any], said: str
+) -> None:
+    good = {"messages": [{"role": "user", "content": "12"}], "answer": "21"}
+    file = lines(tmp_path / "d.jsonl", [good, row])
+    with pytest.raises(BadData) as caught:
+        get_custom_dataset(path=str(file), type="rl", tokenizer=tokenizer, max_length=64)
+    assert f"d.jsonl:2: {said}" in str(caught.value)
+
+
+def test_tokenizer_without_a_chat_template_is_named(tmp_path: Path) -> None:
+    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "bare")))
+    tokenizer.chat_template = None
+    with pytest.raises(UsageFault, match="bare has no chat template"):
+        get_custom_dataset(path=str(lines(tmp_path / "d.jsonl", GSM)), type="rl", tokenizer=tokenizer, max_length=64)

@@ -22,6 +22,7 @@ from tests.client.conftest import Place
 from tests.reward.rewards import never_right, reverse_reward
 
 GCONFIG = GenerationHyperparameters(max_new_tokens=8, n_samples=4)
+NO_REWARD = 3
 ROWS = [{"messages": [{"role": "user", "content": digits}], "answer": digits[::-1]} for digits in ("1234", "5678")]
 
 
@@ -271,3 +272,24 @@ def test_same_workflow_is_made_once() -> None:
     first = workflows.resolve(Mathematician, {"turns": 2})
     assert workflows.resolve(Mathematician, {"turns": 2}) is first
     assert workflows.resolve(Mathematician, {"turns": 3}) is not first
+
+
+@pytest.mark.parametrize(
+    ("workflow", "kwargs", "said"),
+    [
+        (3, {}, "int is no workflow"),
+        (3, {"x": 1}, "int is no workflow"),
+        ("areal.workflow.vision_rlvr.VisionRLVRWorkflow", {"x": 1}, "VisionRLVRWorkflow is not supported: prompts are"),
+        (RLVRWorkflow, {"reward_fn": f"{__name__}:NO_REWARD"}, "is no function, but int"),
+        (RLVRWorkflow, {"reward_fn": f"{__name__}:no_reward"}, "no 'no_reward' there"),
+        (RLVRWorkflow, {"reward_fn": "no_such_module:x"}, "there is no module no_such_module"),
+        (RLVRWorkflow, {"reward_fn": lambda **_: 1.0}, "must be a function of a module"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_the_first_episode(
+    tokenizer: Any, workflow: Any, kwargs: dict[str, Any], said: str
+) -> None:
+    common = {"gconfig": GCONFIG, "tokenizer": tokenizer} if workflow is RLVRWorkflow else {}
+    with pytest.raises(UsageFault) as caught:
+        Workflows().resolve(workflow, {**common, **kwargs})
+    assert said in str(caught.value)

@@ -79,6 +79,8 @@ class BaseExperimentConfig:
     def __post_init__(self) -> None:
         if self.total_train_epochs < 1:
             raise ValueError(f"total_train_epochs must be at least 1, not {self.total_train_epochs}")
+        if self.total_train_steps is not None and self.total_train_steps < 1:
+            raise ValueError(f"total_train_steps must be at least 1, not {self.total_train_steps}")
         training = parsed(self.allocation_mode, "allocation_mode").training if self.allocation_mode else None
         if training is not None:
             check_training(training, "allocation_mode")

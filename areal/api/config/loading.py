@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -51,9 +52,9 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
 
 def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     """Raises ConfigError with every fault, NotFound for a file that is not there."""
-    source = _read(file)
-    with _positioned(source):
-        tree, said = _merged(source, overrides, cls)
+    source, said = _read(file), dict[Path, str]()
+    with _positioned(source, said, cls):
+        tree = _merged(source, overrides, cls, said)
     faults = Faults()
     config = build(cls, _hoisted(tree), faults)
     if config is None:
@@ -100,7 +101,7 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _positioned(source: _Source) -> Iterator[None]:
+def _positioned(source: _Source, said: dict[Path, str], cls: type) -> Iterator[None]:
     """OmegaConf's errors, and those of overrides, with their place."""
     from omegaconf.errors import OmegaConfBaseException
 
@@ -113,7 +114,13 @@ def _positioned(source: _Source) -> Iterator[None]:
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "")
         path: Path = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
-        raise ConfigError(source.fault(path, str(getattr(error, "msg", None) or error).splitlines()[0], {})) from error
+        message = str(getattr(error, "msg", None) or error).splitlines()[0]
+        if (missing := _MISSING.search(message)) is not None:
+            message += suggestion(cls, tuple(_parts(missing[1])))
+        raise ConfigError(source.fault(path, message, said)) from error
+
+
+_MISSING = re.compile(r"Interpolation key '(.+?)' not found")
 
 
 def _parts(key: str) -> list[str]:
@@ -121,20 +128,22 @@ def _parts(key: str) -> list[str]:
     return [part for part in key.replace("[", ".").replace("]", "").split(".") if part]
 
 
-def _merged(source: _Source, overrides: Sequence[str], cls: type) -> tuple[dict[str, Any], dict[Path, str]]:
-    """The file with the overrides, interpolations resolved; and which override set what."""
+def _merged(source: _Source, overrides: Sequence[str], cls: type, said: dict[Path, str]) -> dict[str, Any]:
+    """The file with the overrides, interpolations resolved. Into ``said`` goes which override set what."""
     from omegaconf import DictConfig, OmegaConf
 
     loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{source.file}:1: must be a map of keys")
     tree: Any = OmegaConf.to_container(loaded, resolve=False)
-    said: dict[Path, str] = {}
     for text in overrides:
         override = parse_override(text)
         value = _value(override.value)
         if override.op == "~":
-            take_out(tree, override.path, value, only_this=override.value is not None)
+            try:
+                take_out(tree, override.path, value, only_this=override.value is not None)
+            except BadOverride as error:
+                raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
         else:
             if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
                 near = suggestion(cls, override.path)
@@ -143,7 +152,7 @@ def _merged(source: _Source, overrides: Sequence[str], cls: type) -> tuple[dict[
             said[override.path] = text
     with_defaults = OmegaConf.create(_over(_defaults(cls), tree))
     resolved: dict[str, Any] = _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
-    return resolved, said
+    return resolved
 
 
 def _defaults(cls: type) -> dict[str, Any]:
@@ -177,6 +186,7 @@ def _given(tree: Any, resolved: Any) -> Any:
 def _value(text: str | None) -> Any:
     """As YAML in OmegaConf's dialect, where 1e-5 is a number."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     if not text:
         return "" if text == "" else None
@@ -184,7 +194,7 @@ def _value(text: str | None) -> Any:
         return text
     try:
         return OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)["value"]  # type: ignore[index, call-overload]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:  # the second: of an interpolation
         raise BadOverride(f"the value {text!r} is no YAML: quote it") from error
 
 

@@ -62,7 +62,7 @@ def take_out(tree: Any, path: Path, value: Any, *, only_this: bool) -> None:
     *way, last = path
     node = tree
     for depth, part in enumerate(way):
-        node = _child(node, part, path[:depth])
+        node = _child(node, part, path[:depth]) if node is not None else None
     if not isinstance(node, dict) or last not in node:
         raise BadOverride(f"~{dotted(path)}: the file has no such key")
     if only_this and node[last] != value:

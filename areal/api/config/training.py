@@ -166,6 +166,8 @@ class TrainEngineConfig:
         check_update_mode(self.weight_update_mode)
         if self.use_lora and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
+        if (parts := getattr(self, "ppo_n_minibatches", 1)) < 1:
+            raise ValueError(f"ppo_n_minibatches must be at least 1, not {parts}")
 
 
 @dataclass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from areal.errors import UsageFault
 from areal.training.data.batches import Batch, lengths, moved, rows, select
 from areal.training.data.packing import MicroBatches, micro_batches
 from areal.training.engines.fsdp.model import compute_dtype, load_model, sharded
@@ -91,7 +92,10 @@ class FSDPEngine:
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         """One optimizer step over this rank's ``batch``. Raises NonFinite before the step, changing nothing."""
         if self.optimizer is None or self.config.optimizer is None:
-            raise RuntimeError("this engine has no optimizer: its config says optimizer=None")
+            raise UsageFault(
+                f"the model {self.config.path} is to be trained, and its optimizer is null",
+                hint="actor.optimizer={lr: 1e-5}; a model that is trained needs one",
+            )
         rate = set_learning_rate(self.optimizer, self.config.optimizer, self.steps, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         micros = [(moved(select(batch, part), self.ranks.device), real) for part, real in self._cut(batch)]

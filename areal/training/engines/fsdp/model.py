@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,13 @@ import torch
 from torch import nn
 
 from areal.errors import NotFound, UsageFault
+from areal.resources.suggest import did_you_mean
 from areal.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
 
+_log = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -29,7 +32,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     about = _about(AutoConfig, config.path)
     if config.is_critic:
         about.num_labels = 1
-    settings: dict[str, Any] = {"attn_implementation": config.attn_impl} if config.attn_impl else {}
+    settings = _attention(config.attn_impl)
     dtype = _dtype(config.optimizer_dtype)
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
@@ -72,6 +75,23 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return max(stacks, key=len, default=[])
 
 
+def _attention(asked: str) -> dict[str, Any]:
+    """What the model is loaded with. Flash attention computes the same as the model's own choice, where it is not
+    installed too. Raises UsageFault."""
+    from transformers import AttentionInterface
+    from transformers.utils import is_flash_attn_2_available  # type: ignore[attr-defined]
+
+    if not asked:
+        return {}
+    if asked == "flash_attention_2" and not is_flash_attn_2_available():
+        _log.warning("attn_impl: flash_attention_2 is not installed here: the model's own choice is taken")
+        return {}
+    known = ["eager", *AttentionInterface().keys()]  # type: ignore[no-untyped-call]
+    if asked not in known and "/" not in asked:  # a name with a slash is a kernel of the hub
+        raise UsageFault(f"attn_impl {asked!r} is unknown{did_you_mean(asked, known)}", hint=", ".join(known))
+    return {"attn_implementation": asked}
+
+
 def compute_dtype(config: TrainEngineConfig) -> torch.dtype:
     return _dtype(config.dtype)
 
@@ -96,6 +116,8 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
 
 
 def _check_folder(path: str) -> None:
+    if not path:
+        raise UsageFault("nothing says which model is trained", hint="actor.path=FOLDER, or a name on the hub")
     looks_local = path.startswith((".", "/", "~"))
     if looks_local and not Path(path).expanduser().is_dir():
         raise NotFound(f"there is no model folder {path}")
