@@ -206,14 +206,23 @@ def _named(cli: Invocation, service: str, *, gone: bool = False) -> Found:
     found = {each.name: each for each in _gateways(cli, gone=gone)}
     if service in found:
         return found[service]
-    if service == _DEFAULT and len(found) == 1:
-        return next(iter(found.values()))
+    likely = [each for each in found.values() if _lives(each)] or list(found.values())
+    if service == _DEFAULT and len(likely) == 1:
+        return likely[0]
     if service == _DEFAULT and found:
         raise UsageFault(f"which gateway? There are {', '.join(sorted(found))}", hint="--service NAME")
     what = (
         "no weight-update gateway runs" if service == _DEFAULT else f"no weight-update gateway of job {service!r} runs"
     )
     raise NotFound(what, hint="a training job starts one: areal train ps")
+
+
+def _lives(found: Found) -> bool:
+    """A trainer that was killed leaves the file of a gateway that died with it."""
+    try:
+        return b"areal.services.weight_update" in Path(f"/proc/{found.pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _gateways(cli: Invocation, *, gone: bool = False) -> Iterator[Found]:

@@ -84,16 +84,21 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         return max(self.all(), key=lambda checkpoint: checkpoint.step, default=None)
 
-    def newest_whole(self) -> Checkpoint | None:
-        """Those that are newer and damaged are set aside, and logged."""
+    def newest_whole(self, before: int | None = None) -> Checkpoint | None:
+        """Of those before the step ``before``. Those that are newer and damaged are set aside, and logged."""
         for checkpoint in reversed(self.all()):
+            if before is not None and checkpoint.step >= before:
+                continue
             if (damage := checkpoint.damage()) is None:
                 return checkpoint
-            aside = checkpoint.folder.with_suffix(".torn")
-            _log.warning("a checkpoint is set aside as %s, the one before it counts: %s", aside, damage)
-            shutil.rmtree(aside, ignore_errors=True)
-            checkpoint.folder.rename(aside)
+            self.set_aside(checkpoint, damage)
         return None
+
+    def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
+        aside = checkpoint.folder.with_suffix(".torn")
+        _log.warning("a checkpoint is set aside as %s, the one before it counts: %s", aside, why)
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.folder.rename(aside)
 
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -335,6 +335,15 @@ def test_consumed_rollouts_are_written_where_the_viewer_finds_them(make: Make, t
     assert json.dumps(episodes[0].document())
 
 
+def test_rollouts_that_find_no_room_to_be_written_are_given_all_the_same(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "full").touch()  # a file where the folder would be
+    controller = make(dump_to_file=True, fileroot=str(tmp_path / "full"))
+    assert len(controller.prepare_batch(rows(1, 2), Sampled())) == 2
+    assert any("2 rollouts are not written down" in record.message for record in caplog.records)
+
+
 def test_service_is_found_by_configuration_or_environment(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from areal.trajectories.record import Episode, Interaction
 if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
 
+_log = logging.getLogger(__name__)
 _COLUMNS = ("loss_mask", "logprobs", "versions", "turn_ids")
 _DEFAULTS = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}
 
@@ -26,11 +28,16 @@ def fileroot_of(config: InferenceEngineConfig) -> Path:
 
 
 def write_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], model: str) -> None:
-    """Append to the file of ``version``, that of the weights these are to train. ``model``: whose tokens these are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Append to the file of ``version``, that of the weights these are to train. ``model``: whose tokens these are.
+    A full disk costs the lines, which are for people to look at, not the rollouts."""
     lines = [json.dumps(episode_of(each, model).document(), default=str) for each in rollouts]
-    with (folder / f"trajectories-v{version:06d}.jsonl").open("a", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in lines))
+    path = folder / f"trajectories-v{version:06d}.jsonl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        _log.warning("%d rollouts are not written down: %s", len(rollouts), error)
 
 
 def episode_of(rollout: Rollout, model: str = "") -> Episode:

@@ -221,14 +221,11 @@ class Trainer(abc.ABC):
             }
 
     def recover(self) -> bool:
-        """Go to the newest whole checkpoint, where the run may resume and has one."""
-        newest = self._newest() if self.config.recover.enabled else None
+        """Go to the newest checkpoint that is whole and can be loaded, where the run may resume and has one."""
+        newest = self._loaded() if self.config.recover.enabled else None
         if newest is None:
             return False
         state = newest.state()
-        for role, engine in self.engines.items():
-            if engine.optimizer is not None:
-                _load(engine, newest, role)
         self.step = int(state["step"])
         for name, timer in self._timers.items():
             timer.restore(state["timers"][name])
@@ -237,9 +234,31 @@ class Trainer(abc.ABC):
             self.progress.say(f"resumed after step {self.step} from {newest.folder}")
         return True
 
-    def _newest(self) -> Checkpoint | None:
+    def _loaded(self) -> Checkpoint | None:
+        """One that cannot be loaded is passed over for the one before, and set aside once that could. Where none can,
+        it is not they who are to blame: raises ArealError."""
+        refused: list[tuple[Checkpoint, str]] = []
+        while (found := self._newest(refused[-1][0].step if refused else None)) is not None:
+            try:
+                for role, engine in self.engines.items():
+                    if engine.optimizer is not None:
+                        load_shards(engine, found.folder / role)
+                break
+            except CheckpointException as error:
+                refused.append((found, _cause(error)))
+        if refused and found is None:
+            first, why = refused[0]
+            raise ArealError(
+                f"{first.folder} cannot be loaded: {why}",
+                hint="it may be of another model or layout of parameters: what is there is left as it is",
+            )
+        for checkpoint, why in refused if self.ranks.is_first else ():
+            self.checkpoints.set_aside(checkpoint, why)
+        return found
+
+    def _newest(self, before: int | None) -> Checkpoint | None:
         """The first rank looks, for all."""
-        found = self.checkpoints.newest_whole() if self.ranks.is_first else None
+        found = self.checkpoints.newest_whole(before) if self.ranks.is_first else None
         told: Checkpoint | None = self.ranks.told_by_first(found)
         return told
 
@@ -250,11 +269,7 @@ class Trainer(abc.ABC):
         return dataset
 
 
-def _load(engine: FSDPEngine, checkpoint: Checkpoint, role: str) -> None:
-    try:
-        load_shards(engine, checkpoint.folder / role)
-    except CheckpointException as error:
-        raise ArealError(
-            f"{checkpoint.folder / role} cannot be loaded: {error}",
-            hint=f"remove {checkpoint.folder} to resume from the one before",
-        ) from error
+def _cause(error: CheckpointException) -> str:
+    """One sentence, not the stacks of all ranks."""
+    failure = next((cause for cause, _ in error.failures.values()), error)
+    return f"{type(failure).__name__}: {failure}"

@@ -1,6 +1,7 @@
 """``areal weight-update`` finds the gateway of a running job by the file that it left in the job's folder."""
 
 import json
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         assert "healthy" in areal("status", "--service", "demo")
         assert areal("ps").splitlines()[1].split()[0] == "demo"
         assert "listens on" in areal("logs", "-n", "5")
+        killed = tmp_path / "home" / "jobs" / "killed"  # its trainer, and so its gateway: the file stays
+        (killed / "logs" / "latest").mkdir(parents=True)
+        (killed / "logs" / "latest" / "weight_update.log").write_text("of another job")
+        about = json.loads((job / "weight_update.json").read_text())
+        (killed / "weight_update.json").write_text(json.dumps({**about, "pid": 1}))
+        assert "listens on" in areal("logs") and "healthy" in areal("status")
+        shutil.rmtree(killed)
 
         headers: dict[str, Any] = {"key": processes.key}
         proxy.call("POST", "/set_version", {"version": 1}, **headers)  # as a worker that started anew would be behind

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal.api.cli_args import RecoverConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
+from areal.errors import ArealError
 from areal.training import stopping
 from areal.training.checkpoints import CheckpointFailed
 from areal.training.metrics import Metrics, read_metrics
@@ -87,6 +89,34 @@ def test_torn_checkpoint_is_set_aside_and_the_one_before_it_resumed(tmp_path: Pa
     assert steps == [2, 3]
     assert any("set aside" in record.message and torn in record.message for record in caplog.records)
     assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
+
+
+@pytest.mark.parametrize("damaged", ["__0_0.distcp", ".metadata"])
+def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
+    tmp_path: Path, damaged: str, caplog
+) -> None:
+    with _trainer(tmp_path, 4) as first:
+        first.train()
+    path = first.checkpoints.root / "step_4" / "actor" / damaged
+    path.write_bytes(bytes(64) + path.read_bytes()[64:])
+    with _trainer(tmp_path, 4) as second:
+        steps: list[int] = []
+        _before_each_step(second, steps.append)
+        second.train()
+    assert steps == [2, 3]
+    assert any("set aside" in record.message and "step_4" in record.message for record in caplog.records)
+    assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
+
+
+def test_checkpoints_of_another_model_are_an_error_and_stay(tmp_path: Path) -> None:
+    with _trainer(tmp_path, 4) as first:
+        first.train()
+    with _trainer(tmp_path, 6) as other:
+        other.engines["actor"].model.add_module("more", torch.nn.Linear(2, 2))
+        with pytest.raises(ArealError, match=r"step_4 cannot be loaded: .*more\.") as caught:
+            other.train()
+    assert len(caught.value.message) < 1000
+    assert sorted(path.name for path in first.checkpoints.root.iterdir()) == ["step_2", "step_4"]
 
 
 def test_request_to_stop_is_a_checkpoint_of_the_step_that_runs(tmp_path: Path, monkeypatch) -> None:
