@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import settings
+
+# Before torch is imported: two threads in each of the processes that share the cores are many times slower than one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A script's `pytest &` begins with these ignored, and so would every command that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
