@@ -151,16 +151,32 @@ class Trainer(abc.ABC):
         now = float(self.ranks.told_by_first(time.monotonic()))
         due = {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
         last = self.step == self.total_steps
+        metrics: Metrics = {}
         if "save" in due or (last and not self._timers["save"].frequency.never):
             with self.timings.of("save"):
-                self.save(self.folder.models / f"step_{self.step}")
-        metrics: Metrics = {}
+                metrics |= self._save_or_go_on(last=last)
         if "eval" in due:
-            metrics = self._evaluated()
+            metrics |= self._evaluated()
         if self.config.recover.enabled and ("checkpoint" in due or last):
             with self.timings.of("checkpoint"):
                 metrics |= self._checkpoint_or_go_on(last=last)
         return metrics
+
+    def _save_or_go_on(self, *, last: bool) -> Metrics:
+        """As with a checkpoint."""
+        failure: OSError | None = None
+        try:
+            self.save(self.folder.models / f"step_{self.step}")
+        except OSError as error:
+            failure = error
+        if not self.ranks.largest(int(failure is not None)):
+            return {}
+        said = f"the model of step {self.step} cannot be written: {failure or 'the first rank failed'}"
+        if last:
+            raise ArealError(said, hint="free space, then areal restart the job")
+        if self.ranks.is_first:
+            self.progress.say(f"warning: {said}; the run goes on")
+        return {"save/failed": 1.0}
 
     def _checkpoint_or_go_on(self, *, last: bool) -> Metrics:
         """A full disk costs a checkpoint, not the run: the next one may find room. What the end leaves has to last."""

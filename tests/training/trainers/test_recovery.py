@@ -5,11 +5,12 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from areal.api.cli_args import RecoverConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
+from areal.api.cli_args import RecoverConfig, SaverConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
 from areal.errors import ArealError
 from areal.training import stopping
 from areal.training.checkpoints import CheckpointFailed
@@ -19,9 +20,9 @@ from areal.training.trainers.sft import SFTTrainer
 from tests.training.trainers.reversing import engine, experiment, solved
 
 
-def _trainer(tmp_path: Path, steps: int) -> SFTTrainer:
+def _trainer(tmp_path: Path, steps: int, **more: Any) -> SFTTrainer:
     config = SFTConfig(
-        **experiment(tmp_path, total_train_steps=steps),
+        **experiment(tmp_path, total_train_steps=steps, **more),
         train_dataset=TrainDatasetConfig(batch_size=8),
         recover=RecoverConfig(mode="auto", freq_steps=2),
         model=TrainEngineConfig(**engine()),
@@ -40,22 +41,24 @@ def _before_each_step(trainer: SFTTrainer, do: Callable[[int], None]) -> None:
 
 
 class FullDisk:
-    """``RLIMIT_FSIZE`` stands for it: writes past it fail as ENOSPC would."""
+    """``RLIMIT_FSIZE`` stands for it: writes past ``room`` bytes of a file fail as ENOSPC would."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 8192) -> None:
+        self._room = room
         self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def set(self, full: bool) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192 if full else self._before[0], self._before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self._room if full else self._before[0], self._before[1]))
 
 
 @pytest.fixture
-def disk():
-    made = FullDisk()
+def disk(request: pytest.FixtureRequest):
+    made = FullDisk(*getattr(request, "param", ()))
     yield made
     made.set(False)
 
 
+@pytest.mark.parametrize("disk", [(0,), (700,), (8192,), (30_000,), (300_000,)], indirect=True)
 def test_full_disk_costs_a_checkpoint_and_the_next_one_finds_room(tmp_path: Path, disk: FullDisk, capsys) -> None:
     with _trainer(tmp_path, 6) as trainer:
         _before_each_step(trainer, lambda step: disk.set(step in (2, 3)))
@@ -74,6 +77,20 @@ def test_full_disk_at_the_end_of_a_run_fails_it_and_keeps_what_there_is(tmp_path
     with _trainer(tmp_path, 4) as again:
         again.train()
     assert [line["step"] for line in read_metrics(again.folder.metrics)] == [1, 2, 3, 4]
+
+
+def test_full_disk_costs_a_saved_model_and_not_the_run_but_at_its_end(tmp_path: Path, disk: FullDisk, capsys) -> None:
+    often = SaverConfig(freq_steps=2)
+    with _trainer(tmp_path, 4, saver=often) as trainer:
+        _before_each_step(trainer, lambda step: disk.set(step == 1))
+        trainer.train()
+        lines = read_metrics(trainer.folder.metrics)
+    assert [line["step"] for line in lines if "save/failed" in line] == [2]
+    assert "the model of step 2 cannot be written" in capsys.readouterr().err
+    assert [path.name for path in trainer.folder.models.iterdir()] == ["step_4"]
+    with _trainer(tmp_path, 6, saver=often) as again, pytest.raises(ArealError, match="step 6 cannot be written"):
+        _before_each_step(again, lambda step: disk.set(step == 5))
+        again.train()
 
 
 @pytest.mark.parametrize("torn", ["actor/__0_0.distcp", "actor/.metadata", "state.json"])

@@ -7,6 +7,7 @@ as a Hugging Face folder, are a matter of ``weights``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from areal.training.engines.fsdp.engine import FSDPEngine
 
 _COUNTERS = "engine"
+_WRITERS = ("inline_container", "PytorchStreamWriter")
 
 
 def save_shards(engine: FSDPEngine, folder: Path) -> None:
@@ -29,10 +31,22 @@ def save_shards(engine: FSDPEngine, folder: Path) -> None:
         with _alone_on_purpose():
             save(_state(engine), checkpoint_id=folder, no_dist=engine.ranks.group is None)
     except CheckpointException as error:
-        refused = next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
+        refused = next(filter(None, (_of_the_disk(cause) for cause, _ in error.failures.values())), None)
         if refused is None:
             raise
         raise refused from None  # one sentence for whoever runs out of space, not the stacks of all ranks
+
+
+def _of_the_disk(error: BaseException) -> OSError | None:
+    """torch's writer of archives, which a full disk cuts short, complains of its own position."""
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, OSError):
+            return reason
+        reason = reason.__cause__ or reason.__context__
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in _WRITERS):
+        return OSError(errno.EIO, f"a file could not be written whole ({error})")  # of another rank: without its cause
+    return None
 
 
 def load_shards(engine: FSDPEngine, folder: Path) -> None:

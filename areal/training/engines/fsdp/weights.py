@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,25 +34,36 @@ def whole_weights(engine: FSDPEngine, dtype: torch.dtype | None = None) -> Itera
 
 def save_model(engine: FSDPEngine, folder: Path, tokenizer: str = "") -> None:
     """A Hugging Face folder that ``from_pretrained`` reads, whole or absent. Every rank calls it; the first writes.
-    ``tokenizer`` is a folder, or a name on the hub."""
-    weights = {name: tensor.cpu() for name, tensor in whole_weights(engine, _saved_dtype(engine))}
+    ``tokenizer`` is a folder, or a name on the hub. Raises OSError, on the first rank."""
+    weights = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(engine, _saved_dtype(engine))}
     if not engine.ranks.is_first:
         return
-    from safetensors.torch import save_file
-
     aside = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
+    try:
+        _write(engine, weights, aside, tokenizer)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # what is half written may be what fills the disk
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def _write(engine: FSDPEngine, weights: dict[str, Tensor], aside: Path, tokenizer: str) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     aside.mkdir(parents=True)
     model = _base(engine.model)
-    held = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(held, aside / "model.safetensors", {"format": "pt"})
+    try:
+        save_file(weights, aside / "model.safetensors", {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(aside)) from error
     model.config.save_pretrained(aside)
     if (generation := getattr(model, "generation_config", None)) is not None:
         generation.save_pretrained(aside)
     if tokenizer:
         copy_missing(tokenizer, aside)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
 
 
 def _saved_dtype(engine: FSDPEngine) -> torch.dtype:
