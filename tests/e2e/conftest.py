@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from areal.runtime.ports import FIRST_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "reverse_digits" / "model"
@@ -132,9 +136,13 @@ def _indented(text: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not one of the kernel's ephemeral ports, which a neighbour's connection may take before the gateway has it; nor
+    one of those that areal gives out itself."""
+    for port in random.SystemRandom().sample(range(10_000, FIRST_PORT), 100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def make_box(tmp: Path) -> Box:

@@ -158,17 +158,17 @@ def test_stop_with_a_damaged_identity_finds_the_shim_without_it(local: LocalBack
 
 
 def test_observe_of_many_runs_is_cheap(local: LocalBackend) -> None:
-    """A promise in processor time, of which a loaded machine gives no more and no less."""
+    """A promise in processor time; of three tries, as neighbours on the same core can only add to it."""
     local.start(run_spec("r0", spec={"engineArgs": {str(n): n for n in range(50)}}))
     for number in range(1, 300):
         shutil.copytree(local.store.folder("r0"), local.store.folder(f"r{number}"), copy_function=os.link)
 
-    began = time.process_time()
-    states = local.observe()
-    spent_s = time.process_time() - began
+    def spent_s() -> float:
+        began = time.process_time()
+        assert len(local.observe()) == 300
+        return time.process_time() - began
 
-    assert len(states) == 300
-    assert spent_s < 0.1
+    assert min(spent_s() for _ in range(3)) < 0.1
     for number in range(1, 300):
         shutil.rmtree(local.store.folder(f"r{number}"))
 

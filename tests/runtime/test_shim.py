@@ -227,7 +227,7 @@ def test_liveness_probe_that_fails_restarts_a_hanging_component(local: LocalBack
     hang = tmp_path / "hang"
     (port,) = local.claim_ports(1, owner="Model/qwen")
     url = f"http://127.0.0.1:{port}/health"
-    probe = HttpProbe(url, period_s=0.05, timeout_s=0.2, failure_threshold=2)
+    probe = HttpProbe(url, period_s=0.05, timeout_s=1.0, failure_threshold=2)
     argv = (sys.executable, "-c", HTTP_COMPONENT, str(port), str(hang))
     first = local.start(run_spec(argv=argv, ports=(port,), liveness=probe, stop_grace_s=0.2))
     until(lambda: log_text(local, "r1").count("asked") >= 2, "the shim to have been answered once")
