@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,14 @@ from areal.api.cli_args import MicroBatchSpec
 from areal.errors import ArealError, NotFound
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.checkpoints import Checkpoints
+from areal.training.data.batches import Batch
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
 from areal.training.engines.fsdp.weights import save_model as save_weights
 from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.failures import NonFinite
 from areal.training.ranks import one_process
-from tests.training.engines.models import batch, config, save_model, sft, tokens
+from tests.training.engines.models import VOCABULARY, batch, config, save_model, sft, tokens
 
 ALONE = one_process("cpu")
 
@@ -64,6 +66,55 @@ def test_train_batch_is_what_torch_does_by_hand(model: Path) -> None:
     update = engine.train_batch(data, sft, tokens)
     assert update.loss == pytest.approx(loss.item(), rel=1e-5)
     assert update.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+
+
+def groups(prompts: int = 4, samples: int = 8) -> Batch:
+    """Groups of samples of one prompt each, as a step of GRPO has them: long prompts, short answers."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, VOCABULARY, (prompts, 1, 10), generator=generator).expand(-1, samples, -1).flatten(0, 1)
+    answers = torch.randint(1, VOCABULARY, (prompts * samples, 6), generator=generator)
+    sizes = torch.randint(11, 17, (prompts * samples, 1), generator=generator)
+    steps = torch.arange(16)
+    mask = steps < sizes
+    return {
+        "input_ids": torch.cat([ids, answers], 1) * mask,
+        "attention_mask": mask,
+        "loss_mask": mask & (steps >= 10),
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"use_lora": True}])
+def test_packed_rows_give_the_logits_and_the_gradient_of_padded_ones(model: Path, changes: dict[str, Any]) -> None:
+    batch, whole, padded = groups(), _engine(model, **changes), _engine(model, **changes)
+    padded._cost = None
+    padded.model.load_state_dict(whole.model.state_dict())
+    (micro, packed), (_, none) = whole._micro(batch, range(32)), padded._micro(batch, range(32))
+    assert packed is not None and none is None
+    assert packed.input_ids.numel() < batch["input_ids"].numel() / 2
+    scored = batch["loss_mask"].roll(-1, 1)  # the logits of a token stand one place before it
+    torch.testing.assert_close(whole.outputs(micro, packed)[scored], padded.outputs(micro)[scored])
+    ours, theirs = whole.train_batch(batch, sft, tokens), padded.train_batch(batch, sft, tokens)
+    assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+    assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
+
+
+def test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too(model: Path) -> None:
+    batch, whole, padded = groups(), _engine(model, is_critic=True), _engine(model, is_critic=True)
+    padded._cost = None
+    padded.model.load_state_dict(whole.model.state_dict())
+    assert whole._micro(batch, range(32))[1] is not None
+    values, wanted = (each.forward(batch, lambda outputs, micro: outputs[..., 0]) for each in (whole, padded))
+    there = batch["attention_mask"]
+    torch.testing.assert_close(values[there], wanted[there])
+
+
+def test_model_with_a_sliding_window_is_never_packed(tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    about = MistralConfig(vocab_size=VOCABULARY, num_key_value_heads=2, sliding_window=4, **shape)
+    MistralForCausalLM(about).save_pretrained(tmp_path)
+    assert _engine(tmp_path)._micro(groups(), range(32))[1] is None
 
 
 def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tmp_path: Path) -> None:

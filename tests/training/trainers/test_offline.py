@@ -92,8 +92,8 @@ def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
     with RWTrainer(config, preferences(800), preferences(128, first=1000)) as trainer:
         trainer.train()
         lines = read_metrics(trainer.folder.metrics)
-    assert lines[0]["eval/accuracy"] < 0.8
-    assert lines[-1]["eval/accuracy"] > 0.9
+    assert lines[0]["eval/accuracy"] < 0.6
+    assert lines[-1]["eval/accuracy"] > 0.75  # by chance 0.5, of 128 pairs
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo"])

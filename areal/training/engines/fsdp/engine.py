@@ -18,8 +18,10 @@ from torch import Tensor
 
 from areal.errors import UsageFault
 from areal.training.data.batches import Batch, lengths, moved, rows, select
+from areal.training.data.packed_rows import Cost, PackedRows
+from areal.training.data.packed_rows import packed as packed_rows
 from areal.training.data.packing import MicroBatches, micro_batches
-from areal.training.engines.fsdp.model import compute_dtype, load_model, sharded
+from areal.training.engines.fsdp.model import compute_dtype, cost_of, load_model, sharded
 from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
 from areal.training.failures import NonFinite
 from areal.training.ranks import Ranks
@@ -55,25 +57,36 @@ class FSDPEngine:
     version: int = 0
     model: torch.nn.Module = field(init=False)
     optimizer: torch.optim.Optimizer | None = field(init=False, default=None)
+    _cost: Cost | None = field(init=False)  # None: rows are never packed
 
     def __post_init__(self) -> None:
-        self.model = sharded(load_model(self.config, self.ranks), self.config, self.ranks)
+        model = load_model(self.config, self.ranks)
+        self._cost = cost_of(model)
+        self.model = sharded(model, self.config, self.ranks)
         if self.config.optimizer is not None:
             self.optimizer = make_optimizer(self.model, self.config.optimizer)
         self.model.train(self.optimizer is not None and not self.config.disable_dropout)
 
     # -- forward
 
-    def outputs(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits [B, T, V], or [B, T, 1] of a critic, in the compute dtype; of padding they mean nothing.
+    def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> Tensor:
+        """Logits [B, T, V], or [B, T, 1] of a critic, in the compute dtype; of padding they mean nothing, nor do logits
+        of a row's last token. ``packed``: the rows as they are computed.
 
-        No mask goes to the model: a causal one never looks to the right, where the padding is, and attention without
-        a mask is several times as fast.
+        Rows that are not packed need no mask: a causal one never looks to the right, where the padding is, and
+        attention without a mask is several times as fast.
         """
         with self._precision():
-            result = self.model(input_ids=batch["input_ids"], use_cache=False)
-        logits: Tensor = result.logits
-        return logits
+            if packed is None:
+                return _logits(self.model(input_ids=batch["input_ids"], use_cache=False))
+            inputs = {"input_ids": packed.input_ids, "position_ids": packed.positions, "attention_mask": packed.mask}
+            return packed.unpacked(_logits(self.model(**inputs, use_cache=False)))
+
+    def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
+        """Rows of the batch, on the ranks' device."""
+        chosen, device = select(batch, part), self.ranks.device
+        rows = packed_rows(chosen, self._cost, last=self.config.is_critic) if self._cost is not None else None
+        return moved(chosen, device), rows.to(device) if rows is not None else None
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
@@ -81,8 +94,8 @@ class FSDPEngine:
         parts, results = self._cut(batch), []
         with self._evaluating():
             for part, real in parts:
-                micro = moved(select(batch, part), self.ranks.device)
-                result = of(self.outputs(micro), micro)
+                micro, packed = self._micro(batch, part)
+                result = of(self.outputs(micro, packed), micro)
                 if real:
                     results.append((part, result))
         return _in_order(results, batch)
@@ -98,12 +111,12 @@ class FSDPEngine:
             )
         rate = set_learning_rate(self.optimizer, self.config.optimizer, self.steps, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
-        micros = [(moved(select(batch, part), self.ranks.device), real) for part, real in self._cut(batch)]
-        weights = [loss_weight_fn(micro).double() * real for micro, real in micros]
+        micros = [(*self._micro(batch, part), real) for part, real in self._cut(batch)]
+        weights = [loss_weight_fn(micro).double() * real for micro, _, real in micros]
         total = self.ranks.summed(torch.stack(weights).sum()).clamp(min=1e-12)
         losses = [
-            self._backward(micro, loss_fn, weight / total, last=number == len(micros) - 1)
-            for number, ((micro, _), weight) in enumerate(zip(micros, weights, strict=True))
+            self._backward(micro, packed, loss_fn, weight / total, last=number == len(micros) - 1)
+            for number, ((micro, packed, _), weight) in enumerate(zip(micros, weights, strict=True))
         ]
         norm = clipped_norm(self.model, self.config.optimizer.gradient_clipping)
         loss = self.ranks.summed(torch.stack(losses).sum())
@@ -112,11 +125,13 @@ class FSDPEngine:
         self.steps += 1
         return Update(float(loss), float(norm), rate, len(micros))
 
-    def _backward(self, micro: Batch, loss_fn: LossFn, share: Tensor, *, last: bool) -> Tensor:
+    def _backward(
+        self, micro: Batch, packed: PackedRows | None, loss_fn: LossFn, share: Tensor, *, last: bool
+    ) -> Tensor:
         """Add this micro-batch's gradient; its part of the whole loss. A share of 0 still runs both passes: the other
         ranks' collectives wait for them."""
         with self._synchronised(last):
-            loss = loss_fn(self.outputs(micro), micro)
+            loss = loss_fn(self.outputs(micro, packed), micro)
             part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
             (part * self.ranks.size).float().backward()  # type: ignore[no-untyped-call]
         return part.detach()
@@ -127,9 +142,9 @@ class FSDPEngine:
         parts: list[Tensor] = []
         with self._evaluating():
             for part, real in self._cut(batch):
-                micro = moved(select(batch, part), self.ranks.device)
+                micro, packed = self._micro(batch, part)
                 weight = loss_weight_fn(micro).double() * real
-                parts.append(torch.stack([loss_fn(self.outputs(micro), micro).double() * weight, weight]))
+                parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
         weighted, total = self.ranks.summed(torch.stack(parts).sum(0))
         return float(weighted / total.clamp(min=1e-12))
 
@@ -182,6 +197,11 @@ class FSDPEngine:
             yield
         finally:
             self.model.train(was)
+
+
+def _logits(result: Any) -> Tensor:
+    logits: Tensor = result.logits
+    return logits
 
 
 def _in_order(results: Sequence[tuple[list[int], Tensor]], batch: Mapping[str, Tensor]) -> Tensor:

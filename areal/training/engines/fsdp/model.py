@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from areal.errors import NotFound, UsageFault
 from areal.resources.suggest import did_you_mean
+from areal.training.data.packed_rows import Cost
 from areal.training.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -90,6 +92,19 @@ def _attention(asked: str) -> dict[str, Any]:
     if asked not in known and "/" not in asked:  # a name with a slash is a kernel of the hub
         raise UsageFault(f"attn_impl {asked!r} is unknown{did_you_mean(asked, known)}", hint=", ".join(known))
     return {"attn_implementation": asked}
+
+
+def cost_of(model: nn.Module) -> Cost | None:
+    """Of computing rows that share a row; None for a model that cannot be told what each token sees."""
+    about: Any = model.config
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    told = "position_ids" in inspect.signature(inner.forward).parameters
+    full = set(getattr(about, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    whole = full and not getattr(about, "sliding_window", None)
+    if not (told and whole and about._attn_implementation == "sdpa"):
+        return None
+    pair = 2 * int(about.num_hidden_layers) * int(about.hidden_size)
+    return Cost(token=sum(parameter.numel() for parameter in model.parameters()), pair=pair)
 
 
 def compute_dtype(config: TrainEngineConfig) -> torch.dtype:
