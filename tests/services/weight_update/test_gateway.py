@@ -5,9 +5,9 @@ import pytest
 from tests.services.processes import Answer, Process, Processes
 
 
-@pytest.fixture
-def gateway(processes: Processes) -> Process:
-    return processes.service("weight_update")
+@pytest.fixture(scope="module")
+def gateway(module_processes: Processes) -> Process:
+    return module_processes.service("weight_update")
 
 
 GOOD = {
@@ -31,22 +31,24 @@ GOOD = {
         ({"inference_gateway_url": "http://127.0.0.1:1"}, "model"),
     ],
 )
-def test_connect_a_wrong_field_is_named(gateway: Process, processes: Processes, change: dict, param: str) -> None:
-    answer = gateway.call("POST", "/connect", {**GOOD, **change}, key=processes.key)
+def test_connect_a_wrong_field_is_named(
+    gateway: Process, module_processes: Processes, change: dict, param: str
+) -> None:
+    answer = gateway.call("POST", "/connect", {**GOOD, **change}, key=module_processes.key)
     assert answer.status == 400, answer.body
     assert answer.json()["error"]["param"] == param
 
 
-def test_connect_workers_that_do_not_answer_leave_nothing_behind(gateway: Process, processes: Processes) -> None:
+def test_connect_workers_that_do_not_answer_leave_nothing_behind(gateway: Process, module_processes: Processes) -> None:
     for _ in range(2):  # the name is free again
-        answer = gateway.call("POST", "/connect", GOOD, key=processes.key)
+        answer = gateway.call("POST", "/connect", GOOD, key=module_processes.key)
         assert answer.status == 502
         assert "http://127.0.0.1:9/weights/connect does not answer" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/update_weights", "/disconnect"])
-def test_an_unknown_pair_is_404(gateway: Process, processes: Processes, path: str) -> None:
-    answer = gateway.call("POST", path, {"pair_name": "nobody", "version": 1}, key=processes.key)
+def test_an_unknown_pair_is_404(gateway: Process, module_processes: Processes, path: str) -> None:
+    answer = gateway.call("POST", path, {"pair_name": "nobody", "version": 1}, key=module_processes.key)
     assert answer.status == 404
     assert answer.json()["error"]["code"] == "pair_not_found"
 
@@ -60,9 +62,9 @@ def test_every_route_needs_the_key(gateway: Process, method: str, path: str) -> 
     assert gateway.call(method, path, {}, key="wrong").status == 403
 
 
-def test_values_and_barriers(gateway: Process, processes: Processes) -> None:
+def test_values_and_barriers(gateway: Process, module_processes: Processes) -> None:
     def ask(method: str, path: str, body: object = None) -> Answer:
-        return gateway.call(method, f"/weight_meta/p/{path}", body, key=processes.key)
+        return gateway.call(method, f"/weight_meta/p/{path}", body, key=module_processes.key)
 
     assert ask("GET", "k").status == 404
     assert ask("PUT", "k", {"value": None}).status == 200
