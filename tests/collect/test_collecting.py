@@ -170,7 +170,7 @@ def agent(data, base_url, api_key, model):
 def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collecting: Collecting) -> None:
     agent = collecting.code(SLOW)
     data = collecting.data(*({"prompt": each} for each in ("slow", "raises", "silent")))
-    said = collecting(data, "--agent", f"{agent}:agent", "--timeout", "0.5", "--retries", "0")
+    said = collecting(data, "--agent", f"{agent}:agent", "--timeout", "2", "--retries", "0")
     assert said.code == 8
     assert said.json["failures"] == {"agent": 1, "no_interaction": 1, "timeout": 1}
     assert "RuntimeError: the tool is broken" in {each["message"] for each in collecting.failures()}
