@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
 import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
@@ -161,6 +163,27 @@ async def close_pool_of_this_loop() -> None:
         await pool.close()
 
 
+@dataclass(frozen=True)
+class _Asked:
+    calls: Sequence[Call]
+    done: asyncio.Future[list[Done]]
+
+
+def jobs_of(counts: Sequence[int], seconds: float) -> list[list[int]]:
+    """Places of those who asked for so many calls, each of which takes ``seconds``: neighbours share a job as long as
+    that is quick."""
+    jobs: list[list[int]] = []
+    calls = 0
+    for place, count in enumerate(counts):
+        if jobs and (calls + count) * seconds <= _QUICK_S:
+            jobs[-1].append(place)
+            calls += count
+        else:
+            jobs.append([place])
+            calls = count
+    return jobs
+
+
 class AsyncRewardWrapper:
     """A reward function as a coroutine: ``await wrapper(prompt, completions, prompt_ids, completion_ids, **data)``.
 
@@ -182,6 +205,8 @@ class AsyncRewardWrapper:
         self._attempts = max(1, 1 + max_retries)
         self._missed = 0  # deadlines and processes, since a reward last came
         self._longest_s = math.inf  # that the function took of late
+        self._waiting: list[_Asked] = []
+        self._sent: set[asyncio.Task[None]] = set()
 
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
         for attempt in range(1, self._attempts + 1):
@@ -199,7 +224,8 @@ class AsyncRewardWrapper:
 
     async def each(self, calls: Sequence[Call]) -> list[float | Exception]:
         """The reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is called
-        for all in one job: more would go into sending than into what is sent."""
+        for all in one job, also for those that others ask for at the same moment: more would go into sending than into
+        what is sent."""
         if self._direct is None and self._longest_s * len(calls) <= _QUICK_S:
             with contextlib.suppress(RewardTimeout, RewardProcessLost):  # one of them may be at fault: each alone
                 return await self._together(calls)
@@ -215,11 +241,36 @@ class AsyncRewardWrapper:
         return [_or_raise(end) for end in ends]
 
     async def _together(self, calls: Sequence[Call]) -> list[float | Exception]:
+        loop = asyncio.get_running_loop()
+        asked = _Asked(calls, loop.create_future())
+        self._waiting.append(asked)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._send)
+        return [self._outcome(one) for one in await asked.done]
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for part in jobs_of([len(asked.calls) for asked in waiting], self._longest_s):
+            task = asyncio.create_task(self._job([waiting[place] for place in part]), name=f"rewards-{len(part)}")
+            self._sent.add(task)
+            task.add_done_callback(self._sent.discard)
+
+    async def _job(self, part: Sequence[_Asked]) -> None:
         assert self._target is not None
-        done = await self._run(Jobs(self._target, tuple(calls)))
-        if done.error is not None:
-            raise RewardRaised(f"{self._target.qualname}: {done.error}")
-        return [self._outcome(one) for one in done.value]
+        try:
+            done = await self._run(Jobs(self._target, tuple(call for asked in part for call in asked.calls)))
+            if done.error is not None:
+                raise RewardRaised(f"{self._target.qualname}: {done.error}")
+        except Exception as error:  # noqa: BLE001 (those who asked get it)
+            for asked in part:
+                if not asked.done.done():
+                    asked.done.set_exception(error)
+            return
+        ends = iter(done.value)
+        for asked in part:
+            mine = list(itertools.islice(ends, len(asked.calls)))
+            if not asked.done.done():
+                asked.done.set_result(mine)
 
     def _outcome(self, done: Done) -> float | Exception:
         try:

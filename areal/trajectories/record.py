@@ -70,7 +70,7 @@ class Interaction:
 
 def _short(value: float) -> float:
     """The shortest number that is the same float32: half the digits in a file."""
-    return float(f"{value:.9g}")
+    return float(f"{value:.9g}") if value else 0.0
 
 
 @dataclass(frozen=True)

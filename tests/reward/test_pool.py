@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
-from areal.reward.pool import close_pool_of_this_loop, target_of
+from areal.reward.pool import close_pool_of_this_loop, jobs_of, target_of
 from tests.reward import rewards
 
 
@@ -96,6 +98,29 @@ async def test_each_asks_a_quick_function_in_one_process_and_a_coroutine_here() 
     await reward.each([((), {})] * 8)
     assert len(set(await reward.each([((), {})] * 8))) == 1
     assert await AsyncRewardWrapper(rewards.later).each([(("p", "c", [], []), {})] * 2) == [0.5, 0.5]
+
+
+async def test_each_of_one_moment_share_a_job_and_each_has_its_own() -> None:
+    reward = AsyncRewardWrapper(rewards.process_id)
+    await reward.each([((), {})])
+    alike = await asyncio.gather(*(reward.each([((), {})] * 3) for _ in range(5)))
+    assert [len(each) for each in alike] == [3] * 5
+    assert len({process for each in alike for process in each}) == 1  # two would have taken what are two jobs
+
+
+async def test_each_beside_one_whose_answer_hangs_has_its_rewards() -> None:
+    reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=1.0, max_retries=0)
+    await reward.each([(("1",), {})])
+    good, bad = await asyncio.gather(reward.each([(("0.5",), {})]), reward.each([(("hangs",), {})]))
+    assert good == [0.5]
+    assert isinstance(bad[0], RewardTimeout)
+
+
+@given(st.lists(st.integers(1, 20), max_size=30), st.floats(1e-6, 0.1))
+def test_jobs_of_keeps_order_and_is_quick_or_one(counts: list[int], seconds: float) -> None:
+    jobs = jobs_of(counts, seconds)
+    assert [place for job in jobs for place in job] == list(range(len(counts)))
+    assert all(len(job) == 1 or sum(counts[place] for place in job) * seconds <= 0.02 for job in jobs)
 
 
 async def test_reward_that_always_hangs_is_told_each_time_and_tried_again_no_more(
