@@ -54,7 +54,7 @@ class Box:
             text=True,
         )
 
-    def areal(self, *args: str, env: dict[str, str] | None = None, timeout: float = 120) -> Result:
+    def areal(self, *args: str, env: dict[str, str] | None = None, timeout: float = 270) -> Result:
         process = self.start(*args, env=env)
         try:
             out, err = process.communicate(timeout=timeout)

@@ -135,7 +135,7 @@ class Run:
 
 
 def check(run: Run, attempts: int = 1) -> None:
-    run.box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "110s")
+    run.box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "250s")
     now = run.status()
     said = run.box.areal("train", "logs", "learn", "-n", "60").out + run.box.areal("logs", "model/reverse").out
     assert (now["phase"], now["step"], now["attempt"]) == ("Succeeded", STEPS, attempts), said
@@ -192,7 +192,7 @@ def _both(run: Run) -> None:
     run.kill("data-proxy/1")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("trouble", "mode", "replicas"),
     [
@@ -213,7 +213,7 @@ def test_job_whose_servers_are_in_trouble_goes_on_and_trains_on_each_prompt_once
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["shm", "disk"])
 def test_job_whose_trainer_is_killed_goes_on_with_the_same_servers(box: Box, mode: str) -> None:
     run = Run(box, mode, 1)

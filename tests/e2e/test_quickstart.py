@@ -29,7 +29,7 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     assert "model/reverse created: Ready" in out
     assert "trainjob/learn created: Running" in out
     assert box.chat("1234").isdigit()
-    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "100s")
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "200s")
     status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
     assert (status["phase"], status["step"]) == ("Succeeded", 3)
     shown = box.ok("inf", "trajectories", "show", str(box.home / "jobs" / "learn" / "trajectories"), "-o", "json").out

@@ -65,7 +65,7 @@ def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> N
     assert f'attempt 1 from 0 with ["--config", "{config}", "actor.lr=1e-3", "status=7"]' in result.out
     now = status(jobs, "count-to-ten")
     assert (now["phase"], now["exitCode"], now["step"], now["reward"], now["attempt"]) == ("Failed", 7, 10, 1.0, 1)
-    hopeless = jobs.areal("wait", "trainjob/count-to-ten", "--for", "completed", "--timeout", "60s")
+    hopeless = jobs.areal("wait", "trainjob/count-to-ten", "--for", "completed", "--timeout", "200s")
     assert hopeless.code == 8 and "exited 7" in hopeless.err
     assert "areal restart TrainJob/count-to-ten starts it again" in hopeless.err
     again = jobs.areal("train", "run", "--config", "count.yaml")
@@ -119,7 +119,7 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
         "job.yaml",
     )
     jobs.ok("apply", "-f", manifest)
-    jobs.ok("wait", "trainjob/count", "--for", "completed", "--timeout", "60s")
+    jobs.ok("wait", "trainjob/count", "--for", "completed", "--timeout", "200s")
     now = status(jobs, "count")
     assert (now["phase"], now["attempt"], now["step"]) == ("Succeeded", 2, 10)
     assert "attempt 2 from 4" in jobs.ok("train", "logs", "count").out

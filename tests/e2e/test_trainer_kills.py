@@ -133,7 +133,7 @@ class Job:
         until(lambda: self.pid() != pid)
 
 
-def until(ready: Callable[[], Any], seconds: float = 90.0) -> Any:
+def until(ready: Callable[[], Any], seconds: float = 200.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := ready()):
         assert time.monotonic() < deadline, "it did not happen"

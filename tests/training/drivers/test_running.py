@@ -25,7 +25,7 @@ def _command(*words: str) -> list[str]:
 
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(*words), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(_command(*words), cwd=folder, env=_environment(), capture_output=True, text=True, timeout=200)
 
 
 def _environment() -> dict[str, str]:
@@ -125,13 +125,13 @@ def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_
     process = subprocess.Popen(_command(*words), cwd=tmp_path, env=_environment(), stderr=subprocess.PIPE, text=True)
     checkpoints = Checkpoints(tmp_path / FOLDER / "checkpoints")
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         while checkpoints.newest() is None:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=90)
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
