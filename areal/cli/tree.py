@@ -113,6 +113,7 @@ WEIGHT_UPDATE: dict[str, Leaf | Branch] = {
     "ps": _weights("ps", "List weight-update gateways."),
     "logs": _weights("logs", "Logs of a weight-update gateway."),
     "force-sync": _weights("force-sync", "Push the training side's weights now.", "force_sync"),
+    "release": _weights("release", "Wait no more for weights of a trainer that is gone."),
 }
 
 

@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import click
 
 from areal.cli import options
+from areal.cli.inf.address import gateway_of
+from areal.cli.inf.flags import service_option
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
 from areal.cli.output.emit import emit_one, emit_rows, write
@@ -24,6 +27,7 @@ DISCOVERY = "weight_update.json"
 _LOG = Path("logs") / "latest" / "weight_update.log"
 _DEFAULT = "default"
 _SYNC_S = 3600.0
+_RELEASE_S = 200.0
 _POLL_S = 0.2
 _BLOCK = 1 << 16
 
@@ -183,6 +187,40 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
     text = f"pair/{pair} synced: version {done['version']}, {done['duration_ms']:,.0f} ms"
     emit_one(cli, {"pair_name": pair, **done}, name=f"pair/{pair}", text=lambda: text)
     return 0
+
+
+@click.command()
+@click.option("--model", metavar="NAME", required=True, help="The model whose engines wait.")
+@service_option
+@options.yes
+@options.timeout("3m")
+@_reading
+@pass_invocation
+def release(cli: Invocation, model: str, service: str | None) -> int:
+    """Have a model's engines wait no more for the weights that a trainer published, when it will not come back.
+
+    Engines that start serve their own weights from then on; those that run go on with what they have. Refused while
+    the trainer is alive. ``--service`` and ``--gateway`` are those of the inference service.
+    """
+    chosen = gateway_of(cli, service)._replace(timeout_s=cli.timeout_s or _RELEASE_S)
+    workers = [each["worker_id"] for each in chosen.get("/workers")["workers"] if each["model"] == model]
+    if not workers:
+        raise NotFound(f"no worker of the model {model!r} is known to {chosen.url}", hint="areal inf status")
+    results = [_released(chosen, worker) for worker in workers]
+    if failed := [result for result in results if not result["ok"]]:
+        raise ArealError(f"model/{model} was not released", detail="; ".join(str(each["error"]) for each in failed))
+    text = f"model/{model} released: engines that start serve their own weights"
+    emit_one(cli, {"model": model, "results": results}, name=f"model/{model}", text=lambda: text)
+    return 0
+
+
+def _released(chosen: Gateway, worker: str) -> dict[str, Any]:
+    path = f"/weights/release/{quote(worker, safe='')}"
+    status, document = chosen.ask("POST", path, {})
+    if status == 207:
+        status = 200  # the result tells
+    (result,) = chosen.checked("POST", path, status, document)["results"]
+    return dict(result)
 
 
 def _message(document: Any) -> str:

@@ -31,7 +31,7 @@ class Arrival:
     def fail(self, why: str) -> None:
         """No more will come."""
         with self._changed:
-            self._failure = why
+            self._failure = self._failure or why
             self._changed.notify_all()
 
     def wait(self, name: str) -> None:

@@ -11,14 +11,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from areal.services.weight_update.peers import PeerFailed, Peers
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_NOTICED_S = 3.0  # a data proxy finds within this that its engine is gone
+_NOTICED_S = 3.0  # an engine that failed a call has died within this, or lives
 _LOOK_S = 0.1
+PAIRS_NOW = "/weights/pairs?look"  # a data proxy finds out first whether its engine is there
 _MAYBE_LOST = (None, 502, 503)  # no answer; the engine behind it failed, or is away
 
 
@@ -75,10 +77,13 @@ class Crew:
         self.workers = [url for url in self.workers if url not in gone]
 
     async def _is_lost(self, failure: tuple[str, PeerFailed], patience_s: float = _NOTICED_S) -> bool:
-        """Whether it serves nothing any more. Its data proxy may need a moment to find that its engine is gone."""
+        """Whether it serves nothing any more. Its data proxy is to look whether its engine is there; an engine that is
+        about to die needs a moment more."""
         url, error = failure
         if not self.may_lose or error.status not in _MAYBE_LOST:
             return False
+        with suppress(PeerFailed):
+            await self._peers.get(url, PAIRS_NOW)
         deadline = time.monotonic() + patience_s
         while await self._peers.is_ready(url) or await self._peers.is_behind(url):
             if time.monotonic() > deadline:

@@ -2,6 +2,8 @@
 
 Made of torch's own parts and no global state, so that a trainer's default group is left alone. The members meet at a
 store that the trainer opens; a member that does not come, or leaves, is an error after ``timeout_s`` for the others.
+A member is not bound to wait so long: it gives up whenever it is told to, while the group forms and while it carries
+something. gloo itself cannot be interrupted, so what was given up is let go of by a thread that nobody waits for.
 
 Each member says at the store where it computes. Where all of them are on CUDA devices NCCL carries the weights, through
 a bucket of device memory; gloo carries them from host memory to host memory everywhere else.
@@ -10,6 +12,8 @@ a bucket of device memory; gloo carries them from host memory to host memory eve
 from __future__ import annotations
 
 import datetime
+import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
@@ -19,6 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 _PIECE = 32 * 1024 * 1024  # bytes of one broadcast: the next one is read while this one travels
+_MEET_S = 0.01
+_CONNECT_S = 30.0  # of members that are all there
+_LOOK_S = 0.5
+_PART_S = 1.0
 _CPU = torch.device("cpu")
 Await = Callable[[int], None]
 
@@ -54,20 +62,35 @@ def join_store(host: str, port: int, size: int, timeout_s: float) -> Any:
 
 
 class BroadcastGroup:
-    """Blocks until all members are there. Rank 0 is the trainer. Raises RuntimeError where one stays away."""
+    """Blocks until all members are there. Rank 0 is the trainer. Raises RuntimeError where one stays away, or when
+    ``given_up`` is set."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, device: torch.device = _CPU) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        device: torch.device = _CPU,
+        given_up: threading.Event | None = None,
+    ) -> None:
         self._store = store
-        timeout = datetime.timedelta(seconds=timeout_s)
+        self._given_up = given_up or threading.Event()
+        self._timeout = timeout = datetime.timedelta(seconds=timeout_s)
         self._bucket: Tensor | None = None
         self._group: Any  # torch's stubs know less of it than it does
-        if _all_on_cuda(store, rank, size, device):
+        store.set(f"device/{rank}", device.type)
+        keys = [f"device/{member}" for member in range(size)]
+        _await_keys(store, keys, timeout_s, self._given_up)
+        if all(store.get(key) == b"cuda" for key in keys):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             self._group = dist.ProcessGroupNCCL(store, rank, size, options)
             self._bucket = torch.empty(_PIECE, dtype=torch.uint8, device=device)
         else:
-            self._group = dist.ProcessGroupGloo(store, rank, size, timeout)
+            soon = datetime.timedelta(seconds=min(timeout_s, _CONNECT_S))
+            store.set_timeout(soon)
+            self._group = dist.ProcessGroupGloo(store, rank, size, soon)
         self._sends = rank == 0
 
     def broadcast(
@@ -82,16 +105,29 @@ class BroadcastGroup:
         works = []
         for number, piece in enumerate(torch.split(body, _PIECE)):
             await_bytes(number * _PIECE + len(piece))
-            works.append(self._group.broadcast([piece], _from_first()))
+            works.append(self._group.broadcast([piece], _from_first(self._timeout)))
         for number, work in enumerate(works, start=1):
-            work.wait()
+            self._await(work)
             reached(min(number * _PIECE, len(body)))
+
+    def _await(self, work: Any) -> None:
+        while True:
+            try:
+                work.wait(datetime.timedelta(seconds=_LOOK_S))
+                return
+            except RuntimeError:  # it failed, or is not done yet
+                if self._given_up.is_set():
+                    raise RuntimeError("the process group was left") from None
+                if work.is_completed():
+                    work.wait()  # whichever: it may have come to its end just now
+                    return
 
     def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
         self.broadcast(body, await_bytes=await_bytes)
 
     def leave(self) -> None:
-        """Its connections go with it."""
+        """Its connections go with it; who waits in it stops."""
+        self._given_up.set()
 
     def _by_bucket(self, body: Tensor, bucket: Tensor, await_bytes: Await) -> None:
         for number, piece in enumerate(torch.split(body, _PIECE)):
@@ -99,7 +135,7 @@ class BroadcastGroup:
             there = bucket[: len(piece)]
             if self._sends:
                 there.copy_(piece)
-            self._group.broadcast([there], _from_first()).wait()
+            self._group.broadcast([there], _from_first(self._timeout)).wait()
             if not self._sends:
                 piece.copy_(there)
         torch.cuda.synchronize(bucket.device)
@@ -136,20 +172,40 @@ class NamedGroup:
         dist.destroy_process_group(self._group)
 
 
-def open_group(form: str, store: Any, size: int, timeout_s: float, name: str, device: torch.device = _CPU) -> Sender:
+def open_group(
+    form: str,
+    store: Any,
+    size: int,
+    timeout_s: float,
+    name: str,
+    device: torch.device = _CPU,
+    given_up: threading.Event | None = None,
+) -> Sender:
     """The trainer's end of a group of ``size``, of the form that its engines know (``GroupReceiver``)."""
     if form == "named":
         return NamedGroup(store, 0, size, timeout_s, name, device)
-    return BroadcastGroup(store, 0, size, timeout_s, device)
+    return BroadcastGroup(store, 0, size, timeout_s, device, given_up)
 
 
-def _all_on_cuda(store: Any, rank: int, size: int, device: torch.device) -> bool:
-    """Raises RuntimeError where a member does not say it in time."""
-    store.set(f"device/{rank}", device.type)
-    return all(store.get(f"device/{member}") == b"cuda" for member in range(size))
+def let_go(held: list[object]) -> None:
+    """Drop what is in ``held``. A group in which an operation hangs takes as long as that does: it is waited for a
+    moment only."""
+    thread = threading.Thread(target=held.clear, name="let-go-of-group", daemon=True)
+    thread.start()
+    thread.join(_PART_S)
 
 
-def _from_first() -> Any:
+def _await_keys(store: Any, keys: list[str], timeout_s: float, given_up: threading.Event) -> None:
+    """Raises RuntimeError where one is not there in time, the store is gone, or ``given_up`` is set."""
+    deadline = time.monotonic() + timeout_s
+    while not store.check(keys):
+        if given_up.wait(_MEET_S):
+            raise RuntimeError("the process group was left before it was formed")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all members of the process group came within {timeout_s:g} s")
+
+
+def _from_first(timeout: datetime.timedelta) -> Any:
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
+    options.rootRank, options.rootTensor, options.timeout = 0, 0, timeout
     return options

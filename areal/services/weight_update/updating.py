@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal.services.web.errors import ApiError
-from areal.services.weight_update.crew import Crew
+from areal.services.weight_update.crew import PAIRS_NOW, Crew
 from areal.services.weight_update.pairs import Mode, Pair, PairState
 from areal.services.weight_update.peers import TRANSFER_S, PeerFailed, Peers
 
@@ -102,12 +102,13 @@ class Updater:
         await _all_or_none([join, *map(hello, crew.workers)], "join")
 
     def _hello(self, pair: Pair, workers: Sequence[str]) -> dict[str, Any]:
-        return {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers) + 1, **pair.settings}
+        about = {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers) + 1, **pair.settings}
+        return {**about, "gateway": self._address()}
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
         """Tell every worker. What did not answer is returned, and forgotten all the same. ``left``: see the workers'
         ``/weights/disconnect``."""
-        body = {"pair_name": pair.name, **more}
+        body = {"pair_name": pair.name, "gateway": self._address(), **more}
         tasks = [
             self._peers.post(url, "/weights/disconnect", body, self._peers.parting_s)
             for url in (*pair.train, *sorted(pair.connected))
@@ -215,7 +216,8 @@ class Updater:
     async def _meet(self, pair: Pair, crew: Crew) -> None:
         """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer
         spoken to. A process group is built anew."""
-        said = await crew.each(lambda url: self._peers.get(url, "/weights/pairs"))
+        path = PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"  # a dead member would be missed when they send
+        said = await crew.each(lambda url: self._peers.get(url, path))
         strangers = [url for url in crew.workers if pair.name not in said[url]["pairs"]]
         if pair.mode is Mode.XCCL:
             if strangers or set(crew.workers) != pair.connected:

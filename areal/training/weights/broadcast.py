@@ -6,11 +6,11 @@ before it goes on to change the weights.
 
 from __future__ import annotations
 
-import gc
 import shutil
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,24 @@ from torch import Tensor
 from areal.errors import ArealError
 from areal.services.web.errors import ApiError
 from areal.services.weight_update.arrival import Arrival
-from areal.services.weight_update.group import Sender, open_group, open_store
+from areal.services.weight_update.group import Sender, let_go, open_group, open_store
 from areal.services.weight_update.image import Image, ends, layout_of
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 300.0  # for a group to form, or a piece to travel
 _CPU = torch.device("cpu")
 _STAGED = "staged.safetensors"
+
+
+@dataclass
+class _Meeting:
+    """A process group from the moment that it is offered."""
+
+    store: Any
+    form: str
+    size: int
+    name: str
+    given_up: threading.Event = field(default_factory=threading.Event)
+    group: Sender | None = None
 
 
 class BroadcastOutlet:
@@ -35,9 +47,7 @@ class BroadcastOutlet:
         self._folder = folder
         self._host = host
         self._device = device
-        self._store: Any | None = None
-        self._open: Callable[[], Sender] | None = None
-        self._group: Sender | None = None
+        self._meeting: _Meeting | None = None
         self._image: Image | None = None
         self._arrival = Arrival({})
         self._staging: Future[None] | None = None
@@ -82,23 +92,27 @@ class BroadcastOutlet:
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
         """A place to meet for a group of ``size``."""
         self.leave()
-        self._store = open_store(self._host, 0, size, _TIMEOUT_S)
-        self._open = partial(open_group, group_form, self._store, size, _TIMEOUT_S, name, self._device)
+        store = open_store(self._host, 0, size, _TIMEOUT_S)
+        self._meeting = _Meeting(store, group_form, size, name)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
-        return {"host": self._host, "port": self._store.port, "world_size": size, "backend": backend}
+        return {"host": self._host, "port": store.port, "world_size": size, "backend": backend}
 
     def join(self) -> None:
-        """Returns when all workers have joined."""
-        if self._open is None:
+        """Returns when all workers have joined. Raises RuntimeError where one does not come, or we left meanwhile."""
+        meeting = self._meeting
+        if meeting is None:
             raise ApiError(409, "nobody was asked to meet yet", code="not_connected")
-        self._group = self._open()
+        about = meeting.form, meeting.store, meeting.size, _TIMEOUT_S, meeting.name, self._device
+        meeting.group = open_group(*about, meeting.given_up)
+        if meeting.given_up.is_set():
+            _part(meeting)
+            raise RuntimeError("the process group was left while it formed")
 
     def leave(self) -> None:
-        group, self._group, self._open, self._store = self._group, None, None, None
-        if group is not None:
-            group.leave()
-            del group
-            gc.collect()  # its connections end with it: the other members would wait on them
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.given_up.set()
+            _part(meeting)
 
     def published(self, version: int) -> dict[str, Any]:
         """What will be broadcast. Raises ApiError 409."""
@@ -108,7 +122,8 @@ class BroadcastOutlet:
 
     def send(self, version: int) -> None:
         """Raises ApiError 409, RuntimeError where a worker is lost, or the weights do not come."""
-        image, group = self._staged(version), self._group
+        image, meeting = self._staged(version), self._meeting
+        group = meeting.group if meeting is not None else None
         if group is None:
             raise ApiError(409, "the process group was not formed", code="not_connected")
         try:
@@ -117,6 +132,9 @@ class BroadcastOutlet:
         except (RuntimeError, ArealError) as error:
             why = str(error)
         # Not the error itself: its frames would hold the group, and so its connections, on which the others wait.
+        held: list[object] = [group]
+        del group
+        let_go(held)
         raise RuntimeError(why)
 
     def _staged(self, version: int) -> Image:
@@ -124,6 +142,16 @@ class BroadcastOutlet:
             has = "nothing" if self.version is None else f"version {self.version}"
             raise ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
         return self._image
+
+
+def _part(meeting: _Meeting) -> None:
+    """Connections end with the group: the other members would wait on them."""
+    if (group := meeting.group) is not None:
+        group.leave()
+        meeting.group = None
+        held: list[object] = [group]
+        del group
+        let_go(held)
 
 
 @torch.no_grad()

@@ -115,7 +115,7 @@ class WeightEndpoint:
         known = name in self._connected
         self._connected.discard(str(name))
         if known:
-            self._outlet(name).leave()
+            await asyncio.to_thread(self._outlet(name).leave)
         return json_response({"status": "ok", "pair_name": name, "known": known})
 
     def _order(self, data: dict[str, Any]) -> tuple[Outlet, int]:

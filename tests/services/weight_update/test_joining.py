@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.cli.main import run
 from areal.training.weights.folders import leave
 from areal.training.weights.publisher import Pair
 from tests.services.processes import Process, Processes, wait_until
@@ -182,8 +185,25 @@ def test_worker_that_starts_when_the_trainer_was_killed_takes_its_folder_or_wait
     (at.state / "published.json").write_text(json.dumps(gone))
     wait_until(lambda: not ready(proxy), what="it is behind")
     proxy.wait_log(r"not serving: version 8 .* does not answer")
-    (at.state / "published.json").unlink()
+    wait_until(lambda: "areal weight-update release --model m" in str(proxy.call("GET", "/ready").json()["reason"]))
+    with contextlib.redirect_stdout(out := io.StringIO()):
+        remote = ("--gateway", at.front.url, "--api-key-file", str(at.here.processes.key_file))
+        assert run(["weight-update", "release", "--model", "m", "-y", *remote]) == 0
+    assert "model/m released" in out.getvalue()
+    assert not (at.state / "published.json").exists()
     wait_until(lambda: ready(proxy), what="it serves again")
+
+
+@_SLOW
+def test_release_is_refused_while_the_trainer_is_alive(served: Callable[[str], Served]) -> None:
+    at = served("shm")
+    remote = ("--gateway", at.front.url, "--api-key-file", str(at.here.processes.key_file))
+    with contextlib.redirect_stderr(said := io.StringIO()):
+        assert run(["weight-update", "release", "--model", "m", "-y", *remote]) == 1
+        assert run(["weight-update", "release", "--model", "another", "-y", *remote]) == 4
+    assert "stop it first" in said.getvalue() and "no worker of the model 'another'" in said.getvalue()
+    at.publish(4, seed=6)
+    assert at.version(at.here.proxies[0]) == 4
 
 
 @_SLOW

@@ -1,6 +1,7 @@
 """New weights in running engines, compared with plain forward passes; and what goes wrong on the way."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -158,16 +159,17 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
     pair.connect()
 
 
-def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: Build) -> None:
+@pytest.mark.parametrize("mode", ["disk", "xccl"])
+def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: Build, mode: str) -> None:
     here = side(1)
-    first = here.pair("disk")
+    first = here.pair(mode)
     first.connect()
-    first.publish(1, weights(model(1)))
     others_gateway = here.processes.service("weight_update")
-    second = replace(here.pair("disk", folder=here.folder / "second"), gateway=others_gateway.url)
-    with pytest.raises(WeightUpdateFailed, match="is being trained already, from"):
-        second.connect()
-    first.publish(2, weights(model(2)))
+    second = replace(here.pair(mode, folder=here.folder / "second"), gateway=others_gateway.url)
+    for version in (1, 2):  # also before the first one has published
+        with pytest.raises(WeightUpdateFailed, match="is being trained already, from"):
+            second.connect()
+        first.publish(version, weights(model(version)))
     assert here.versions() == [2]
     here.gateway.kill()
     second.connect()
@@ -212,3 +214,37 @@ def test_broadcast_that_loses_a_worker_goes_on_in_a_group_without_it(side: Build
         pair.publish(version, weights(new), probe_of(new))
         got = here.proxies[0].call("GET", "/get_version", key=here.processes.key).json()["version"]
         assert got == version
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine_too", [True, False], ids=["engine-and-proxy", "proxy"])
+@pytest.mark.parametrize("when", ["join", "send"])
+def test_broadcast_goes_on_at_once_without_a_worker_that_is_killed_in_the_middle_of_it(
+    side: Build, when: str, engine_too: bool
+) -> None:
+    """With the data proxy alone killed its engine stays in the group, and nobody tells it anything."""
+    here = side(3)
+    router = here.processes.router()
+    front = here.processes.gateway(router)
+    here.processes.register(router, *here.proxies, model="m")
+    pair = here.pair("xccl", inference={"inference_gateway_url": front.url, "model": "m"})
+    pair.connect()
+    pair.publish(1, weights(model(1)))
+    step = getattr(pair.outlet, when)
+    deaths = [here.proxies[2], *([here.engines[2]] if engine_too else [])]
+    if when == "join":  # so that a group has to be formed
+        here.engines[1].kill()
+
+    def after_a_death(*about: int) -> None:
+        while deaths:
+            deaths.pop().kill()
+        step(*about)
+
+    setattr(pair.outlet, when, after_a_death)
+    began = time.monotonic()
+    for version in (2, 3):
+        new = model(version)
+        pair.publish(version, weights(new), probe_of(new))
+    assert time.monotonic() - began < 90  # of a busy machine; who waits for a dead member waits 300 s
+    key = here.processes.key
+    assert here.proxies[0].call("GET", "/get_version", key=key).json()["version"] == 3

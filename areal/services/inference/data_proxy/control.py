@@ -74,6 +74,10 @@ class EngineControl:
         """Of engines, so far."""
         return self._watch.losses
 
+    async def look(self) -> None:
+        """Find out now whether the engine is there."""
+        await self._watch.confirm()
+
     @property
     def engine_is_there(self) -> bool:
         return self._watch.state.not_ready is None and not self.memory_released

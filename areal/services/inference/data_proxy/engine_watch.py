@@ -49,6 +49,12 @@ class EngineWatch:
             lost = self.state.not_ready is not None
             suspension.observe(False if lost else answer.paused, asked_at=asked_at)
 
+    async def confirm(self) -> None:
+        """Ask until it is certain whether the engine is there."""
+        await self.refresh()
+        while self._failures and self.state.not_ready is None:
+            await self.refresh()
+
     def _take(self, answer: EngineState) -> None:
         was_ready = self.state.not_ready is None
         if answer.not_ready is None:

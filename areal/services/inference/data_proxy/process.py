@@ -109,7 +109,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)
         WeightRoutes(engine, control, standing, http).add_to(service)
-        catching_up = CatchingUp(standing, engine, control, http, headers, lambda: service.address)
+        catching_up = CatchingUp(standing, engine, control, http, headers, lambda: service.address, args.model)
         service.beside(lambda: background("published-weights", catching_up.run))
         BackendRoute(args.engine, engine, control, http, headers).add_to(service)
         others = _external_models(args, visits, vault)

@@ -73,6 +73,7 @@ class Standing:
         # on, and what was there counts until then.
         self._taken: deque[tuple[str, int, int]] = deque(maxlen=2)
         self.published: Published | None = None
+        self.obstacle = ""  # why it was not brought to what is published the last time
         self.look()
 
     def look(self) -> None:
@@ -114,7 +115,8 @@ class Standing:
         """Why nothing is served just now."""
         if (record := self.behind) is None:
             return None
-        return f"version {record.version} of the pair {record.pair!r} is published, and the engine does not have it yet"
+        said = f"version {record.version} of the pair {record.pair!r} is published, and the engine does not have it yet"
+        return f"{said}: {self.obstacle}" if self.obstacle else said
 
     def commit(self, record: Published) -> None:
         """Every worker has it: this is what the model serves from now on. Raises OSError."""
@@ -159,6 +161,7 @@ class CatchingUp:
         http: HttpClient,
         headers: Mapping[str, str],
         address: Callable[[], str | None],
+        model: str,
     ) -> None:
         self._standing = standing
         self._engine = engine
@@ -166,16 +169,16 @@ class CatchingUp:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._address = address
-        self._said = ""
+        self._model = model
 
     async def run(self) -> None:
         while True:
             self._standing.look()
             record = self._standing.behind
             failed = await self._catch_up(record) if record is not None and self._control.engine_is_there else ""
-            if failed and failed != self._said:
-                _log.warning("not serving: %s: %s", self._standing.reason, failed)
-            self._said = failed
+            said, self._standing.obstacle = self._standing.obstacle, failed
+            if failed and failed != said:
+                _log.warning("not serving: %s", self._standing.reason)
             await asyncio.sleep(_AGAIN_S if failed else _LOOK_S)
 
     async def _catch_up(self, record: Published) -> str:
@@ -206,8 +209,9 @@ class CatchingUp:
         try:
             said = await self._http.fetch("POST", gateway, "/join", headers=self._headers, body=body, timeout_s=_JOIN_S)
         except (CallFailed, TimeoutError) as error:
-            hint = "start the trainer again" + (f", or remove {self._standing.file}" if self._standing.file else "")
-            return f"the trainer's weight-update gateway at {gateway} does not answer ({error!r}): {hint}"
+            _log.debug("%s: %r", gateway, error)
+            hint = f"start the trainer again, or `areal weight-update release --model {self._model}`"
+            return f"the trainer's weight-update gateway at {gateway} does not answer: {hint}"
         if said.status == 200:
             return ""
         with suppress(KeyError, TypeError, ValueError):

@@ -27,7 +27,7 @@ from areal.services.inference.engines.base import (
 )
 from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
 from areal.services.web.access import Access
-from areal.services.web.body import read_object
+from areal.services.web.body import read_body, read_object
 from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError, bad_request
 from areal.services.web.server import Request, Response
@@ -42,12 +42,13 @@ _ALIVE_S = 2.0
 @dataclass(frozen=True)
 class Linked:
     """A pair as this side knows it. ``losses``: how often the engine had been lost by then; a process group was lost
-    with it."""
+    with it. ``gateway``: the weight-update gateway that speaks for the trainer."""
 
     name: str
     mode: str
     root: Path
     losses: int
+    gateway: str | None
 
 
 class WeightRoutes:
@@ -65,15 +66,17 @@ class WeightRoutes:
         service.route("POST", "/weights/update", self.update, Access.ADMIN)
         service.route("POST", "/weights/check", self.check, Access.ADMIN)
         service.route("POST", "/weights/commit", self.commit, Access.ADMIN)
+        service.route("POST", "/weights/release", self.release, Access.ADMIN)
         service.route("GET", "/weights/pairs", self.pairs, Access.ADMIN)
         service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
     async def connect(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         name, mode = _text(data, "pair_name"), _text(data, "mode")
-        offer = _map(data, "offer")
+        offer, gateway = _map(data, "offer"), _text(data, "gateway") if data.get("gateway") is not None else None
         if mode == XCCL:
-            await self._join(name, offer, data.get("rank"))
+            await self._require_alone(name, gateway)
+            await self._join(name, offer, data.get("rank"), gateway)
             return json_response({"status": "ok", "pair_name": name})
         if mode not in FOLDER_MODES:
             raise bad_request(f"mode must be one of disk, shm, xccl, not {mode!r}", param="mode")
@@ -84,22 +87,28 @@ class WeightRoutes:
                 f"{root} is not here what it is on the training side: {found if found is None else 'another file'}"
             )
             raise ApiError(409, message, code="not_shared", param="offer")
-        await self._require_alone(name, root)
-        self._pairs[name] = Linked(name, mode, root, self._control.losses)
+        await self._require_alone(name, gateway)
+        self._pairs[name] = Linked(name, mode, root, self._control.losses, gateway)
         return json_response({"status": "ok", "pair_name": name})
 
-    async def _require_alone(self, name: str, root: Path) -> None:
-        """Two trainers of one model would take turns in what it serves. One that is dead is in nobody's way. Raises
-        ApiError 409."""
+    async def _require_alone(self, name: str, gateway: str | None) -> None:
+        """Two trainers of one model would take turns in what it serves. A trainer has a weight-update gateway, which
+        dies with it: one that is dead is in nobody's way. Raises ApiError 409."""
         there, record = self._pairs.get(name), self._standing.published
-        if there is None or there.root == root or record is None or record.pair != name or record.gateway is None:
-            return
+        known = {there.gateway if there is not None else None}
+        known |= {record.gateway if record is not None and record.pair == name else None}
+        for other in sorted(known - {None, gateway}, key=str):
+            if other is not None and await self._is_alive(other):
+                place = there.root.parent if there is not None and there.mode != XCCL else other
+                message = f"the model is being trained already, from {place}: one trainer has to end first"
+                raise ApiError(409, message, code="trained_already", param="pair_name")
+
+    async def _is_alive(self, gateway: str) -> bool:
         try:
-            await self._http.fetch("GET", record.gateway, "/health", timeout_s=_ALIVE_S)
+            await self._http.fetch("GET", gateway, "/health", timeout_s=_ALIVE_S)
         except (CallFailed, TimeoutError):
-            return
-        message = f"the model is being trained already, from {there.root.parent}: one trainer has to end first"
-        raise ApiError(409, message, code="trained_already", param="pair_name")
+            return False
+        return True
 
     async def prepare(self, request: Request) -> Response:
         """Have the engine read or receive what ``update`` is to put in. One that cannot do it ahead takes what is
@@ -173,17 +182,22 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
 
     async def pairs(self, request: Request) -> Response:
-        """Those that an update may use: a process group is lost with the engine that was in it. ``group_form``: of the
-        groups that the engine joins, null where it joins none."""
+        """Those that an update may use: a process group is lost with the engine that was in it. ``?look``: the engine
+        is asked first. ``group_form``: of the groups that the engine joins, null where it joins none."""
+        if request.query_string == "look":
+            await self._control.look()
         known = [pair.name for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
         form = self._engine.group_form if isinstance(self._engine, GroupReceiver) else None
         return json_response({"pairs": known, "group_form": form})
 
     async def disconnect(self, request: Request) -> Response:
-        """Idempotent: whoever takes a pair apart need not know how far its connecting came. ``left``: the trainer is
-        done, and this is what it leaves (null: nothing)."""
+        """Idempotent: whoever takes a pair apart need not know how far its connecting came; a pair that another
+        ``gateway`` has connected stays. ``left``: the trainer is done, and this is what it leaves (null: nothing)."""
         data = await read_object(request, _BODY_BYTES)
         name = _text(data, "pair_name")
+        there, gateway = self._pairs.get(name), data.get("gateway")
+        if there is not None and None not in (there.gateway, gateway) and there.gateway != gateway:
+            return json_response({"status": "ok", "pair_name": name, "known": False})
         pair = self._pairs.pop(name, None)
         if "left" in data:
             with _kept():
@@ -193,10 +207,28 @@ class WeightRoutes:
         known = pair is not None
         return json_response({"status": "ok", "pair_name": name, "known": known})
 
-    async def _join(self, name: str, offer: Mapping[str, Any], rank: object) -> None:
+    async def release(self, request: Request) -> Response:
+        """What is published is not waited for any more: no trainer will come that has it. Engines that start serve
+        what they start with; those that run go on with what they have. 409 while the trainer is alive."""
+        await read_body(request, _BODY_BYTES)
+        self._standing.look()
+        record = self._standing.published
+        if record is None:
+            return json_response({"status": "ok", "released": None})
+        if record.gateway is not None and await self._is_alive(record.gateway):
+            message = f"the trainer that published is alive (its gateway {record.gateway} answers): stop it first"
+            raise ApiError(409, message, code="trainer_alive")
+        pair = self._pairs.pop(record.pair, None)
+        with _kept():
+            self._standing.end(record.pair, None)
+        if pair is not None:
+            await self._forget(pair)
+        return json_response({"status": "ok", "released": {"pair_name": record.pair, "version": record.version}})
+
+    async def _join(self, name: str, offer: Mapping[str, Any], rank: object, gateway: str | None) -> None:
         """Returns when the whole group is there."""
         place = {field: offer.get(field) for field in ("port", "world_size", "backend")}
-        self._pairs[name] = Linked(name, XCCL, Path(), self._control.losses)
+        self._pairs[name] = Linked(name, XCCL, Path(), self._control.losses, gateway)
         try:
             with control_errors():  # not exclusively: the others may take their time
                 await self._receiver().join_group(name, {**place, "host": _text(offer, "host"), "rank": rank})

@@ -1,4 +1,4 @@
-"""Control of workers through the gateway: pause, memory and versions, of one data proxy or of all.
+"""Control of workers through the gateway: pause, memory, versions and published weights, of one data proxy or of all.
 
 The router says who the workers are; each is asked directly, all at once, and each has its own result. 207 when some
 failed. What succeeded on the others stands: the caller sees who is who, and decides.
@@ -27,6 +27,7 @@ _POSTS = (
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/set_version",
+    "/weights/release",
 )
 EVERY_WORKER = "all"
 

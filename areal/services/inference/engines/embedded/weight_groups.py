@@ -1,7 +1,8 @@
 """Weights that a trainer broadcasts: received into memory as a model folder, which is then loaded as any other, or
 computed with where it lies. Then two folders take turns.
 
-One thread of its own does the waiting: a member that does not come holds nobody else up.
+One thread of its own does the waiting: a member that does not come holds nobody else up. Whoever leaves a group, or
+goes away while it asks for something of it, ends that wait: the next group does not wait for the last one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from areal.services.weight_update.image import Image
 
 _TIMEOUT_S = 300.0
+_CONNECT_S = 30.0
 _MOST = 2
 
 
@@ -39,6 +43,7 @@ class _Member:
 class WeightGroups:
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
+        self._forming: dict[str, threading.Event] = {}  # by what a group is given up that is not there yet
         self._thread = _one_thread()
 
     async def join(self, name: str, place: Mapping[str, Any], device: torch.device) -> None:
@@ -49,7 +54,16 @@ class WeightGroups:
         if not isinstance(host, str) or any(type(number) is not int for number in numbers):
             raise UsageFault("a group has a host, a port, a rank and a world_size")
         self.leave(name)
-        await self._run(self._join, name, host, port, rank, size, device)
+        given_up = self._forming[name] = threading.Event()
+        try:
+            group = await self._run(_form, host, port, rank, size, device, given_up)
+        except BaseException:
+            self._leave_forming(name, given_up)
+            raise
+        if self._forming.get(name) is not given_up:
+            raise ArealError("the process group was left while it formed")
+        del self._forming[name]
+        self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
 
     async def receiving(self, name: str, layout: object) -> tuple[Path, Arrival, asyncio.Future[None]]:
         """The folder where what is broadcast arrives, how far it is, and its end: ArealError where the group breaks.
@@ -59,7 +73,9 @@ class WeightGroups:
             raise Conflict(f"this engine has not joined the group {name!r}")
         folder, image, arrival = await self._run(_place, member, layout)
         member.arrival = arrival
-        return folder, arrival, asyncio.ensure_future(self._receive(name, member, image, arrival))
+        received = asyncio.ensure_future(self._run(member.group.broadcast, image.body, arrival.reach))
+        received.add_done_callback(partial(self._ended, name, member, arrival))
+        return folder, arrival, received
 
     async def receive(self, name: str, layout: object) -> Path:
         """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
@@ -67,25 +83,37 @@ class WeightGroups:
         await received
         return folder
 
-    async def _receive(self, name: str, member: _Member, image: Image, arrival: Arrival) -> None:
-        try:
-            await self._run(member.group.broadcast, image.body, arrival.reach)
-        except ArealError as error:
-            arrival.fail(error.message)
+    def _ended(self, name: str, member: _Member, arrival: Arrival, received: asyncio.Future[None]) -> None:
+        """Also where nobody waited for it. What follows half a broadcast in a group could not be told apart."""
+        if not arrival.is_whole:
+            failure = None if received.cancelled() else received.exception()
+            arrival.fail("nobody asks for them any more" if failure is None else str(failure))
             if self._members.get(name) is member:
-                self.leave(name)  # half a broadcast: what follows in this group could not be told apart
-            raise
+                self.leave(name)
 
     def leave(self, name: str) -> None:
+        if name in self._forming:
+            self._leave_forming(name, self._forming[name])
         member = self._members.pop(name, None)
         if member is not None:
             if member.arrival is not None and not member.arrival.is_whole:
                 member.arrival.fail("the process group was left")
-                self._thread.shutdown(wait=False)  # what is still waiting there may do so for minutes
-                self._thread = _one_thread()
+                self._abandon_thread()
+            member.group.leave()
             for _, image in member.images:
                 image.remove()
             shutil.rmtree(member.root, ignore_errors=True)
+
+    def _leave_forming(self, name: str, given_up: threading.Event) -> None:
+        given_up.set()
+        if self._forming.get(name) is given_up:
+            del self._forming[name]
+            self._abandon_thread()
+
+    def _abandon_thread(self) -> None:
+        """What is still waiting there may do so for minutes."""
+        self._thread.shutdown(wait=False)
+        self._thread = _one_thread()
 
     def close(self) -> None:
         for name in list(self._members):
@@ -99,11 +127,12 @@ class WeightGroups:
         except (RuntimeError, ValueError, OSError) as error:
             raise ArealError(f"the process group failed: {error}") from error
 
-    def _join(self, name: str, host: str, port: int, rank: int, size: int, device: torch.device) -> None:
-        from areal.services.weight_update.group import BroadcastGroup, join_store
 
-        group = BroadcastGroup(join_store(host, port, size, _TIMEOUT_S), rank, size, _TIMEOUT_S, device)
-        self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
+def _form(host: str, port: int, rank: int, size: int, device: torch.device, given_up: threading.Event) -> Any:
+    from areal.services.weight_update.group import BroadcastGroup, join_store
+
+    store = join_store(host, port, size, _CONNECT_S)
+    return BroadcastGroup(store, rank, size, _TIMEOUT_S, device, given_up)
 
 
 def _one_thread() -> ThreadPoolExecutor:
