@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -104,7 +105,9 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     except KeyboardInterrupt:
         with acting(cli) as context:
             cli.say("\nstopping; Ctrl-C again leaves at once")
-            operations.suspend(context, ref)
+            outcome = operations.suspend(context, ref)
+        if outcome.exit_code == 130:
+            _stop_behind_our_back(cli, ref)
         return 130
     with acting(cli) as context:
         operations.rest(context, ref)
@@ -113,6 +116,19 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     if code is None:
         raise NotFound(f"nobody knows how {ref} ended: {now.message}", hint=f"areal train logs {ref.name}")
     return code
+
+
+def _stop_behind_our_back(cli: Invocation, ref: Ref) -> None:
+    """The same command again would not go on with the stop, but begin another run: another process goes on with it."""
+    words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
+    subprocess.Popen(
+        [sys.executable, "-m", "areal.cli", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    cli.say(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
 
 
 def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:

@@ -103,6 +103,24 @@ def test_run_in_the_foreground_leaves_nothing_running_however_it_ends(jobs: Box)
 
 
 @pytest.mark.slow
+def test_run_interrupted_twice_leaves_nothing_running_either(jobs: Box) -> None:
+    running = jobs.start("train", "run", "--config", "own.yaml", "--name", "own", f"until={jobs.folder / 'never'}")
+    assert running.stdout is not None and running.stderr is not None
+    for line in running.stdout:
+        if line.startswith("asked"):
+            break
+    running.send_signal(signal.SIGINT)
+    for line in running.stderr:
+        if line.startswith("stopping"):
+            break
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=90)
+    assert running.returncode == 130
+    wait_until(lambda: not jobs.living(), 60, "nothing of it runs")
+    assert status(jobs, "own")["phase"] == "Stopped"
+
+
+@pytest.mark.slow
 def test_service_that_outlives_its_job_serves_on_and_the_next_one_takes_it(jobs: Box) -> None:
     done = jobs.folder / "done"
     done.touch()
