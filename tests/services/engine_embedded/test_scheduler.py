@@ -18,6 +18,7 @@ from areal.services.inference.engines.embedded.steps import (
     Prefill,
     Restore,
     Spread,
+    joined,
 )
 
 from .support import STEADY, make_sequence
@@ -253,6 +254,26 @@ def test_group_where_rows_cannot_be_copied_is_computed_one_by_one() -> None:
     step = complete(scheduler)
     assert isinstance(step, Prefill)
     assert (len(step.chunks), step.twins) == (3, ())
+
+
+rows_of_moves = st.integers(0, 5)
+
+
+@given(st.lists(st.tuples(rows_of_moves, rows_of_moves).filter(lambda pair: pair[0] != pair[1]), max_size=12))
+def test_joined_moves_leave_what_the_moves_leave(pairs: list[tuple[int, int]]) -> None:
+    copies: list[Copy] = [Move(source, target, 1) for source, target in pairs]
+    copies.insert(len(copies) // 2, Drop(7))
+    one_by_one, at_once = list(range(6)), list(range(6))
+    for source, target in pairs:
+        one_by_one[target] = one_by_one[source]
+    given = list(joined(copies))
+    for copy in given:
+        if isinstance(copy, Spread):
+            read = [at_once[source] for source in copy.sources]
+            for target, value in zip(copy.targets, read, strict=True):
+                at_once[target] = value
+    assert at_once == one_by_one
+    assert given.count(Drop(7)) == 1 and len(given) <= 3
 
 
 def test_next_turn_of_a_conversation_restores_what_was_kept() -> None:

@@ -86,14 +86,16 @@ class Choice:
         """As ``push``, where all text is content and none of it ends the choice."""
         start, finish, tokens = len(self.token_ids), delta.finish_reason, delta.token_ids
         hidden = delta.stop_token_id is not None and self._ends_with_stop_token(delta)
-        text = self._stream.push(tokens[:-1] if hidden else tokens)
+        visible = tokens[:-1] if hidden else tokens
+        at_once = finish is not None and not start
+        text = self._stream.whole(visible) if at_once else self._stream.push(visible)
         self.token_ids += tokens
         self.logprobs += delta.logprobs
         self.versions += delta.versions
         if delta.top_logprobs is not None:
             self.top_logprobs += delta.top_logprobs
         if finish is not None:
-            text += self._stream.flush()
+            text += "" if at_once else self._stream.flush()
             self.finish_reason = finish
             self.stop_token_id = delta.stop_token_id if hidden else None
         self._text.append(text)

@@ -23,6 +23,10 @@ class TextStream(Protocol):
         """What was held back. Nothing may be pushed after it."""
         ...
 
+    def whole(self, token_ids: Sequence[int]) -> str:
+        """``push`` and ``flush`` of all there is, before anything else."""
+        ...
+
 
 class ByteStream:
     """For byte-level tokenizers: each token is bytes, so the text is their incremental UTF-8 decoding."""
@@ -45,6 +49,9 @@ class ByteStream:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self._bytes_of, token_ids)).decode("utf-8", "replace")
 
 
 class WindowStream:
@@ -76,6 +83,9 @@ class WindowStream:
     def flush(self) -> str:
         return self._new_text() if self._held else ""
 
+    def whole(self, token_ids: Sequence[int]) -> str:
+        return self._decode(token_ids)
+
 
 class MarkedStream:
     """Another stream, with the texts of some tokens that it would skip. Around those it begins anew."""
@@ -97,3 +107,6 @@ class MarkedStream:
 
     def flush(self) -> str:
         return self._stream.flush()
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        return self.push(token_ids) + self.flush()

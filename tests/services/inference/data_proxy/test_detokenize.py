@@ -59,6 +59,7 @@ def test_byte_level_stream_of_any_tokens_is_what_decoding_them_at_once_gives(
 ) -> None:
     known = [token_id for token_id in ids if token_id < 300 or codec.bytes_of(token_id)]
     assert "".join(run(codec.stream(skip_special=skip), known)) == codec.decode(known, skip_special=skip)
+    assert codec.stream(skip_special=skip).whole(known) == codec.decode(known, skip_special=skip)
 
 
 def test_byte_level_stream_skips_special_tokens_and_shows_them_when_asked(codec: TextCodec) -> None:
@@ -79,6 +80,7 @@ def test_window_stream_of_a_sentencepiece_tokenizer_keeps_spaces_and_characters(
     ids = sentencepiece.encode(text).ids
     pieces = run(WindowStream(lambda part: whole(sentencepiece, part)), ids, step)
     assert "".join(pieces) == whole(sentencepiece, ids) == text
+    assert WindowStream(lambda part: whole(sentencepiece, part)).whole(ids) == text
     assert not any("\ufffd" in piece for piece in pieces)
 
 

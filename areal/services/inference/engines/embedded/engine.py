@@ -29,7 +29,7 @@ from areal.services.inference.engines.embedded.runner import Adapters, ModelRunn
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
-from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill
+from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill, joined
 from areal.services.weight_update.arrival import Arrival
 
 logger = logging.getLogger(__name__)
@@ -408,7 +408,7 @@ class Engine:
             sequence.finish = finish
 
     def _copy(self, copies: tuple[Copy, ...]) -> None:
-        for copy in copies:
+        for copy in joined(copies) if self._scheduler.limits.copies_rows else copies:
             self._runner.copy(copy)
 
 

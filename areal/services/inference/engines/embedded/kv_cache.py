@@ -47,7 +47,7 @@ class KVCache:
             layer[target, :, :length] = layer[source, :, :length]
 
     def spread(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """The first positions of each source row, to its target row."""
+        """The first positions of each source row, to its target row; all are read before any is written."""
         source, target = torch.tensor([sources, targets], device=self._device)
         for layer in self.layers:
             layer[target, :, :length] = layer[source, :, :length]

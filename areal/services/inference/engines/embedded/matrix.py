@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Multiplications from which oneDNN is faster in float32 (measured on Zen 5: level at about this number).
-_WORTH_A_CALL = 2**20
+# Multiplications from which oneDNN is faster in float32 (measured on Zen 5: level at about this number, and from it on
+# also for a single row).
+_WORTH_A_CALL = 2**22
 
 
 @dataclass(frozen=True)

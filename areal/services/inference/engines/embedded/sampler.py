@@ -41,24 +41,29 @@ class Batch:
 
     def __init__(self, sequences: Seq[Sequence], vocab_size: int, device: torch.device) -> None:
         params = [sequence.sampling for sequence in sequences]
+        kinds = {id(each): each for each in params}.values()  # those of one request share theirs
         self.sequences = tuple(sequences)
         self._device = device
-        self._greedy = all(each.greedy for each in params)
-        self._any_greedy = any(each.greedy for each in params)
-        self._plain = all(each.temperature == 1.0 for each in params)
+        self._greedy = all(each.greedy for each in kinds)
+        self._plain = all(each.temperature == 1.0 for each in kinds)
         self._top = [each.top_logprobs for each in params]
         self._most_top = max(self._top)
         self._penalties = Penalties.of(sequences, vocab_size, device)
         self._matchers = [(row, each.matcher) for row, each in enumerate(sequences) if each.matcher is not None]
-        self._filtered = [row for row, each in enumerate(params) if each.filters and not each.greedy]
+        filtered = {id(each) for each in kinds if each.filters and not each.greedy}
+        self._filtered = [row for row, each in enumerate(params) if id(each) in filtered] if filtered else []
         self._filters = [params[row] for row in self._filtered]
         if self._greedy:
             return
         self._keys: NDArray[np.uint64] = np.array([sequence.key for sequence in sequences], dtype=np.uint64)
         self._next: NDArray[np.uint64] = np.array([sequence.length for sequence in sequences], dtype=np.uint64)
-        temperatures = torch.tensor([1.0 if each.greedy else each.temperature for each in params], dtype=torch.float32)
-        self._inverse_temperatures = temperatures.reciprocal_().unsqueeze(1).to(device)
-        self._is_greedy = torch.tensor([each.greedy for each in params], device=device)
+        inverse = {id(each): 1.0 if each.greedy else 1.0 / each.temperature for each in kinds}
+        self._inverse_temperatures = torch.tensor([inverse[id(each)] for each in params], device=device).unsqueeze(1)
+        self._is_greedy = (
+            torch.tensor([each.greedy for each in params], device=device)
+            if any(each.greedy for each in kinds)
+            else None
+        )
 
     @torch.inference_mode()
     def sample(self, logits: Tensor) -> Sampled:
@@ -82,7 +87,7 @@ class Batch:
                 scaled[self._filtered] = keep_only(scaled[self._filtered], self._filters)
             probabilities = torch.softmax(scaled, dim=-1)
         tokens = invert(probabilities, self._uniform())
-        return torch.where(self._is_greedy, shaped.argmax(dim=-1), tokens) if self._any_greedy else tokens
+        return tokens if self._is_greedy is None else torch.where(self._is_greedy, shaped.argmax(dim=-1), tokens)
 
     def _uniform(self) -> Tensor:
         """The next number of each row, [n, 1] float32 in [0, 1) with 24 bits."""

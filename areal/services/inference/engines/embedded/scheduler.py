@@ -79,8 +79,9 @@ class Scheduler:
         if not self.decoding:
             return None
         rows = len(self.decoding) + (self.partial is not None)
-        longest = max(sequence.length for sequence in self.decoding)
-        return Decode(tuple(self.decoding), longest, rows, self._width(), moves)
+        longest = max([sequence.length for sequence in self.decoding])
+        width = max(longest, self.partial.length) if self.partial else longest
+        return Decode(tuple(self.decoding), longest, rows, width, moves)
 
     def commit(self, step: Prefill | Decode) -> None:
         """The step's positions are in the cache now; completed prefills decode from here on."""
@@ -119,6 +120,8 @@ class Scheduler:
         return tuple(moves)
 
     def _prefill(self, moves: tuple[Copy, ...]) -> Prefill | None:
+        if not (self.partial or self.waiting):
+            return None
         first_row, width = len(self.decoding), self._width()
         chunks: list[Chunk] = []
         fills: list[Copy] = []
@@ -217,7 +220,7 @@ class Scheduler:
 
     def _width(self) -> int:
         """Positions that the widest admitted row has once its newest token is computed."""
-        width = max((sequence.length for sequence in self.decoding), default=0)
+        width = max([sequence.length for sequence in self.decoding], default=0)
         return max(width, self.partial.length) if self.partial else width
 
     def _shed(self) -> tuple[Copy, ...]:

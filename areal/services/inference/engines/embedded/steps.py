@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from areal.services.inference.engines.embedded.sequence import Sequence
 
@@ -54,7 +56,8 @@ class Drop:
 
 @dataclass(frozen=True)
 class Spread:
-    """Copy the first ``length`` positions of each of the rows ``sources`` to the row of ``targets`` in its place."""
+    """Copy the first ``length`` positions of each of the rows ``sources`` to the row of ``targets`` in its place, all
+    at the same time: a target may be another's source."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -62,6 +65,21 @@ class Spread:
 
 
 Copy = Move | Keep | Restore | Drop | Spread
+
+
+def joined(copies: Iterable[Copy]) -> Iterator[Copy]:
+    """The same copies, neighbouring moves as one: what each target has when the last of them is done."""
+    for are_moves, group in groupby(copies, key=lambda copy: isinstance(copy, Move)):
+        if not are_moves:
+            yield from group
+            continue
+        origin: dict[int, int] = {}  # of what is in a row
+        longest = 0
+        for move in group:
+            assert isinstance(move, Move)
+            origin[move.target] = origin.get(move.source, move.source)
+            longest = max(longest, move.length)
+        yield Spread(tuple(origin.values()), tuple(origin), longest)
 
 
 @dataclass(frozen=True)
