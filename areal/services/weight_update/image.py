@@ -60,19 +60,21 @@ def header_of(file: IO[bytes]) -> bytes:
 
 
 def views(header: bytes, buffer: Any) -> dict[str, Tensor]:
-    """The tensors of ``buffer``, which begins with ``header``: views of one storage, nothing is copied."""
+    """The tensors of ``buffer``, which begins with ``header``; nothing is copied. Views of one storage, but for those
+    whose numbers do not begin at a multiple of their size."""
     found: dict[str, Tensor] = {}
     whole = torch.frombuffer(buffer, dtype=torch.uint8)
     for name, about in json.loads(header[8:]).items():
         if name != "__metadata__":
             begin, end = (len(header) + offset for offset in about["data_offsets"])
-            found[name] = _typed(whole[begin:end], _DTYPES[about["dtype"]]).view(about["shape"])
+            dtype, shape = _DTYPES[about["dtype"]], about["shape"]
+            if begin == end:
+                found[name] = torch.empty(shape, dtype=dtype)
+            elif begin % dtype.itemsize == 0:
+                found[name] = whole[begin:end].view(dtype).view(shape)
+            else:
+                found[name] = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=begin).view(shape)
     return found
-
-
-def _typed(body: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers; copied where a number does not begin at a multiple of its size."""
-    return (body if body.storage_offset() % dtype.itemsize == 0 else body.clone()).view(dtype)
 
 
 def ends(layout: Layout) -> dict[str, int]:
