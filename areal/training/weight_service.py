@@ -25,7 +25,7 @@ DISCOVERY = "weight_update.json"
 def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Iterator[str]:
     """Its address while the block runs. ``folder`` gets the discovery file."""
     for attempt in range(_ATTEMPTS):
-        port = _free_port()
+        port = free_port()
         process = _start(port, folder, key_file, log)
         try:
             _wait_ready(process, port, log)
@@ -81,7 +81,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

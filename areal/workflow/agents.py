@@ -69,18 +69,19 @@ class SessionWorkflow(RolloutWorkflow):
         except BaseException:
             await _discard_quietly(session)
             raise
-        return await self._exported(session)
+        return await exported(session, discount=self._discount, style=self._style)
 
-    async def _exported(self, session: AsyncSession) -> Trajectory | dict[str, Any]:
-        how: dict[str, Any] = {"discount": self._discount, "style": self._style}
-        try:
-            exported = await session.export(**how)
-        except ArealError as error:
-            if getattr(error, "param", None) != "format":
-                raise
-            exported = await session.export(**how, format="json")  # an external model's: text, no columns
-        await session.client.acknowledge(exported)
-        return {"interactions": list(exported.interactions)} if exported.interactions else rows_of(exported)
+
+async def exported(session: AsyncSession, **how: Any) -> Trajectory | dict[str, Any]:
+    """Everything of a session that is sealed, taken out of the service. ``how``: ``discount`` and ``style``."""
+    try:
+        taken = await session.export(**how)
+    except ArealError as error:
+        if getattr(error, "param", None) != "format":
+            raise
+        taken = await session.export(**how, format="json")  # an external model's: text, no columns
+    await session.client.acknowledge(taken)
+    return {"interactions": list(taken.interactions)} if taken.interactions else rows_of(taken)
 
 
 def rows_of(exported: Trajectories) -> Trajectory:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.workflow.tensors import Row, concat_padded_tensors, rows
 
 T = TypeVar("T")
+
+
+async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
+    """The episode's rows, also where it returns the calls of its OpenAI clients."""
+    given = await workflow.arun_episode(engine, data)
+    if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
+        return given
+    from areal.workflow.openai.client import rows_of_interactions
+
+    return await rows_of_interactions(given)
 
 
 @runtime_checkable
@@ -48,7 +58,7 @@ class GroupedWorkflow(RolloutWorkflow):
     async def _members(self, engine: Any, data: dict[str, Any]) -> list[Any]:
         engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size
         episodes = [
-            asyncio.create_task(self._workflow.arun_episode(each, dict(data)), name=f"member-{member}")
+            asyncio.create_task(run_episode(self._workflow, each, dict(data)), name=f"member-{member}")
             for member, each in enumerate(engines)
         ]
         try:

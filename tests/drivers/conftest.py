@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,18 @@ class House:
             "AREAL_INFERENCE_KEY_FILE": str(self.key_file),
             "AREAL_INFERENCE_MODEL": model,
         }
+
+
+@pytest.fixture(scope="session")
+def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of GSM8K's form that the small model can spell."""
+    folder = tmp_path_factory.mktemp("gsm8k")
+    for split, count in (("train", 12), ("test", 4)):
+        rows = [
+            {"question": str(number), "answer": f"#### {str(number)[::-1]}"} for number in range(1234, 1234 + count)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
 @pytest.fixture(scope="session")

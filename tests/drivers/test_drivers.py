@@ -27,18 +27,6 @@ SMALL = (
 )
 
 
-@pytest.fixture(scope="module")
-def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of GSM8K's form that the small model can spell."""
-    folder = tmp_path_factory.mktemp("gsm8k")
-    for split, count in (("train", 12), ("test", 4)):
-        rows = [
-            {"question": str(number), "answer": f"#### {str(number)[::-1]}"} for number in range(1234, 1234 + count)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 def drive(name: str, config: str, gsm8k: Path, runs: Path, *overrides: str, house: House | None = None) -> list[dict]:
     """The metrics of a run of ``python name.py --config config key=value ...``."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -87,6 +75,43 @@ def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, ho
     dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-v*.jsonl") for line in file.open()]
     turns = {turn for each in dumped for one in each["interactions"] for turn in one["turn_ids"]}
     assert {-1, 0, 1} <= turns
+
+
+@pytest.mark.slow
+def test_configuration_workflow_and_reward_of_its_own_train_and_record_numbers(
+    tmp_path: Path, gsm8k: Path, house: House
+) -> None:
+    own = ("n_trajs=2", "weights={right: 0.5, length: 0.5}", "evaluator.freq_steps=1", "gconfig.n_samples=1")
+    lines = drive("own_workflow.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, house=house)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(0.0 <= line["rollout/own/reward"] <= 1.0 for line in lines)
+    assert all(line["eval-rollout/own/reward"] == pytest.approx(line["eval/reward/mean"]) for line in lines)
+    assert all(line["bottleneck"] for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["individual", "concat"])
+def test_workflow_with_openais_client_of_its_own_exports_what_it_rewards(
+    tmp_path: Path, gsm8k: Path, house: House, style: str
+) -> None:
+    own = (f"export_style={style}", "gconfig.n_samples=1", "train_dataset.max_length=null")
+    lines = drive("own_client.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, house=house)
+    assert [line["step"] for line in lines] == [1, 2]
+    dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-v*.jsonl") for line in file.open()]
+    rows = {len(each["interactions"]) for each in dumped}
+    assert rows == ({4} if style == "individual" else {2})  # two conversations of two calls
+
+
+@pytest.mark.slow
+def test_reward_model_of_preferences_runs_as_it_is(tmp_path: Path) -> None:
+    for split, count in (("train", 8), ("test", 4)):
+        pairs = [{"chosen": f"{n}={str(n)[::-1]}", "rejected": f"{n}=0000"} for n in range(1234, 1234 + count)]
+        (tmp_path / "hh").mkdir(exist_ok=True)
+        (tmp_path / "hh" / f"{split}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    (tmp_path / "runs").mkdir()
+    words = ("train_dataset.type=rw", "valid_dataset.type=rw")
+    lines = drive("hh_rw.py", "gsm8k_sft.yaml", tmp_path / "hh", tmp_path / "runs", *words)
+    assert lines[-1]["step"] == 2 and 0.0 <= lines[-1]["accuracy"] <= 1.0
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
-from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
+from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
 from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
-from areal.api.config.rollout import OUTLIVES, InferenceEngineConfig, SGLangConfig, vLLMConfig
+from areal.api.config.rollout import InferenceEngineConfig, SGLangConfig, vLLMConfig
 from areal.api.config.running import (
     EvaluatorConfig,
     PerfTracerConfig,
@@ -52,7 +52,7 @@ class BaseExperimentConfig:
     driver: str | None = None
     trainer: TrainerConfig | None = None
     cluster: ClusterSpecConfig = field(default_factory=ClusterSpecConfig)
-    allocation_mode: Annotated[str, LAYOUT] = ""
+    allocation_mode: Annotated[str, RANKS] = ""
     mode: Annotated[str, PLACEMENT] = ""
     seed: int = 1
     enable_offload: Annotated[bool, Absent("weights stay on their devices")] = False
@@ -62,7 +62,7 @@ class BaseExperimentConfig:
     tokenizer_path: str = ""
     weight_update_mode: str = ""
     min_required_servers: int | None = None
-    shutdown_server_on_exit: Annotated[bool | None, OUTLIVES] = None
+    shutdown_server_on_exit: bool | None = None
     train_dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     valid_dataset: ValidDatasetConfig | None = None
     saver: SaverConfig = field(default_factory=SaverConfig)
@@ -70,8 +70,8 @@ class BaseExperimentConfig:
     recover: RecoverConfig = field(default_factory=RecoverConfig)
     stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
     perf_tracer: Annotated[PerfTracerConfig | None, Inert("timings are in metrics.jsonl")] = None
-    sglang: Annotated[SGLangConfig, LAYOUT] = field(default_factory=SGLangConfig)
-    vllm: Annotated[vLLMConfig, LAYOUT] = field(default_factory=vLLMConfig)
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
+    vllm: vLLMConfig = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
     post_exit_hook: Annotated[str, Absent("what follows a run is said by the manifest")] = ""

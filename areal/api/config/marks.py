@@ -29,5 +29,7 @@ class Inert:
 PLACEMENT = Inert("processes are placed by the resources (areal apply), not by the driver")
 """Scheduling fields: where processes run is said in a manifest."""
 
-LAYOUT = Inert("the job that starts a driver lays processes out by it (areal train run, areal apply)", job=True)
-"""Which engines, on how many devices, and with which flags."""
+RANKS = Inert(
+    "as many processes train as were started (areal train run starts those that it says, or torchrun)", job=True
+)
+"""On how many devices a model is trained."""

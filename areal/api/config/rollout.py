@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
+from areal.api.config.marks import PLACEMENT, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, parsed
 from areal.resources.backend_grammar import INFERENCE_ENGINES
 
-OUTLIVES = Inert("a service that a job brought goes with the job, any other goes on", job=True)
 _PROXY = Inert("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
 
 
@@ -76,7 +75,7 @@ class InferenceEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     fileroot: str = ""
-    backend: Annotated[str, LAYOUT] = ""
+    backend: str = ""  # of the engines of a run that is given no service
     model: str = ""
     gateway_addr: str = ""
     admin_api_key: str = field(default="", repr=False)
@@ -95,7 +94,7 @@ class InferenceEngineConfig:
     episode_timeout: float = 7200.0
     pause_grace_period: Annotated[float, Inert("a pause returns when no token of the old weights can come")] = 0.0
     min_required_servers: int = 1
-    shutdown_server_on_exit: Annotated[bool, OUTLIVES] = False
+    shutdown_server_on_exit: bool = True  # of a service that is the run's own; any other goes on
     agent: AgentConfig | None = None
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
     lora_name: Annotated[str, Absent("an adapter is a model of its own: name it as the model")] = ""

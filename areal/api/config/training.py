@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from areal.api.config.marks import LAYOUT, PLACEMENT, Absent, Inert
+from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
 from areal.resources.backend_grammar import TRAIN_ENGINES
 
@@ -128,7 +128,7 @@ class TrainEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     path: str = ""
-    backend: Annotated[str, LAYOUT] = ""
+    backend: Annotated[str, RANKS] = ""
     attn_impl: str = ""  # empty: the model's own choice
     init_from_scratch: bool = False
     is_critic: bool = False

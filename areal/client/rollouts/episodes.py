@@ -16,6 +16,7 @@ from areal.client.errors import Blame, ClientError
 from areal.client.rollouts.engine import EpisodeEngine, Head
 from areal.client.rollouts.ledger import Failure, Item
 from areal.reward.failures import RewardError
+from areal.workflow.grouped import run_episode
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
@@ -85,7 +86,7 @@ class Episodes:
     async def _once(self, item: Item, engine: EpisodeEngine) -> Any:
         with episode(EpisodeContext(item.task_id, is_eval=item.apart)):
             async with asyncio.timeout(self.timeout_s):
-                trajectory = await item.workflow.arun_episode(engine, dict(item.data))
+                trajectory = await run_episode(item.workflow, engine, dict(item.data))
         if trajectory is None:
             return None
         if self.check:

@@ -15,6 +15,7 @@ from areal.api.cli_args import PPOConfig
 from areal.client.rollouts.controller import RolloutController
 from areal.errors import UsageFault
 from areal.training.metrics import Metrics, MetricsLog, open_trackers
+from areal.training.own_service import own_service
 from areal.training.progress import Progress
 from areal.training.run_folder import run_folder
 
@@ -37,6 +38,7 @@ class Evaluation:
         self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
         self._stack.callback(self.log.close)
         self.config.rollout.dump_to_file = True
+        self._stack.enter_context(own_service(self.config, self.folder))
         controller = RolloutController(self.config.rollout, seed=self.config.seed, dump_folder=self.folder.trajectories)
         self.controller = self._stack.enter_context(controller)
         return self

@@ -30,6 +30,7 @@ from areal.training.data.frontier import Frontier
 from areal.training.data.sharing import minibatches, shared_groups
 from areal.training.engines.fsdp.engine import Update
 from areal.training.metrics import Metrics
+from areal.training.own_service import own_service
 from areal.training.trainers.base import Trainer
 from areal.training.trainers.prompts import PromptStream
 from areal.training.trainers.publishing import connected_pair, is_probed, publish
@@ -38,8 +39,8 @@ from areal.training.weights.publisher import Pair
 
 
 class PPOTrainer(Trainer):
-    """``train`` samples from the service that ``config.rollout`` (or the environment) names, which is not started
-    here and goes on after the run."""
+    """``train`` samples from the service that ``config.rollout`` (or the environment) names, which goes on after the
+    run. Where none is named and the configuration lays out an engine, the run has one of its own."""
 
     config: PPOConfig
 
@@ -98,6 +99,7 @@ class PPOTrainer(Trainer):
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
         self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
         if self.ranks.is_first:
+            self.stack.enter_context(own_service(self.config, self.folder))
             controller = RolloutController(
                 self.config.rollout, seed=self.config.seed, dump_folder=self.folder.trajectories
             )
