@@ -335,6 +335,14 @@ def test_consumed_rollouts_are_written_where_the_viewer_finds_them(make: Make, t
     assert json.dumps(episodes[0].document())
 
 
+def test_failed_rollouts_are_written_beside_with_whose_fault_it_was(make: Make, tmp_path: Path) -> None:
+    controller = make(dump_to_file=True, fileroot=str(tmp_path), consumer_batch_size=1)
+    controller.rollout_batch(rows(-1, 7), Broken())
+    (line,) = (tmp_path / "trajectories" / "failures.jsonl").read_text().splitlines()
+    told = json.loads(line)
+    assert (told["blame"], told["error"], told["example"]) == ("workflow", "KeyError: 'answer'", {"n": 7})
+
+
 def test_rollouts_that_find_no_room_to_be_written_are_given_all_the_same(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,7 @@ from areal.api.registry import load_attr
 from areal.client.errors import CallerError
 from areal.client.loop_thread import LoopThread
 from areal.client.rollouts.admission import Window
-from areal.client.rollouts.dump import fileroot_of, write_rollouts
+from areal.client.rollouts.dump import fileroot_of, write_failure, write_rollouts
 from areal.client.rollouts.engine import EpisodeEngine
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes
 from areal.client.rollouts.executor import Executor, RolloutsFailed
@@ -105,7 +105,8 @@ class RolloutController:
             self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
         )
         most_failures = max(_LEAST_FAILURES, 2 * config.consumer_batch_size)
-        self._executor = Executor(Ledger(window, seed=self._seed), episodes, most_failures)
+        ledger = Ledger(window, seed=self._seed)
+        self._executor = Executor(ledger, episodes, most_failures, self._failed)
 
     def destroy(self) -> None:
         """Episodes that run are given up. Idempotent; the service goes on."""
@@ -293,6 +294,10 @@ class RolloutController:
         if self.config.dump_to_file and taken:
             write_rollouts(self._dump_folder, self.get_version(), taken, self._client.model or "")
         return taken
+
+    def _failed(self, item: Item, failure: Failure) -> None:
+        if self.config.dump_to_file:
+            write_failure(self._dump_folder, item, failure)
 
     # -- versions, control
 

@@ -1,8 +1,10 @@
-"""Consumed rollouts as files that ``areal inf trajectories show`` reads: one episode a line, one file a version."""
+"""Consumed rollouts as files that ``areal inf trajectories show`` reads: one episode a line, one file a version; and
+beside them ``failures.jsonl``, a line for each that failed, with whose fault it was."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from areal.client.rollouts.ledger import Rollout
+from areal.client.rollouts.executor import said
+from areal.client.rollouts.ledger import Failure, Item, Rollout
 from areal.trajectories.record import Episode, Interaction
 
 if TYPE_CHECKING:
@@ -39,6 +42,29 @@ def write_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], mode
         _log.warning("%d rollouts are not written down: %s", len(rollouts), error)
 
 
+def write_failure(folder: Path, item: Item, failure: Failure) -> None:
+    """Append it. A full disk costs the line."""
+    line = {
+        "episode": failure.task_id,
+        "prompt": item.number,
+        "blame": failure.blame,
+        "error": said(failure.error),
+        "attempts": failure.attempts,
+        "at": round(time.time(), 3),
+        "example": _shown(item.data),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "failures.jsonl").open("ab") as file:
+            file.write(orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        _log.warning("a failure is not written down: %s", error)
+
+
+def _shown(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
+
+
 def _line(episode: Episode) -> bytes:
     return orjson.dumps(episode.document(), default=str, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -54,7 +80,7 @@ def episode_of(rollout: Rollout, model: str = "") -> Episode:
         prompt=rollout.number,
         reward=sum(rewards) / len(rewards) if rewards else None,
         seconds=rollout.seconds,
-        example={name: value for name, value in rollout.data.items() if isinstance(value, str | int | float | list)},
+        example=_shown(rollout.data),
     )
 
 

@@ -19,7 +19,8 @@ _REFUSED = 4  # times as many as may fail in a row
 _log = logging.getLogger(__name__)
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """In a line."""
     return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}"
 
 
@@ -31,18 +32,25 @@ class RolloutsFailed(ArealError):
         first = failures[-min(streak or len(failures), len(failures))] if failures else None
         super().__init__(
             message
-            + (f"; the first, {first.task_id}, by fault of the {first.blame}: {_said(first.error)}" if first else ""),
+            + (f"; the first, {first.task_id}, by fault of the {first.blame}: {said(first.error)}" if first else ""),
             hint="RolloutController.failures() has them all" if failures else None,
         )
         self.failures = tuple(failures)
 
 
 class Executor:
-    """``most_failures``: so many in a row, and whoever waits is told."""
+    """``most_failures``: so many in a row, and whoever waits is told. ``on_failure`` hears of each."""
 
-    def __init__(self, ledger: Ledger, episodes: Episodes, most_failures: int) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        episodes: Episodes,
+        most_failures: int,
+        on_failure: Callable[[Item, Failure], None] = lambda item, failure: None,
+    ) -> None:
         self.ledger = ledger
         self._episodes = episodes
+        self._on_failure = on_failure
         self._most_failures = most_failures
         self._say_at = _REFUSED * most_failures
         self._tasks: dict[int, tuple[Item, asyncio.Task[None]]] = {}
@@ -95,6 +103,7 @@ class Executor:
             given = await self._episodes.run(item)
         except EpisodeFailed as error:
             self.ledger.failed(item, error.failure)
+            self._on_failure(item, error.failure)
             self._settle(item, error)
         except BaseException:
             if item.number not in self._overtaken:
