@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,6 +153,7 @@ class AgentEpisodes(SessionWorkflow):
         super().__init__(**how)
         self._agent = agent
         self._http = http
+        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK: its session's, not theirs
 
     async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         return await self._agent.run(
