@@ -6,7 +6,8 @@ The same model, rows, batch (16 prompts x 8 samples), loss (mean over tokens, cl
 (mean and deviation of the group), AdamW and temperature. *Synchronous* is TRL's algorithm to the letter: every batch is
 sampled from the weights that it trains. *Asynchronous* lets samples be two versions old and corrects for it. CPU time
 is that of all processes: for ours gateway, router, data proxy, engine, trainer, weight-update gateway, reward workers.
-One thread each. The arms take turns, seed by seed. Starting is left out: time runs from the end of the first step.
+One thread each. Nobody writes the samples to a file. The arms take turns,
+seed by seed. Starting is left out: time runs from the end of the first step.
 TRL samples by ``generate``; its continuous batching was tried on this task and took a hundred times as long a step.
 """
 
@@ -40,7 +41,7 @@ def ours(place: Place, folder: Path, seed: int, steps: int, staleness: int) -> C
     arguments = [
         "--config", str(EXAMPLE / "grpo.yaml"), f"seed={seed}", f"total_train_steps={steps}", "recover.mode=disabled",
         "valid_dataset=null", "evaluator.freq_steps=null", "evaluator.eval_before_train=false",
-        f"rollout.max_head_offpolicyness={staleness}", f"actor.path={MODEL}",
+        f"rollout.max_head_offpolicyness={staleness}", f"actor.path={MODEL}", "rollout.dump_to_file=false",
     ]  # fmt: skip
     return course(place, folder, "areal.training.drivers:grpo", arguments)
 

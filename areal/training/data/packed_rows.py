@@ -8,7 +8,7 @@ decoding). A mask costs attention over the whole packed row, so a layout is take
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,49 +61,46 @@ def plan(prompts: Sequence[bytes], shared: Sequence[int], own: Sequence[int], wi
     best, least = None, _WORTH * cost.padded(len(prompts), width)
     most = max(map(len, groups.values()))
     while True:
-        layout = _filled(_folds(groups.values(), shared, own, most))
-        longest = max(_tokens(row) for row in layout)
-        price = cost.masked(len(layout), longest)
+        folds = [part for group in groups.values() for part in _parts(group, most)]
+        sizes = [shared[part[0]] + sum([own[row] for row in part]) for part in folds]
+        rows, longest = filled(sizes), max(sizes)
+        price = cost.masked(len(rows), longest)
         if 0 < longest <= _LONGEST and price < least:
-            best, least = layout, price
+            best, least = (folds, rows), price
         if most == 1:
-            return best
+            break
         most = -(-most // 2)
+    if best is None:
+        return None
+    folds, rows = best
+    made = [Fold(shared[part[0]], tuple(part), tuple(own[row] for row in part)) for part in folds]
+    return tuple(tuple(made[number] for number in row) for row in rows)
 
 
-def _tokens(row: Sequence[Fold]) -> int:
-    return sum(fold.tokens for fold in row)
+def _parts(group: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    return (group[first : first + most] for first in range(0, len(group), most))
 
 
-def _folds(groups: Iterable[Sequence[int]], shared: Sequence[int], own: Sequence[int], most: int) -> list[Fold]:
-    """At most ``most`` rows each."""
-    return [
-        Fold(shared[part[0]], tuple(part), tuple(own[row] for row in part))
-        for group in groups
-        for part in (group[first : first + most] for first in range(0, len(group), most))
-    ]
-
-
-def _filled(folds: Sequence[Fold]) -> Layout:
-    """First fit, longest first, into rows as long as the longest fold."""
-    ordered = sorted(folds, key=lambda fold: -fold.tokens)
-    width = ordered[0].tokens
-    rows: list[list[Fold]] = []
+def filled(sizes: Sequence[int]) -> list[list[int]]:
+    """Which go into one row, none longer than the longest: first fit, longest first."""
+    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    width, shortest = sizes[order[0]], sizes[order[-1]]
+    rows: list[list[int]] = []
     rooms: list[int] = []
     open_from = 0  # rows before it are full for all that come
-    shortest = ordered[-1].tokens
-    for fold in ordered:
+    for number in order:
+        size = sizes[number]
         for place in range(open_from, len(rows)):
-            if rooms[place] >= fold.tokens:
-                rows[place].append(fold)
-                rooms[place] -= fold.tokens
+            if rooms[place] >= size:
+                rows[place].append(number)
+                rooms[place] -= size
                 break
         else:
-            rows.append([fold])
-            rooms.append(width - fold.tokens)
+            rows.append([number])
+            rooms.append(width - size)
         while open_from < len(rows) and rooms[open_from] < shortest:
             open_from += 1
-    return tuple(tuple(row) for row in rows)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,8 @@ class PackedRows:
 
     def unpacked(self, outputs: Tensor) -> Tensor:
         """[G, L, V] of the model, as the batch's rows have it: [B, T, V]."""
-        return outputs.flatten(0, 1)[self.places]
+        flat = outputs.flatten(0, 1).index_select(0, self.places.flatten())
+        return flat.view(*self.places.shape, -1)
 
 
 def packed(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows | None:
@@ -140,7 +138,7 @@ def packed(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows
 
 
 def _arranged(layout: Layout, ids: NDArray[np.int64]) -> PackedRows:
-    count, longest = len(layout), max(_tokens(row) for row in layout)
+    count, longest = len(layout), max(sum(fold.tokens for fold in row) for row in layout)
     where = np.zeros((len(ids), 5), dtype=np.int64)  # of each: fold, branch, shared, starts of shared and own
     own = np.zeros(len(ids), dtype=np.int64)
     number = 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.training.data.batches import Batch
-from areal.training.data.packed_rows import Cost, Fold, PackedRows, packed, plan
+from areal.training.data.packed_rows import Cost, Fold, PackedRows, filled, packed, plan
 
 FREE_PAIRS = Cost(token=1, pair=0)
 DEAR_PAIRS = Cost(token=1, pair=10**6)
@@ -53,6 +53,13 @@ def test_packed_every_token_sees_what_it_saw(groups: list[tuple[list[int], list[
         for position in range(wanted):
             place = int(rows.places[row, position])
             assert seen(rows, place) == list(enumerate(whole[: position + 1]))
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
+def test_filled_has_each_once_and_no_row_longer_than_the_longest(sizes: list[int]) -> None:
+    rows = filled(sizes)
+    assert sorted(number for row in rows for number in row) == list(range(len(sizes)))
+    assert max(sum(sizes[number] for number in row) for row in rows) == max(sizes)
 
 
 def test_plan_of_a_group_has_its_prompt_once() -> None:
