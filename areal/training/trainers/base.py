@@ -11,6 +11,7 @@ import abc
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -232,6 +233,7 @@ class Trainer(abc.ABC):
             state |= {
                 "step": self.step,
                 "total_steps": self.total_steps,
+                "data": asdict(self.order),
                 "timers": {name: timer.state() for name, timer in self._timers.items()},
                 "algorithm": self.state(),
             }
@@ -246,6 +248,10 @@ class Trainer(abc.ABC):
         for name, timer in self._timers.items():
             timer.restore(state["timers"][name])
         self.restore(state["algorithm"])
+        changed = {name: value for name, value in asdict(self.order).items() if value != state["data"][name]}
+        if self.ranks.is_first and changed:
+            was = ", ".join(f"{name} {state['data'][name]} -> {value}" for name, value in changed.items())
+            self.progress.say(f"warning: the data is not that of the checkpoint ({was}): rows may come twice, or never")
         if self.ranks.is_first:
             self.progress.say(f"resumed after step {self.step} from {newest.folder}")
         return True

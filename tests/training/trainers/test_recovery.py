@@ -20,14 +20,14 @@ from areal.training.trainers.sft import SFTTrainer
 from tests.training.trainers.reversing import engine, experiment, solved
 
 
-def _trainer(tmp_path: Path, steps: int, **more: Any) -> SFTTrainer:
+def _trainer(tmp_path: Path, steps: int, rows: int = 64, **more: Any) -> SFTTrainer:
     config = SFTConfig(
         **experiment(tmp_path, total_train_steps=steps, **more),
         train_dataset=TrainDatasetConfig(batch_size=8),
         recover=RecoverConfig(mode="auto", freq_steps=2),
         model=TrainEngineConfig(**engine()),
     )
-    return SFTTrainer(config, solved(64))
+    return SFTTrainer(config, solved(rows))
 
 
 def _before_each_step(trainer: SFTTrainer, do: Callable[[int], None]) -> None:
@@ -123,6 +123,17 @@ def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
     assert steps == [2, 3]
     assert any("set aside" in record.message and "step_4" in record.message for record in caplog.records)
     assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
+
+
+def test_data_that_has_changed_since_the_checkpoint_is_said(tmp_path: Path, capsys) -> None:
+    with _trainer(tmp_path, 2) as first:
+        first.train()
+    with _trainer(tmp_path, 4) as same:
+        same.train()
+    assert "is not that of the checkpoint" not in capsys.readouterr().err
+    with _trainer(tmp_path, 6, rows=56) as other:
+        other.train()
+    assert "is not that of the checkpoint (count 64 -> 56)" in capsys.readouterr().err
 
 
 def test_checkpoints_of_another_model_are_an_error_and_stay(tmp_path: Path) -> None:
