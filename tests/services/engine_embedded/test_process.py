@@ -7,6 +7,8 @@ import json
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -314,3 +316,22 @@ def test_start_on_taken_port_names_it_and_exits_1() -> None:
         process = EngineProcess("--port", str(port))
         assert process.wait_exit() == 1
     process.expect(rf"error: cannot listen on 127.0.0.1:{port}")
+
+
+def test_end_while_a_thread_computes_has_its_status() -> None:
+    """What a taken port, or a signal, finds while the model is loaded: torch in another thread."""
+    source = """
+import threading, torch
+from areal.services.inference.engines.embedded.__main__ import end
+begun = threading.Event()
+def compute():
+    x = torch.ones(300, 300)
+    while True:
+        x @ x
+        begun.set()
+threading.Thread(target=compute, daemon=True).start()
+begun.wait()
+end(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (3, "")

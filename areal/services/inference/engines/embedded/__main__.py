@@ -7,7 +7,11 @@ cannot be served ends it: one line on stderr, exit status 1.
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
+import threading
+from typing import NoReturn
 
 from areal.services.inference.engines.embedded.loading import inspect
 from areal.services.inference.engines.embedded.memory import use_one_heap
@@ -36,5 +40,15 @@ def main() -> None:
     run_service(lambda: run(folder, options, serving), serving.log_level)
 
 
+def end(status: int) -> NoReturn:
+    """With that status also while the model is loaded. The interpreter's own end would stop that thread in the middle
+    of native code, which cannot be unwound: the process would abort."""
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(exit_on_failure(main))
+    end(exit_on_failure(main))
