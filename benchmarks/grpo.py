@@ -6,9 +6,9 @@ The same model, rows, batch (16 prompts x 8 samples), loss (mean over tokens, cl
 (mean and deviation of the group), AdamW and temperature. *Synchronous* is TRL's algorithm to the letter: every batch is
 sampled from the weights that it trains. *Asynchronous* lets samples be two versions old and corrects for it. CPU time
 is that of all processes: for ours gateway, router, data proxy, engine, trainer, weight-update gateway, reward workers.
-One thread each. Nobody writes the samples to a file. The arms take turns,
-seed by seed. Starting is left out: time runs from the end of the first step.
-TRL samples by ``generate``; its continuous batching was tried on this task and took a hundred times as long a step.
+One thread each. Nobody writes the samples to a file. The arms take turns, seed by seed. Starting is left out: time runs
+from the end of the first step. TRL samples by ``generate``; its continuous batching was tried on this task and took a
+hundred times as long a step.
 """
 
 from __future__ import annotations

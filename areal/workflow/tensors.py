@@ -28,23 +28,24 @@ class Row(NamedTuple):
 
 def rows(given: Sequence[Row]) -> Trajectory:
     """[B, S], padded on the right; ``rewards`` and ``truncated`` are [B]."""
+    import numpy as np
     import torch
 
     sizes = [len(each.input_ids) for each in given]
     width = max(sizes)
 
-    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+    def column(name: str, dtype: type) -> torch.Tensor:
         padding = _PADDING.get(name, 0)
         lists = [[*getattr(each, name), *[padding] * (width - size)] for each, size in zip(given, sizes, strict=True)]
-        return torch.tensor(lists, dtype=dtype)
+        return torch.from_numpy(np.array(lists, dtype=dtype))  # numpy reads lists several times as fast as torch
 
     rewards = torch.tensor([each.reward for each in given], dtype=torch.float32)
     return {
-        "input_ids": column("input_ids", torch.int64),
-        "loss_mask": column("loss_mask", torch.int64),
-        "logprobs": column("logprobs", torch.float32),
-        "versions": column("versions", torch.int64),
-        "turn_ids": column("turn_ids", torch.int32),
+        "input_ids": column("input_ids", np.int64),
+        "loss_mask": column("loss_mask", np.int64),
+        "logprobs": column("logprobs", np.float32),
+        "versions": column("versions", np.int64),
+        "turn_ids": column("turn_ids", np.int32),
         "attention_mask": torch.arange(width) < torch.tensor(sizes)[:, None],
         "rewards": rewards,
         "original_rewards": rewards.clone(),
