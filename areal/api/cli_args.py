@@ -28,6 +28,7 @@ from areal.api.config.rollout import (
     vLLMConfig,
 )
 from areal.api.config.running import (
+    CheckpointerConfig,
     DatasetConfig,
     EvaluatorConfig,
     PerfTracerConfig,
@@ -57,6 +58,7 @@ from areal.api.config.training import (
 __all__ = [
     "AgentConfig",
     "BaseExperimentConfig",
+    "CheckpointerConfig",
     "ClusterSpecConfig",
     "ConfigError",
     "DPOConfig",

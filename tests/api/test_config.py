@@ -276,6 +276,28 @@ def test_old_importance_weight_cap_is_rejection_sampling(old: str) -> None:
         PPOActorConfig(**{cap: 3.0, mode: "mask"})
 
 
+def test_older_spellings_are_what_they_have_become(tmp_path: Path) -> None:
+    text = """
+actor: {weight_update_mode: nccl, group_reward_norm: true, adv_norm: true}
+checkpointer: {freq_epochs: 2, freq_steps: 3}
+recover: {mode: auto, freq_steps: 5}
+"""
+    config = load(tmp_path, SMALL + text)
+    batch, group = cli_args.NormConfig(), cli_args.NormConfig("group", std_level="group")
+    assert config.actor.weight_update_mode == "xccl"
+    assert (config.actor.reward_norm, config.actor.adv_norm) == (group, batch)
+    assert (config.recover.mode, config.recover.freq_epochs, config.recover.freq_steps) == ("auto", 2, 5)
+    assert load(tmp_path, SMALL + "actor: {adv_norm: false}\n").actor.adv_norm is None
+    assert load(tmp_path, SMALL + "actor: {adv_norm: true, group_adv_norm: true}\n").actor.adv_norm == group
+
+
+def test_fault_below_areal_lites_nesting_is_where_it_was_said(tmp_path: Path) -> None:
+    text = "trainer:\n  grpo:\n    gconfig: {n_samples: 0}\n"
+    assert faults(tmp_path, SMALL + text).startswith("/config.yaml:5: gconfig.n_samples: n_samples must be at least 1")
+    said = faults(tmp_path, SMALL, "+trainer.grpo.kl_ctl=1")
+    assert said == "command line, +trainer.grpo.kl_ctl=1: kl_ctl: there is no such key"
+
+
 def test_defaults_are_those_that_drivers_rely_on() -> None:
     generation, rollout, dpo = GenerationHyperparameters(), InferenceEngineConfig(), DPOConfig()
     assert (generation.max_new_tokens, generation.max_tokens, generation.temperature) == (16384, 32768, 1.0)

@@ -4,7 +4,7 @@ said only once, at the top."""
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
@@ -12,6 +12,7 @@ from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
 from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
 from areal.api.config.rollout import InferenceEngineConfig, SGLangConfig, vLLMConfig
 from areal.api.config.running import (
+    CheckpointerConfig,
     EvaluatorConfig,
     PerfTracerConfig,
     RecoverConfig,
@@ -25,7 +26,7 @@ from areal.api.config.training import (
     PPOActorConfig,
     PPOCriticConfig,
     TrainEngineConfig,
-    check_update_mode,
+    update_mode,
 )
 
 TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
@@ -68,6 +69,7 @@ class BaseExperimentConfig:
     saver: SaverConfig = field(default_factory=SaverConfig)
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     recover: RecoverConfig = field(default_factory=RecoverConfig)
+    checkpointer: CheckpointerConfig | None = None
     stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
     perf_tracer: Annotated[PerfTracerConfig | None, Inert("timings are in metrics.jsonl")] = None
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
@@ -85,8 +87,16 @@ class BaseExperimentConfig:
         if training is not None:
             check_training(training, "allocation_mode")
         if self.weight_update_mode:
-            check_update_mode(self.weight_update_mode)
+            self.weight_update_mode = update_mode(self.weight_update_mode)
+        if self.checkpointer is not None:
+            self._adopt_checkpointer(self.checkpointer)
         self._hand_down()
+
+    def _adopt_checkpointer(self, older: CheckpointerConfig) -> None:
+        """``recover`` has the frequencies that it does not say itself."""
+        said = {name: getattr(older, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
+        unsaid = {name: value for name, value in said.items() if getattr(self.recover, name) is None}
+        self.recover = replace(self.recover, **unsaid)
 
     def _hand_down(self) -> None:
         """The parts have what the top says, where they say nothing themselves: copies of them, for a part may be in

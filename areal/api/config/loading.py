@@ -74,11 +74,17 @@ class _Source:
     def fault(self, path: Path, message: str, said: dict[Path, str]) -> str:
         """``said``: the override that set a key, by its path."""
         for length in range(len(path), 0, -1):
-            if (override := said.get(path[:length])) is not None:
-                return f"command line, {override}: {dotted(path)}: {message}"
-        line = line_of(path, self.lines)
+            for key in _places(path[:length]):
+                if (override := said.get(key)) is not None:
+                    return f"command line, {override}: {dotted(path)}: {message}"
+        line = next((self.lines[each] for each in _places(path) if each in self.lines), line_of(path, self.lines))
         where = f"{self.file}:{line}" if line is not None else self.file
         return f"{where}: {dotted(path)}: {message}" if path else f"{where}: {message}"
+
+
+def _places(path: Path) -> list[Path]:
+    """Where a key may have been said: also below ``trainer.grpo``, as AReaL-lite has it."""
+    return [path, *(("trainer", name, *path) for name in TRAINERS)] if path else []
 
 
 def _read(file: str) -> _Source:

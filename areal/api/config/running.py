@@ -55,6 +55,11 @@ class RecoverConfig(_Timer):
 
 
 @dataclass
+class CheckpointerConfig(_Timer):
+    """AReaL's older place of how often ``recover`` writes."""
+
+
+@dataclass
 class WandBConfig:
     mode: Mode = "disabled"
     wandb_base_url: Annotated[str, Absent("set WANDB_BASE_URL in the job's environment")] = ""

@@ -114,10 +114,12 @@ class FSDPEngineConfig:
 UPDATE_MODES = ("disk", "shm", "xccl")
 
 
-def check_update_mode(mode: str) -> None:
-    """Raises ValueError."""
+def update_mode(mode: str) -> str:
+    """By its name of today: xccl was nccl. Raises ValueError."""
+    mode = "xccl" if mode == "nccl" else mode
     if mode not in UPDATE_MODES:
         raise ValueError(f"weight_update_mode {mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
+    return mode
 
 
 @dataclass
@@ -141,7 +143,7 @@ class TrainEngineConfig:
     optimizer_dtype: Dtype = "float32"
     grad_reduce_dtype: Dtype = "float32"
     optimizer: OptimizerConfig | None = None
-    weight_update_mode: Literal["disk", "shm", "xccl", "awex"] = "xccl"
+    weight_update_mode: Literal["disk", "shm", "xccl", "nccl", "awex"] = "xccl"
     use_lora: bool = False
     lora_rank: int = 32
     lora_alpha: int = 16
@@ -163,7 +165,7 @@ class TrainEngineConfig:
     def __post_init__(self) -> None:
         if self.backend:
             check_training(parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0], "backend")
-        check_update_mode(self.weight_update_mode)
+        self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
         if self.use_lora and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
         if (parts := getattr(self, "ppo_n_minibatches", 1)) < 1:
@@ -198,7 +200,9 @@ class PPOActorConfig(TrainEngineConfig):
     discount: float = 1.0
     gae_lambda: float | str = 1.0
     gae_timestep_unit: Literal["token", "turn"] = "token"
-    adv_norm: NormConfig | None = None
+    group_reward_norm: bool = False  # AReaL's older name of reward_norm by group
+    adv_norm: NormConfig | bool | None = None  # true: of the batch
+    group_adv_norm: bool = False  # AReaL's older name of adv_norm by group
     kl_ctl: float = 0.1
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     entropy_coeff: float = 0.0
@@ -227,6 +231,19 @@ class PPOActorConfig(TrainEngineConfig):
         if self.overlong_reward_penalty and self.overlong_tokens is None:
             raise ValueError("overlong_reward_penalty needs overlong_tokens")
         self._adopt_importance_weight_cap()
+        self._adopt_norms()
+
+    def _adopt_norms(self) -> None:
+        """The flags that norms once were."""
+        if self.group_reward_norm and self.reward_norm is not None:
+            raise ValueError("group_reward_norm is the old name of reward_norm: give one of them")
+        if self.group_adv_norm and isinstance(self.adv_norm, NormConfig):
+            raise ValueError("group_adv_norm is the old name of adv_norm: give one of them")
+        if self.group_reward_norm:
+            self.reward_norm = NormConfig("group", std_level="group")
+        if isinstance(self.adv_norm, bool) or self.group_adv_norm:
+            level: Level = "group" if self.group_adv_norm else "batch"
+            self.adv_norm = NormConfig(level, std_level=level) if self.adv_norm or self.group_adv_norm else None
 
     def _adopt_importance_weight_cap(self) -> None:
         given = [each for each in (self.behave_imp_weight_cap, self.behav_imp_weight_cap) if each is not None]

@@ -58,6 +58,7 @@ def prepared(
         kl = torch.where(mask, kl_estimate(batch["logprobs"], beside.reference, config.kl_estimator), 0.0)
     estimated = _advantages(rewards, kl, batch, mask, truncated, config, beside)
     advantages = estimated.advantages
+    assert not isinstance(config.adv_norm, bool), "the configuration has made a norm of its older flag"
     if (how := normalisation(config.adv_norm)) is not None:
         advantages = normalised(advantages, mask, groups, how, reduce)
     result = {**batch, "advantages": advantages, "returns": estimated.returns, "shaped_rewards": rewards}
