@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -10,6 +11,8 @@ from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.workflow.tensors import Row, concat_padded_tensors, rows
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
@@ -41,6 +44,7 @@ class GroupedWorkflow(RolloutWorkflow):
         self._workflow = workflow
         self._size = group_size
         self._whole = whole
+        self._left_out, self._say_at = 0, 1
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
         workflow = self._workflow
@@ -53,7 +57,17 @@ class GroupedWorkflow(RolloutWorkflow):
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._whole or len(failures) == self._size):
             raise failures[0]
+        self._say_of(failures)
         return [end for end in ends if not isinstance(end, BaseException)]
+
+    def _say_of(self, failures: Sequence[Exception]) -> None:
+        """Nobody else hears of a member that is left out. The first, and then each time twice as many."""
+        self._left_out += len(failures)
+        if self._left_out >= self._say_at:
+            self._say_at = 2 * self._left_out
+            _log.warning(
+                "%d samples failed and are left out of their groups; the last: %r", self._left_out, failures[-1]
+            )
 
     async def _members(self, engine: Any, data: dict[str, Any]) -> list[Any]:
         engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size

@@ -59,3 +59,11 @@ async def test_failed_member_fails_a_whole_group_and_is_missing_in_another(workf
         await GroupedWorkflow(workflow, 2).arun_episode(Engines(), data)
     short = await GroupedWorkflow(workflow, 2, whole=False).arun_episode(Engines(), data)
     assert short is not None and len(short["input_ids"]) == 1
+
+
+async def test_samples_that_are_left_out_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    group = GroupedWorkflow(Member(), 3, whole=False)
+    for _ in range(5):
+        await group.arun_episode(Engines(), {"failing": [1]})
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4]
+    assert "member 1" in caplog.text
