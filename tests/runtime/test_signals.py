@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from areal.errors import ArealError
-from areal.runtime import signals
+from areal.runtime import procfs, signals
 from areal.runtime.identity import ProcessIdentity, identify
 from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified
 
 from .conftest import Spawn
-from .support import alive
+from .support import alive, until
 
 
 @pytest.fixture
@@ -144,6 +144,7 @@ def test_sweep_spares_a_member_that_belongs_to_another_run(leaderless: Leaderles
 def test_sweep_kills_a_process_that_left_the_session(tmp_path: Path, spawn: Spawn) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
     process = spawn(["sleep", "1000"], start_new_session=True, env=environment)
+    until(lambda: RUN_DIR_VARIABLE in procfs.environment(process.pid), "its environment, which comes after its exec")
 
     assert signals.sweep_run(None, str(tmp_path)) == (process.pid,)
 
