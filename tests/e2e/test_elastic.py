@@ -186,6 +186,12 @@ def _data_proxy(run: Run) -> None:
     run.kill("data-proxy/0")
 
 
+def _router(run: Run) -> None:
+    run.kill("router/0")
+    run.reached(14)
+    run.kill("engine/0")  # its successor is found by a router that was told who there is
+
+
 def _both(run: Run) -> None:
     run.kill("engine/0")
     run.reached(14)
@@ -198,9 +204,12 @@ def _both(run: Run) -> None:
     [
         (_engine, "shm", 1),
         pytest.param(_data_proxy, "shm", 1, marks=pytest.mark.slow),
+        pytest.param(_data_proxy, "xccl", 2, marks=pytest.mark.slow),
         pytest.param(_both, "disk", 2, marks=pytest.mark.slow),
+        pytest.param(_router, "shm", 1, marks=pytest.mark.slow),
         pytest.param(_scale, "shm", 1, marks=pytest.mark.slow),
         pytest.param(_scale, "disk", 2, marks=pytest.mark.slow),
+        pytest.param(_scale, "xccl", 1, marks=pytest.mark.slow),
     ],
 )
 def test_job_whose_servers_are_in_trouble_goes_on_and_trains_on_each_prompt_once(

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _SERVING = ("ready", "draining")
 _WORKERS_S = 180.0  # an engine that is started again may have a large model to read
 _LOOK_AGAIN_S = 0.2
+_AWAY = (None, 502, 503)  # no answer; the gateway has none of its router's
 
 
 @dataclass(frozen=True)
@@ -233,12 +234,23 @@ class Updater:
         if pair.inference_gateway is None:
             return Crew(self._peers, pair.inference, may_lose=False)
         deadline = time.monotonic() + _WORKERS_S
-        while not (found := await self._known(pair, pair.inference_gateway)):
+        while not (found := await self._found(pair, pair.inference_gateway, deadline)):
             if time.monotonic() > deadline:
                 raise PeerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
             await asyncio.sleep(_LOOK_AGAIN_S)
-        pair.connected &= set(found)
+        if pair.mode is not Mode.XCCL:  # who left a process group is in it until it is formed anew
+            pair.connected &= set(found)
         return Crew(self._peers, found, may_lose=True)
+
+    async def _found(self, pair: Pair, gateway: str, deadline: float) -> list[str]:
+        """Nobody yet where the gateway, or the router behind it, is being started again. Raises PeerFailed for a
+        gateway that refuses us, and after the ``deadline``."""
+        try:
+            return await self._known(pair, gateway)
+        except PeerFailed as error:
+            if error.status not in _AWAY or time.monotonic() > deadline:
+                raise
+            return []
 
     async def _known(self, pair: Pair, gateway: str) -> list[str]:
         """Who serves the model, and who would if it had the weights."""

@@ -9,6 +9,7 @@ is given up then, and is only its reader's.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -97,13 +98,17 @@ class Folders:
         return self.newest
 
     def _to_disk(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         held = {name: tensor.cpu().contiguous() for name, tensor in weights}
         aside, folder = self.root / f"v{version}.tmp", self.root / f"v{version}"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        save_file(held, aside / _FILE, {"format": "pt"})
+        try:
+            save_file(held, aside / _FILE, {"format": "pt"})
+        except SafetensorError as error:  # of a disk that is full
+            raise OSError(errno.EIO, str(error), str(aside)) from error
         self._copy_config(aside)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
