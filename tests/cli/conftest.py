@@ -124,6 +124,9 @@ def record(home: Home) -> Callable[..., StoredObject]:
     return put
 
 
+_PATIENCE_S = 5.0
+
+
 class Typist:
     """A person at a terminal."""
 
@@ -135,12 +138,17 @@ class Typist:
         self.seen = ""
         self._read = 0  # what comes after it has not been waited for yet, though it may have arrived
 
-    def until(self, text: str, timeout_s: float = 60) -> str:
-        """What is printed up to and with ``text``."""
+    def until(self, text: str, timeout_s: float = 60, again: str = "") -> str:
+        """What is printed up to and with ``text``. ``again`` is typed once more where nothing comes for a while: a
+        signal that finds Python on its way into readline is noticed with the next key only."""
         deadline = time.monotonic() + timeout_s
+        patience = time.monotonic() + _PATIENCE_S
         start = self._read
         while text not in self.seen[start:]:
             assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
+            if again and time.monotonic() > patience:
+                self.type(again)
+                patience = time.monotonic() + _PATIENCE_S
             if select.select([self._fd], [], [], 0.1)[0]:
                 self.seen += os.read(self._fd, 4096).decode("utf-8", "replace").replace("\r\n", "\n")
         self._read = self.seen.index(text, start) + len(text)

@@ -138,7 +138,7 @@ def test_chat_prompt_keeps_saves_and_loads_a_conversation(served: Box, tmp_path:
     typist.type("/?\n")
     assert "/load FILE" in typist.until(">>> ")
     typist.type("\x03")
-    assert "/bye or Ctrl-D leaves" in typist.until(">>> ")
+    assert "/bye or Ctrl-D leaves" in typist.until(">>> ", again="\x03")
     typist.type("/bye\n")
     assert typist.code() == 0
     saved = json.loads((tmp_path / "talk.json").read_text())
