@@ -123,7 +123,7 @@ class PackedRows:
         return flat.view(*self.places.shape, -1)
 
 
-def packed(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows | None:
+def pack(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows | None:
     """Of ``input_ids``, ``attention_mask`` and ``loss_mask``, on the CPU. ``last``: the output of a row's last token is
     wanted too, which says nothing about a token of the row. None where the batch is better left as it is."""
     if "loss_mask" not in batch:

@@ -35,11 +35,11 @@ def test_reserve_of_any_history_holds_the_rectangle_and_its_content(asked: list[
         held[rows - 1, width - 1] = float(number + 1)
 
 
-def test_move_copies_only_the_length() -> None:
+def test_spread_copies_only_the_length() -> None:
     cache = make_cache()
     cache.reserve(2, 64)
     for layer in cache.layers:
         layer[1] = 1.0
-    cache.move(1, 0, 10)
+    cache.spread((1,), (0,), 10)
     assert all(float(layer[0, :, :10].min()) == 1.0 for layer in cache.layers)
     assert all(float(layer[0, :, 10:].max()) == 0.0 for layer in cache.layers)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.training.data.batches import Batch
-from areal.training.data.packed_rows import Cost, Fold, PackedRows, filled, packed, plan
+from areal.training.data.packed_rows import Cost, Fold, PackedRows, filled, pack, plan
 
 FREE_PAIRS = Cost(token=1, pair=0)
 DEAR_PAIRS = Cost(token=1, pair=10**6)
@@ -43,7 +43,7 @@ answers = st.lists(tokens, max_size=6)
 def test_packed_every_token_sees_what_it_saw(groups: list[tuple[list[int], list[list[int]]]], last: bool) -> None:
     given = [(prompt, answer) for prompt, group in groups for answer in group]
     batch = batch_of(given)
-    rows = packed(batch, FREE_PAIRS, last=last)
+    rows = pack(batch, FREE_PAIRS, last=last)
     if rows is None:
         return
     assert rows.input_ids.numel() < 0.9 * batch["input_ids"].numel()
@@ -92,4 +92,4 @@ def test_plan_of_rows_that_are_all_alike_in_length_and_share_nothing_is_none() -
 def test_packed_without_the_column_that_tells_prompts_is_none() -> None:
     batch = batch_of([([1, 2], [3])] * 4)
     del batch["loss_mask"]
-    assert packed(batch, FREE_PAIRS, last=False) is None
+    assert pack(batch, FREE_PAIRS, last=False) is None

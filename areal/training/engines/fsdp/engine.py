@@ -18,8 +18,7 @@ from torch import Tensor
 
 from areal.errors import UsageFault
 from areal.training.data.batches import Batch, lengths, moved, rows, select
-from areal.training.data.packed_rows import Cost, PackedRows
-from areal.training.data.packed_rows import packed as packed_rows
+from areal.training.data.packed_rows import Cost, PackedRows, pack
 from areal.training.data.packing import MicroBatches, micro_batches
 from areal.training.engines.fsdp.model import compute_dtype, cost_of, load_model, sharded
 from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
@@ -85,7 +84,7 @@ class FSDPEngine:
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
         """Rows of the batch, on the ranks' device."""
         chosen, device = select(batch, part), self.ranks.device
-        rows = packed_rows(chosen, self._cost, last=self.config.is_critic) if self._cost is not None else None
+        rows = pack(chosen, self._cost, last=self.config.is_critic) if self._cost is not None else None
         return moved(chosen, device), rows.to(device) if rows is not None else None
 
     @torch.no_grad()

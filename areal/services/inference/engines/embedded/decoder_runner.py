@@ -65,7 +65,7 @@ class DecoderRunner:
     def copy(self, copy: Copy) -> None:
         match copy:
             case Move(source, target, length):
-                self._cache.move(source, target, length)
+                self._cache.spread((source,), (target,), length)
             case Spread(sources, targets, length):
                 self._cache.spread(sources, targets, length)
             case Keep(row, length, number):

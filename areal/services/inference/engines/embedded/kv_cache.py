@@ -42,10 +42,6 @@ class KVCache:
         self.rows = self.width = 0
         self.layers = [self._empty(0, 0) for _ in self.layers]
 
-    def move(self, source: int, target: int, length: int) -> None:
-        for layer in self.layers:
-            layer[target, :, :length] = layer[source, :, :length]
-
     def spread(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """The first positions of each source row, to its target row; all are read before any is written."""
         source, target = torch.tensor([sources, targets], device=self._device)
