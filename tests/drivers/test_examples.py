@@ -68,10 +68,11 @@ def test_dpo_example_prefers_what_is_right_in_pairs_it_has_not_seen(run: Any) ->
 
 
 @pytest.mark.slow
-def test_reward_model_example_tells_pairs_apart_that_it_has_not_seen(run: Any) -> None:
-    accuracy = evaluated(run("rw"), "accuracy")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_reward_model_example_tells_pairs_apart_that_it_has_not_seen(run: Any, seed: int) -> None:
+    accuracy = evaluated(run("rw", f"seed={seed}"), "accuracy")
     assert accuracy[0] < 0.62  # a coin, within twice its deviation
-    assert accuracy[-1] > 0.7
+    assert accuracy[-1] > 0.8
 
 
 def mean_reward(lines: list[dict[str, Any]]) -> float:
