@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 _LOAD_S = 120.0
 _QUICK_S = 0.02  # of all the calls of one job
-_HOPELESS = 8  # misses in a row: from then on none is tried again
+_HOPELESS = 8  # misses in a row: from then on none is tried again, and each miss is also that of all who wait
 _FORGETTING = 0.99  # a call
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -109,15 +109,16 @@ class RewardPool:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
 
-    async def run(self, job: Job | Jobs, timeout_s: float) -> Done:
+    async def run(self, job: Job | Jobs, timeout_s: float, before: Callable[[], None] = lambda: None) -> Done:
         """Raises RewardError, but not for what the function raised. The deadline counts from when a process is free
-        and has imported the function."""
+        and has imported the function; ``before`` is called when it is free, and may raise."""
         target = job.target
         try:
             frame = pack(job)
         except (TypeError, AttributeError, ValueError) as error:
             raise RewardRaised(f"{target.qualname}: its arguments cannot go to another process: {error}") from error
         async with self._slots:
+            before()
             worker = self._idle.pop() if self._idle else await self._start()
             try:
                 await worker.load(target)
@@ -204,6 +205,7 @@ class AsyncRewardWrapper:
         self._workers = max_workers or _WORKERS
         self._attempts = max(1, 1 + max_retries)
         self._missed = 0  # deadlines and processes, since a reward last came
+        self._hopeless: RewardError | None = None  # the newest of them, once they are that many
         self._longest_s = math.inf  # that the function took of late
         self._waiting: list[_Asked] = []
         self._sent: set[asyncio.Task[None]] = set()
@@ -213,12 +215,16 @@ class AsyncRewardWrapper:
             try:
                 value = await self._once(args, kwargs)
             except (RewardTimeout, RewardProcessLost) as error:
+                if error is self._hopeless:  # another call's
+                    raise
                 self._missed += 1
                 _log.warning("%s (attempt %d of %d)", error.message, attempt, self._attempts)
-                if attempt == self._attempts or self._missed >= _HOPELESS:
+                if self._missed >= _HOPELESS:
+                    self._hopeless = error
+                if attempt == self._attempts or self._hopeless is error:
                     raise
             else:
-                self._missed = 0
+                self._missed, self._hopeless = 0, None
                 return number(value)
         raise AssertionError("unreachable")
 
@@ -290,7 +296,13 @@ class AsyncRewardWrapper:
             raise RewardTimeout(f"{name}: no reward within {self._timeout_s:g} s") from error
 
     async def _run(self, job: Job | Jobs) -> Done:
-        return await pool_of_this_loop(self._workers).run(job, self._timeout_s)
+        asked = self._hopeless
+
+        def still_wanted() -> None:
+            if self._hopeless is not None and self._hopeless is not asked:
+                raise self._hopeless
+
+        return await pool_of_this_loop(self._workers).run(job, self._timeout_s, still_wanted)
 
     def _value(self, done: Done) -> Any:
         if done.error is not None:

@@ -8,13 +8,16 @@ checkpoint where the run keeps some, and anything else as an interrupt does: wha
 from __future__ import annotations
 
 import argparse
+import atexit
 import inspect
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from areal.api.config.uncaught import told
 from areal.api.registry import load_attr
@@ -23,6 +26,7 @@ from areal.services.web.options import die_with_parent
 from areal.training import stopping
 
 _INTERRUPTED = 128 + signal.SIGTERM
+_FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,5 +75,24 @@ def _driver(path: str) -> Callable[[Sequence[str]], object]:
     return found  # type: ignore[no-any-return]
 
 
+def end(run: Callable[[], int]) -> NoReturn:
+    """With the status of ``run``. The interpreter's own end unwinds what threads of torch's are in, gloo's after the
+    group is destroyed: where that is native code the process aborts, and a run that was well has failed."""
+    try:
+        status = run()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            sys.stderr.write(f"{error.code}\n")
+    except BaseException as error:  # noqa: BLE001 (the process's boundary)
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = _FAILED
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main)

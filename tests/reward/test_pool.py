@@ -134,3 +134,13 @@ async def test_reward_that_always_hangs_is_told_each_time_and_tried_again_no_mor
     with pytest.raises(RewardTimeout):
         await reward()
     assert len(caplog.records) == 9
+
+
+async def test_rewards_that_wait_behind_one_that_always_hangs_do_not_wait_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=0.05, max_workers=2)
+    ends = await reward.each([(("hangs",), {})] * 200)
+    assert all(isinstance(end, RewardTimeout) for end in ends)
+    assert len(caplog.records) < 20  # each costs a deadline
+    assert await reward("0.5") == 0.5  # and what may have been a bad hour is no verdict
