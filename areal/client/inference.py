@@ -126,7 +126,7 @@ class AsyncInferenceClient:
         **fields: Any,
     ) -> dict[str, Any]:
         """A text completion of a text, of token ids, or of several prompts of token ids. With ``return_token_ids``
-        choices have ``token_ids``, ``versions`` and ``prompt_token_ids``."""
+        choices have ``token_ids``, ``token_logprobs``, ``versions`` and ``prompt_token_ids``."""
         body = self._body(model, {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields})
         return await self._model_call(COMPLETIONS, body, key, idempotency_key, timeout_s)
 

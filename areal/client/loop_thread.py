@@ -46,13 +46,18 @@ class LoopThread:
             self._loop.close()
 
     def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        if threading.current_thread() is self._thread:
+        try:
+            self._check()
+        except RuntimeError:
             work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _check(self) -> None:
+        if threading.current_thread() is self._thread:
             raise RuntimeError("this call blocks: from a coroutine, use the async client")
         if not self._thread.is_alive():
-            work.close()
             raise RuntimeError("the client is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result. An interrupted caller (Ctrl-C) cancels it."""
@@ -65,11 +70,19 @@ class LoopThread:
 
     def call(self, function: Callable[[], T]) -> T:
         """A plain function, run between the loop's callbacks."""
+        self._check()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
-        async def work() -> T:
-            return function()
+        def work() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
 
-        return self.run(work())
+        self._loop.call_soon_threadsafe(work)
+        return future.result()
 
     def close(self) -> None:
         with self._closing:

@@ -48,11 +48,34 @@ def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any)
         )
     from jinja2 import TemplateError
 
+    plain = _plain(tokenizer)
     try:
-        found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **how)
+        if plain is None:
+            found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **how)
+            return [int(token) for token in found]
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
     except (TemplateError, TypeError) as error:
         raise ValueError(f"the tokenizer's chat template refuses the conversation: {error}") from error
-    return [int(token) for token in found]
+    ids: list[int] = plain.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
+    """Of token ids each its text, without special tokens: as ``tokenizer.decode`` has it."""
+    plain = _plain(tokenizer)
+    if plain is None or tokenizer.clean_up_tokenization_spaces:
+        return [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+    found: list[str] = plain.decode_batch(list(answers), skip_special_tokens=True)
+    return found
+
+
+def _plain(tokenizer: Any) -> Any | None:
+    """What transformers' tokenizer calls in the end, where it calls it with nothing more: it is several times as
+    fast."""
+    found = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
+    if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
+        return None
+    return found
 
 
 def _check_messages(messages: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
-from areal.workflow.tensors import Row, concat_padded_tensors, rows
+from areal.workflow.tensors import Answered, answered, concat_padded_tensors
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class SamplesGroups(Protocol):
 
     def can_group(self, engine: Any, size: int) -> bool: ...
 
-    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Row | Exception]:
+    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Answered | Exception]:
         """Of each member its row, or what kept it. Raises what kept all."""
         ...
 
@@ -49,7 +49,7 @@ class GroupedWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
         workflow = self._workflow
         if isinstance(workflow, SamplesGroups) and workflow.can_group(engine, self._size):
-            return rows(self._given(await workflow.arun_group(engine, data, self._size)))
+            return answered(self._given(await workflow.arun_group(engine, data, self._size)))
         given = [end for end in self._given(await self._members(engine, data)) if isinstance(end, dict)]
         return concat_padded_tensors(given) if given else None
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
-from areal.workflow.prompts import prompt_ids, resolved_tokenizer, reward_keywords
+from areal.dataset.tokenizers import texts
+from areal.workflow.prompts import Prompts, resolved_tokenizer, reward_keywords
 from areal.workflow.rewards import rewarded_by
-from areal.workflow.tensors import Row, rows
+from areal.workflow.tensors import Answered, answered
 
 if TYPE_CHECKING:
     from areal.api.cli_args import GenerationHyperparameters
@@ -42,24 +43,25 @@ class RLVRWorkflow(RolloutWorkflow):
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
         self._reward = rewarded_by(reward_fn, reward_timeout)
         self._thinking = enable_thinking
+        self._prompts = Prompts(self.tokenizer, enable_thinking)
         self._input_ids_of = get_input_ids_fn
         self._prompt_of = data_extract_prompt_fn
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
-        asked = await self._asked(data)
+        asked, prompt = await self._asked(data)
         answer = await engine.agenerate(self._request(asked))
-        prompt, (completion,) = await self._texts(asked, [answer])
+        (completion,) = await self._texts([answer])
         reward = await self._reward(prompt, completion, asked, answer.output_tokens, **reward_keywords(data))
-        return rows([_row(answer, reward)])
+        return answered([Answered(answer, reward)])
 
     def can_group(self, engine: Any, size: int) -> bool:
         may = getattr(engine, "samples_together", None)
         return may is not None and bool(may(self.gconfig, size))
 
-    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Row | Exception]:
-        asked = await self._asked(data)
+    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Answered | Exception]:
+        asked, prompt = await self._asked(data)
         answers: list[ModelResponse] = await engine.agenerate_group(self._request(asked), size)
-        prompt, completions = await self._texts(asked, answers)
+        completions = await self._texts(answers)
         keywords = reward_keywords(data)
         rewards = await self._reward.each(
             [
@@ -68,43 +70,29 @@ class RLVRWorkflow(RolloutWorkflow):
             ]
         )
         return [
-            reward if isinstance(reward, Exception) else _row(answer, reward)
+            reward if isinstance(reward, Exception) else Answered(answer, reward)
             for answer, reward in zip(answers, rewards, strict=True)
         ]
 
     def _request(self, asked: list[int]) -> ModelRequest:
         return ModelRequest(input_ids=asked, gconfig=self.gconfig, tokenizer=self.tokenizer)
 
-    async def _asked(self, data: dict[str, Any]) -> list[int]:
-        return await beside_the_loop(lambda: self._input_ids(data), _characters(data))
+    async def _asked(self, data: dict[str, Any]) -> tuple[list[int], str]:
+        """The prompt's token ids, and their text."""
+        return await beside_the_loop(lambda: self._prompt(data), _characters(data))
 
-    async def _texts(self, asked: list[int], answers: Sequence[ModelResponse]) -> tuple[str, list[str]]:
-        def decoded() -> tuple[str, list[str]]:
-            decode = self.tokenizer.decode
-            return decode(asked), [decode(each.output_tokens, skip_special_tokens=True) for each in answers]
+    async def _texts(self, answers: Sequence[ModelResponse]) -> list[str]:
+        tokens = [each.output_tokens for each in answers]
+        return await beside_the_loop(lambda: texts(self.tokenizer, tokens), sum(map(len, tokens)))
 
-        return await beside_the_loop(decoded, len(asked) + sum(each.output_len for each in answers))
-
-    def _input_ids(self, data: dict[str, Any]) -> list[int]:
+    def _prompt(self, data: dict[str, Any]) -> tuple[list[int], str]:
         if self._input_ids_of is not None:
             asked = self._prompt_of(data) if self._prompt_of is not None else data["messages"]
-            return list(self._input_ids_of(asked, self.tokenizer, bool(self._thinking)))
+            ids = list(self._input_ids_of(asked, self.tokenizer, bool(self._thinking)))
+            return ids, self.tokenizer.decode(ids)
         if self._prompt_of is not None:
             data = {"messages": self._prompt_of(data)}
-        return prompt_ids(self.tokenizer, data, self._thinking)
-
-
-def _row(answer: ModelResponse, reward: float) -> Row:
-    before, after = answer.input_len, answer.output_len
-    return Row(
-        input_ids=answer.input_tokens + answer.output_tokens,
-        loss_mask=[0] * before + [1] * after,
-        logprobs=[0.0] * before + answer.output_logprobs,
-        versions=[-1] * before + answer.output_versions,
-        turn_ids=[-1] * before + [0] * after,
-        reward=reward,
-        truncated=answer.stop_reason == "length",
-    )
+        return self._prompts.of(data)
 
 
 def _characters(data: dict[str, Any]) -> int:

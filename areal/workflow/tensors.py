@@ -2,55 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
+    from areal.api.io_struct import ModelResponse
     from areal.api.workflow_api import Trajectory
 
 _PADDING = {"versions": -1, "turn_ids": -1}
 
 
-class Row(NamedTuple):
-    """One sequence, prompt and answers: the first five columns are equally long. ``truncated``: the last answer was
-    cut off."""
+class Answered(NamedTuple):
+    """One answer to one prompt."""
 
-    input_ids: Sequence[int]
-    loss_mask: Sequence[int]
-    logprobs: Sequence[float]
-    versions: Sequence[int]
-    turn_ids: Sequence[int]
+    answer: ModelResponse
     reward: float
-    truncated: bool = False
 
 
-def rows(given: Sequence[Row]) -> Trajectory:
-    """[B, S], padded on the right; ``rewards`` and ``truncated`` are [B]."""
+def answered(given: Sequence[Answered]) -> Trajectory:
+    """[B, S], padded on the right; ``rewards`` and ``truncated`` are [B]. All of an answer is trained on."""
     import numpy as np
     import torch
 
-    sizes = [len(each.input_ids) for each in given]
-    width = max(sizes)
+    answers = [each.answer for each in given]
+    sizes = np.array([(len(each.input_tokens), len(each.output_tokens)) for each in answers])
+    before, after = sizes[:, :1], sizes.sum(1, keepdims=True)
+    steps = np.arange(int(after.max()))
+    is_there = steps < after
+    is_answer = is_there & (steps >= before)
 
-    def column(name: str, dtype: type) -> torch.Tensor:
-        padding = _PADDING.get(name, 0)
-        lists = [[*getattr(each, name), *[padding] * (width - size)] for each, size in zip(given, sizes, strict=True)]
-        return torch.from_numpy(np.array(lists, dtype=dtype))  # numpy reads lists several times as fast as torch
+    def column(where: NDArray[np.bool_], values: Iterable[Any], dtype: type, otherwise: int = 0) -> NDArray[Any]:
+        whole: NDArray[Any] = np.full(where.shape, otherwise, dtype=dtype)
+        whole[where] = np.array(list(values), dtype=dtype)
+        return whole
 
-    rewards = torch.tensor([each.reward for each in given], dtype=torch.float32)
-    return {
-        "input_ids": column("input_ids", np.int64),
-        "loss_mask": column("loss_mask", np.int64),
-        "logprobs": column("logprobs", np.float32),
-        "versions": column("versions", np.int64),
-        "turn_ids": column("turn_ids", np.int32),
-        "attention_mask": torch.arange(width) < torch.tensor(sizes)[:, None],
+    tokens = chain.from_iterable(chain(each.input_tokens, each.output_tokens) for each in answers)
+    rewards = np.array([each.reward for each in given], dtype=np.float32)
+    columns = {
+        "input_ids": column(is_there, tokens, np.int64),
+        "loss_mask": is_answer.astype(np.int64),
+        "logprobs": column(is_answer, chain.from_iterable(each.output_logprobs for each in answers), np.float32),
+        "versions": column(is_answer, chain.from_iterable(each.output_versions for each in answers), np.int64, -1),
+        "turn_ids": is_answer.astype(np.int32) - np.int32(1),
+        "attention_mask": is_there,
         "rewards": rewards,
-        "original_rewards": rewards.clone(),
-        "truncated": torch.tensor([each.truncated for each in given]),
+        "original_rewards": rewards.copy(),
+        "truncated": np.array([each.stop_reason == "length" for each in answers]),
     }
+    # By way of numpy, which reads lists several times as fast as torch.
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
 
 
 def row(
@@ -62,8 +67,20 @@ def row(
     reward: float,
     truncated: bool = False,
 ) -> Trajectory:
-    """One row [1, S], no padding."""
-    return rows([Row(input_ids, loss_mask, logprobs, versions, turn_ids, reward, truncated)])
+    """One row [1, S] of a prompt and answers, no padding. ``truncated``: the last answer was cut off."""
+    import torch
+
+    return {
+        "input_ids": torch.tensor([input_ids], dtype=torch.int64),
+        "loss_mask": torch.tensor([loss_mask], dtype=torch.int64),
+        "logprobs": torch.tensor([logprobs], dtype=torch.float32),
+        "versions": torch.tensor([versions], dtype=torch.int64),
+        "turn_ids": torch.tensor([turn_ids], dtype=torch.int32),
+        "attention_mask": torch.ones(1, len(input_ids), dtype=torch.bool),
+        "rewards": torch.tensor([reward], dtype=torch.float32),
+        "original_rewards": torch.tensor([reward], dtype=torch.float32),
+        "truncated": torch.tensor([truncated]),
+    }
 
 
 def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from areal.api.io_struct import ModelResponse
 from areal.api.workflow_api import RolloutWorkflow
 from areal.workflow.grouped import GroupedWorkflow
-from areal.workflow.tensors import Row, row
+from areal.workflow.tensors import Answered, row
 
 
 class Engines:
@@ -31,12 +32,10 @@ class Together(Member):
     def can_group(self, engine: Any, size: int) -> bool:
         return size == 2
 
-    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Row | Exception]:
-        zeros = [[0] * length for length in (1, 2)]
-        rows: list[Row | Exception] = [
-            Row([70 + n] * len(each), each, each, each, each, 1.0) for n, each in enumerate(zeros)
-        ]
-        return [ConnectionError("first"), *rows[1:]] if data.get("failing") else rows
+    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Answered | Exception]:
+        answers = [ModelResponse([70 + n], [5] * n, [-1.0] * n, [3] * n, "stop") for n in range(size)]
+        given: list[Answered | Exception] = [Answered(each, 1.0) for each in answers]
+        return [ConnectionError("first"), *given[1:]] if data.get("failing") else given
 
 
 async def test_members_have_the_engines_of_one_group() -> None:
@@ -47,7 +46,7 @@ async def test_members_have_the_engines_of_one_group() -> None:
 
 async def test_workflow_that_samples_groups_is_asked_where_it_can() -> None:
     together = await GroupedWorkflow(Together(), 2).arun_episode(Engines(), {})
-    assert together is not None and together["input_ids"].tolist() == [[70, 0], [71, 71]]
+    assert together is not None and together["input_ids"].tolist() == [[70, 0], [71, 5]]
     apart = await GroupedWorkflow(Together(), 3).arun_episode(Engines(), {})
     assert apart is not None and apart["input_ids"].tolist() == [[0], [1], [2]]
 

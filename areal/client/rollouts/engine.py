@@ -37,7 +37,7 @@ class _Answer:
 
     def extend(self, choice: dict[str, Any]) -> None:
         self.tokens += choice["token_ids"]
-        self.logprobs += choice["logprobs"]["token_logprobs"]
+        self.logprobs += choice["token_logprobs"]
         self.versions += choice["versions"]
         self.text += choice["text"]
         self.stop_reason = choice["finish_reason"]
@@ -188,7 +188,6 @@ class EpisodeEngine:
             [*req.input_ids, *so_far],
             max_tokens=budget - len(so_far),
             return_token_ids=True,
-            logprobs=0,
             store=False,
             timeout_s=self.timeout_s,
             **fields,

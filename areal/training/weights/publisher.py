@@ -89,7 +89,11 @@ class Pair:
     outlet: Outlet
     admin_key: str | None = None
     connected: bool = field(default=False, init=False)
+    _opener: urllib.request.OpenerDirector = field(init=False, repr=False)  # no proxy is asked
     delivered: int | None = field(default=None, init=False)  # the version that is served
+
+    def __post_init__(self) -> None:
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def connect(self) -> None:
         """Raises WeightUpdateFailed with the gateway's reason."""
@@ -136,9 +140,8 @@ class Pair:
         if self.admin_key is not None:
             headers["Authorization"] = f"Bearer {self.admin_key}"
         request = urllib.request.Request(self.gateway + path, json.dumps(body).encode(), headers)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=timeout_s) as response:
+            with self._opener.open(request, timeout=timeout_s) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:

@@ -306,7 +306,12 @@ def test_completion_logprobs_have_the_old_shape(house: House) -> None:
 def test_token_ids_are_returned_when_asked_for(house: House, ids: Tokenizer) -> None:
     data = house.chat(return_token_ids=True).json()
     assert data["prompt_token_ids"] == house.engine_saw()["input_ids"]
-    assert ids.decode(data["choices"][0]["token_ids"]) == ANSWER
+    (choice,) = data["choices"]
+    assert ids.decode(choice["token_ids"]) == ANSWER and choice["logprobs"] is None
+    told = house.complete(return_token_ids=True, logprobs=0, max_tokens=50).json()["choices"][0]
+    assert told["token_logprobs"] == told["logprobs"]["token_logprobs"] and len(told["versions"]) == len(
+        told["token_ids"]
+    )
 
 
 def test_model_calls_are_counted(house: House) -> None:

@@ -44,7 +44,13 @@ def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, 
     ]
     return {
         "tokens": tokens,
-        "token_logprobs": [max(value, _LEAST) for value in choice.logprobs[start:end]],
+        "token_logprobs": plain_logprobs(choice, start, end),
         "top_logprobs": tops or None,
         "text_offset": offsets,
     }
+
+
+def plain_logprobs(choice: Choice, start: int, end: int) -> list[float]:
+    """Of the tokens alone."""
+    values = choice.logprobs[start:end]
+    return values if not values or min(values) >= _LEAST else [max(value, _LEAST) for value in values]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from areal.services.inference.data_proxy.choice import Choice, Update
-from areal.services.inference.data_proxy.logprobs import chat_logprobs, completion_logprobs
+from areal.services.inference.data_proxy.logprobs import chat_logprobs, completion_logprobs, plain_logprobs
 from areal.services.inference.data_proxy.parsers import (
     CallArguments,
     CallEnd,
@@ -75,7 +75,11 @@ class Frame:
     def token_fields(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
         if not self.answering.return_token_ids:
             return {}
-        return {"token_ids": choice.token_ids[start:end], "versions": choice.versions[start:end]}
+        return {
+            "token_ids": choice.token_ids[start:end],
+            "token_logprobs": plain_logprobs(choice, start, end),
+            "versions": choice.versions[start:end],
+        }
 
 
 class Shape(Protocol):
