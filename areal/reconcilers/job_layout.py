@@ -48,7 +48,10 @@ def laid_out(job: Wanted, config: JobConfig) -> Wanted:
 
 def _require_possible(job: Wanted, key: str, part: Part) -> None:
     if part.engine != "fsdp":
-        raise InvalidManifest(f"{job.ref}: {key} {part}: the {part.engine} engine is not there yet", hint="use fsdp")
+        raise InvalidManifest(
+            f"{job.ref}: {key} {part}: the {part.engine} engine is not there yet, and p, t, c and m need it",
+            hint=f"for example fsdp:d{part.world_size}",
+        )
     if part.devices_per_replica > 1 or part.expert > 1:
         raise InvalidManifest(
             f"{job.ref}: {key} {part}: fsdp shards over data-parallel ranks only",

@@ -210,6 +210,14 @@ def test_nothing_but_refusals_is_said_and_sampling_goes_on(make: Make, caplog: p
     assert [record.args for record in caplog.records if "were all refused" in record.message] == [(32,), (64,)]
 
 
+def test_nothing_but_refusals_for_ever_is_an_error(make: Make) -> None:
+    controller = make(consumer_batch_size=2, max_head_offpolicyness=2)
+    with pytest.raises(RolloutsFailed, match="prompts were all refused, by the workflow or by dynamic sampling"):
+        controller.prepare_batch(rows(*range(2000)), AtOnce(), should_accept_fn=lambda trajectory: False)
+    taken = controller.prepare_batch(rows(*range(2000)), AtOnce())
+    assert len(taken) == 2
+
+
 def test_task_that_was_rejected_is_none(make: Make) -> None:
     controller = make()
     task = controller.submit({"n": 1}, AtOnce(), should_accept_fn=lambda trajectory: False)

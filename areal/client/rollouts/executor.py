@@ -14,8 +14,10 @@ from areal.client.rollouts.ledger import Failure, Item, Ledger, Rollout
 from areal.errors import ArealError, TimedOut
 
 _REMEMBERED_ENDS = 4096
-_REFUSED = 4  # times as many as may fail in a row
+_REFUSED = 4  # times as many as may fail in a row are told
+_ALL_REFUSED = 64  # times as many are the end
 
+_HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
 _log = logging.getLogger(__name__)
 
 
@@ -25,15 +27,15 @@ def said(error: BaseException) -> str:
 
 
 class RolloutsFailed(ArealError):
-    """Episodes fail one after the other, or no more can come. ``failures``: the last ones; ``streak``: how many of them
-    belong together."""
+    """Episodes fail, or are refused, one after the other, or no more can come. ``failures``: the last ones; ``streak``:
+    how many of them belong together."""
 
-    def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0) -> None:
+    def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0, hint: str | None = None) -> None:
         first = failures[-min(streak or len(failures), len(failures))] if failures else None
         super().__init__(
             message
             + (f"; the first, {first.task_id}, by fault of the {first.blame}: {said(first.error)}" if first else ""),
-            hint="RolloutController.failures() has them all" if failures else None,
+            hint=hint or (_HINT if failures else None),
         )
         self.failures = tuple(failures)
 
@@ -121,7 +123,7 @@ class Executor:
 
     def _say_of_refusals(self) -> None:
         """Sampling goes on, for the next prompt may do; but whoever waits is to know what for. Each time twice as
-        late."""
+        late, until it is hopeless."""
         refused = self.ledger.rejecting
         if not refused:
             self._say_at = _REFUSED * self._most_failures
@@ -224,6 +226,13 @@ class Executor:
         if ledger.failing >= self._most_failures:
             failing, ledger.failing = ledger.failing, 0
             raise RolloutsFailed(f"{failing} episodes failed one after the other", ledger.failures, failing)
+        if ledger.rejecting >= _ALL_REFUSED * self._most_failures:
+            refused, ledger.rejecting = ledger.rejecting, 0
+            raise RolloutsFailed(
+                f"the last {refused} prompts were all refused, by the workflow or by dynamic sampling",
+                (),
+                hint="a group whose answers have one reward teaches nothing: look at the rewards, or sample without it",
+            )
         if ledger.idle and not waits_for_input:
             raise RolloutsFailed(f"{what} cannot come: {self.sentence()}", ledger.failures)
 
