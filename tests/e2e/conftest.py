@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -148,7 +150,8 @@ def free_port() -> int:
 def make_box(tmp: Path) -> Box:
     folder = tmp / "work"
     folder.mkdir()
-    return Box(tmp / "home", folder, free_port())
+    # Not below ``tmp``: sockets of the standard library's pools go there, whose paths may have 107 characters.
+    return Box(tmp / "home", folder, free_port(), {"TMPDIR": tempfile.mkdtemp(prefix="box-")})
 
 
 def tear_down(box: Box) -> None:
@@ -160,6 +163,10 @@ def tear_down(box: Box) -> None:
     for pid in left:
         os.kill(pid, 9)
     assert not left, f"processes were left behind: {left}"
+    temporary = Path(box.env["TMPDIR"])
+    files = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's cache
+    shutil.rmtree(temporary)
+    assert not files, f"files were left behind in /tmp: {files}"
 
 
 @pytest.fixture

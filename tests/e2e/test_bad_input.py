@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,9 +19,11 @@ SERVICE = HEAD + "kind: InferenceService\nmetadata: {name: default}\nspec: {gate
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Box:
+def bare(tmp_path: Path) -> Iterator[Box]:
     """A box on which nothing is ever started."""
-    return make_box(tmp_path)
+    made = make_box(tmp_path)
+    yield made
+    Path(made.env["TMPDIR"]).rmdir()
 
 
 def model(extra: str = "", path: object = MODEL) -> str:

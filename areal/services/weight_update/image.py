@@ -84,10 +84,10 @@ def ends(layout: Layout) -> dict[str, int]:
 
 
 class Image:
-    """Of ``layout``, found at ``path`` while this process lives. ``body`` [bytes] of uint8 is all tensors, one after
-    the other: what two images of one layout have in common."""
+    """Of ``layout``, found at ``path``, and at ``link``, while this process lives. ``body`` [bytes] of uint8 is all
+    tensors, one after the other: what two images of one layout have in common."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, layout: Layout, link: Path | None = None) -> None:
         self.layout = layout
         places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -101,7 +101,7 @@ class Image:
         text += b" " * (-(len(text) + 8) % _ALIGNMENT)
         self.bytes = end
         head = struct.pack("<Q", len(text)) + text
-        self._file = MemoryFile(path, len(head) + end)
+        self._file = MemoryFile(link, len(head) + end)
         self._file.map[: len(head)] = head
         body = memoryview(self._file.map)[len(head) :]
         self.body = torch.frombuffer(body, dtype=torch.uint8)
@@ -125,6 +125,11 @@ class Image:
     def yield_up(self) -> None:
         """Whoever reads may come."""
         self._file.yield_up()
+
+    @property
+    def path(self) -> Path:
+        """Until ``remove``."""
+        return self._file.path
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """A file in memory that dies with its process: no ``kill -9`` leaves gigabytes behind in /dev/shm.
 
-It has no name of its own. A symbolic link leads to it through /proc, for processes of the same user on this machine; a
-link whose process is gone leads nowhere.
+It has no name of its own. /proc leads to it, for processes of the same user on this machine, and a symbolic link that
+somebody wants leads there; a link whose process is gone leads nowhere.
 
 One writes and others read, and who reads may go on computing with what it has mapped: a ``Lease`` keeps the file as it
 is, and a writer that cannot ``seize`` it writes to another one. Locks of the kernel (flock), so that no death leaves
@@ -13,23 +13,30 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import resource
 from pathlib import Path
+
+_FIRST = 10_000
+_last = [0]
 
 
 class MemoryFile:
-    """``size`` bytes of zeros, found at ``link`` while this process lives; mapped whole as ``map``."""
+    """``size`` bytes of zeros, found at ``path`` and ``link`` while this process lives; mapped whole as ``map``."""
 
-    def __init__(self, link: Path, size: int) -> None:
+    def __init__(self, link: Path | None, size: int) -> None:
         self.link = link
-        self._file = os.memfd_create(f"areal-{link.name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        name = "areal" if link is None else f"areal-{link.name}"
+        self._file = _with_own_number(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._file}")
         try:
             os.ftruncate(self._file, size)
             fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self.map = mmap.mmap(self._file, size)
-            aside = link.with_name(f".{link.name}.{os.getpid()}")
-            aside.unlink(missing_ok=True)
-            aside.symlink_to(f"/proc/{os.getpid()}/fd/{self._file}")
-            aside.rename(link)
+            if link is not None:
+                aside = link.with_name(f".{link.name}.{os.getpid()}")
+                aside.unlink(missing_ok=True)
+                aside.symlink_to(self.path)
+                aside.rename(link)
         except BaseException:
             os.close(self._file)
             raise
@@ -49,9 +56,23 @@ class MemoryFile:
         """The link goes, and our hold on the memory; whoever has it mapped keeps it. Idempotent."""
         if self._file < 0:
             return
-        self.link.unlink(missing_ok=True)
+        if self.link is not None:
+            self.link.unlink(missing_ok=True)
         os.close(self._file)
         self._file = -1
+
+
+def _with_own_number(file: int) -> int:
+    """``file`` as a descriptor that no other of this process had or gets soon: who comes late with the path of one that
+    was removed must not find the next. Others are given low numbers, these are counted upwards."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    first = _FIRST if soft == resource.RLIM_INFINITY else min(_FIRST, soft // 2)
+    try:
+        _last[0] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, max(first, _last[0] + 1))
+    except OSError:  # the highest that we may have was reached: from the beginning
+        _last[0] = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, first)
+    os.close(file)
+    return _last[0]
 
 
 class Lease:

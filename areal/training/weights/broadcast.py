@@ -63,7 +63,7 @@ class BroadcastOutlet:
         layout = layout_of(held)
         if self._image is None or self._image.layout != layout:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._image = Image(self._folder / _STAGED, layout)
+            self._image = Image(layout, self._folder / _STAGED)
         self._arrival, self.version = Arrival(ends(layout)), version
         self._staging = self._copying.submit(_copy, held, self._image, self._arrival)
 

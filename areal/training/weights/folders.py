@@ -149,7 +149,7 @@ class Folders:
         taken = {place.folder.name for place in self._places}
         folder = next(self.root / f"m{n}" for n in range(_MOST_IN_MEMORY) if f"m{n}" not in taken)
         folder.mkdir(exist_ok=True)
-        place = _Place(folder, Image(folder / _FILE, layout_of(weights)))
+        place = _Place(folder, Image(layout_of(weights), folder / _FILE))
         place.image.seize()
         self._copy_config(folder)
         self._places.append(place)

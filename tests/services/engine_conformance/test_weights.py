@@ -123,7 +123,7 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
     client = engine.client
     assert isinstance(client, GroupReceiver)
     held = load_file(engine.models.folders[1] / "model.safetensors")
-    image = Image(tmp_path / "staged", layout_of(held.items()))
+    image = Image(layout_of(held.items()))
     for name, tensor in held.items():
         image.write(name, tensor)
     layout = [list(entry) for entry in image.layout]

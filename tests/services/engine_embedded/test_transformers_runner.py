@@ -49,6 +49,8 @@ def test_logprobs_and_swap_of_other_architecture_match_plain_forward(tmp_path: P
         harness.engine.load_weights(tmp_path / "new", 1)
         after = harness.run([5, 6, 7], [11] * 20, max_new_tokens=12)
         assert max(gap(new, sequence) for sequence in after) < 1e-4
+        harness.engine.load_weights(tmp_path / "old" / "model.safetensors", 2)
+        assert max(gap(old, sequence) for sequence in harness.run([5, 6, 7], max_new_tokens=12)) < 1e-4
     finally:
         harness.close()
 
@@ -69,8 +71,9 @@ def test_load_weights_of_another_shape_leaves_old_model_whole(tmp_path: Path) ->
     other = make(tmp_path / "other", "Yarn")
     harness = start(tmp_path / "old")
     try:
-        with pytest.raises(ArealError):
-            harness.engine.load_weights(tmp_path / "other", 1)
+        for path in (tmp_path / "other", tmp_path / "other" / "model.safetensors", tmp_path / "nowhere"):
+            with pytest.raises(ArealError):
+                harness.engine.load_weights(path, 1)
         (sequence,) = harness.run([5, 6, 7], max_new_tokens=8)
         assert gap(model, sequence) < 1e-4 < gap(other, sequence)
         assert sequence.versions == [0] * 8

@@ -50,11 +50,9 @@ async def carried(trainer: BroadcastOutlet, engine: WeightGroups, version: int) 
     await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
     trainer.write(version, [("a", torch.full((1000, 100), float(version)))], None)
     layout = trainer.published(version)["source"]["layout"]
-    folder, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, version))
+    file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, version))
     trainer.settle()
-    return bool(
-        (folder / "model.safetensors").read_bytes().endswith(torch.full((100,), float(version)).numpy().tobytes())
-    )
+    return bool(file.read_bytes().endswith(torch.full((100,), float(version)).numpy().tobytes()))
 
 
 async def test_group_whose_other_member_does_not_come_is_left_at_once(
@@ -138,3 +136,22 @@ async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_make
         with pytest.raises(ArealError, match="did not arrive: nobody asks"):
             await ready
         assert await carried(trainer, engine, 2)
+
+
+async def test_file_of_a_group_that_was_left_is_not_another_one_under_its_path(
+    trainer: BroadcastOutlet, engine: WeightGroups
+) -> None:
+    async def received() -> Path:
+        offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+        await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+        trainer.write(1, [("a", torch.zeros(10))], None)
+        layout = trainer.published(1)["source"]["layout"]
+        file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, 1))
+        trainer.settle()
+        return file
+
+    first = await received()
+    engine.leave("pair")
+    assert not first.exists()
+    second = await received()
+    assert second.exists() and not first.exists()

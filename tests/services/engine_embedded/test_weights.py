@@ -104,7 +104,7 @@ def test_weights_that_arrive_are_staged_as_they_come_and_half_of_them_is_refused
     (tmp_path / "shared").mkdir()
     weights = list(new.state_dict().items())
     layout = layout_of(weights)
-    image = Image(tmp_path / "shared" / "model.safetensors", layout)  # of zeros yet
+    image = Image(layout, tmp_path / "shared" / "model.safetensors")  # of zeros yet
     arrival = Arrival(ends(layout))
     refused: list[ArealError] = []
 
@@ -138,7 +138,7 @@ def test_weights_that_arrive_are_staged_as_they_come_and_half_of_them_is_refused
 def _written(folder: Path, model: Any) -> Image:
     folder.mkdir()
     held = model.state_dict()
-    image = Image(folder / "model.safetensors", layout_of(held.items()))
+    image = Image(layout_of(held.items()), folder / "model.safetensors")
     for name, tensor in held.items():
         image.write(name, tensor)
     return image

@@ -118,10 +118,32 @@ def test_relays_drain_together_and_the_supervisor_exits_0(house: House) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_supervisor_killed_takes_its_relays_along(house: House) -> None:
-    pids = relay_pids(house.gateway)
-    house.gateway.kill()
+def test_supervisor_killed_takes_its_relays_along_and_leaves_no_folder(
+    processes: Processes, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kept := tmp_path / "files").mkdir()
+    monkeypatch.setenv("TMPDIR", str(kept))
+    gateway = build_house(processes, tokenizer, "--relays", "2").gateway
+    pids = relay_pids(gateway)
+    assert list(kept.iterdir())
+    gateway.kill()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="relays gone")
+    assert not list(kept.iterdir())
+
+
+def test_relays_of_a_run_have_their_metrics_in_its_folder_and_begin_with_none(
+    processes: Processes, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run := tmp_path / "run").mkdir()
+    (run / "metrics").mkdir()
+    (run / "metrics" / "counter_1.db").write_bytes(b"of one that was killed")
+    monkeypatch.setenv("AREAL_RUN_DIR", str(run))
+    gateway = build_house(processes, tokenizer, "--relays", "2").gateway
+    relay_pids(gateway)
+    assert (run / "metrics").is_dir() and not (run / "metrics" / "counter_1.db").exists()
+    gateway.signal(TERM)
+    assert gateway.wait() == 0
+    assert not list(run.iterdir())
 
 
 def test_supervisor_killed_while_it_starts_relays_leaves_none(house: House) -> None:

@@ -26,7 +26,7 @@ def made(value: int) -> dict[str, torch.Tensor]:
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 def test_views_follow_what_is_written_whatever_their_alignment(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    image = Image(path, layout_of(made(0).items()))
+    image = Image(layout_of(made(0).items()), path)
     with path.open("rb") as file:
         header = header_of(file)
         seen = views(header, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -119,10 +119,10 @@ def test_model_with_a_sliding_window_is_never_packed(tmp_path: Path) -> None:
 
 def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = str(Path(__file__).with_name("two_ranks.py"))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir=/dev/null"]
+    launcher = [sys.executable, *torchrun, str(Path(__file__).with_name("two_ranks.py"))]
     done = subprocess.run(
-        [*launcher, script, str(model), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=170
+        [*launcher, str(model), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())

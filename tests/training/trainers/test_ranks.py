@@ -55,7 +55,8 @@ def run(
     kind: str, ranks: int, folder: Path, *overrides: str, env: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Its metrics."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--log-dir=/dev/null"]
+    launcher = torchrun if ranks > 1 else []
     words = ["--driver", f"areal.training.drivers:{kind}", "--", "--config", str(folder / f"{kind}.yaml"), *overrides]
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "areal.training", *words],

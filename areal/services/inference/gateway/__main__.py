@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 from areal.services.inference.gateway.options import gateway_parser
+from areal.services.inference.gateway.shared_metrics import VARIABLE, held
 from areal.services.inference.gateway.supervisor import supervise
 from areal.services.web.options import exit_on_failure
 
@@ -16,7 +20,9 @@ def main() -> None:
         return
     from areal.services.inference.gateway.process import run_relay  # the supervisor itself needs no web server
 
-    run_relay(args)
+    shared = os.environ.get(VARIABLE)
+    with held(Path(shared)) if shared else nullcontext():
+        run_relay(args)
 
 
 if __name__ == "__main__":

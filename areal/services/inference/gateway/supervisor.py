@@ -10,23 +10,21 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from areal.services.inference.gateway import shared_metrics
 from areal.services.web.options import bind, die_with_parent, serve_options
 
 _log = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 5.0
 _STEADY_S = 10.0  # who lived this long starts again at once
@@ -101,7 +99,7 @@ class Supervisor:
 
 def _forget_gauges(pid: int) -> None:
     """What a dead relay had in flight or queued is no more; its counters stay in the sum."""
-    for file in Path(os.environ[_METRICS_FOLDER]).glob(f"gauge_live*_{pid}.db"):
+    for file in Path(os.environ[shared_metrics.VARIABLE]).glob(f"gauge_live*_{pid}.db"):
         file.unlink(missing_ok=True)
 
 
@@ -117,11 +115,8 @@ def supervise(args: argparse.Namespace, argv: Sequence[str]) -> None:
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     socket = bind(options.host, options.port, reuse_port=True)
     port = socket.getsockname()[1]
-    metrics = tempfile.mkdtemp(prefix="areal-gateway-metrics-")
-    os.environ[_METRICS_FOLDER] = metrics
-    try:
+    metrics = shared_metrics.make_folder()
+    os.environ[shared_metrics.VARIABLE] = str(metrics)
+    with socket, shared_metrics.held(metrics):
         _log.info("%d relays share %s port %d", args.relays, options.host, port)
         Supervisor([*argv, "--port", str(port)], args.relays).run()
-    finally:
-        shutil.rmtree(metrics, ignore_errors=True)
-        socket.close()

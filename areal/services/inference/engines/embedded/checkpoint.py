@@ -1,4 +1,4 @@
-"""A folder of safetensors files, seen as one set of named tensors.
+"""A folder of safetensors files, or one such file, seen as one set of named tensors.
 
 Opening reads only headers (safetensors checks that a file is as long as its header says), so that a missing tensor, a
 wrong shape or a torn file is found before anything is loaded, and before torch is imported.
@@ -83,7 +83,8 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the headers in ``folder``. Raises ArealError naming the file that is missing, torn or not safetensors."""
+    """Read the headers in ``folder``, which may be a file. Raises ArealError naming the file that is missing, torn or
+    not safetensors."""
     entries: dict[str, Entry] = {}
     for file in _files(folder):
         for name, entry in _header(file):
@@ -94,6 +95,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
     index = folder / INDEX
     if index.is_file():
         try:

@@ -57,8 +57,8 @@ class ModelRunner(Protocol):
         ...
 
     def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
-        """Check that ``folder`` holds this model's weights, whole and finite, without touching those in use, and make
-        them ready as far as there is room. Raises ArealError, and then nothing has changed.
+        """Check that ``folder``, or one file, holds this model's weights, whole and finite, without touching those in
+        use, and make them ready as far as there is room. Raises ArealError, and then nothing has changed.
 
         ``arrival``: they are still on their way. The returned function puts them in, while ``folder`` still holds
         them. What it returns is what they replace: freeing it takes time.

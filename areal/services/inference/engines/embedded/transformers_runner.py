@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from areal.errors import ArealError
@@ -87,7 +89,7 @@ class TransformersRunner:
     def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
         if arrival is not None:
             arrival.wait_all()
-        new = _load(folder, self._dtype, config=self._model.config).state_dict()
+        new = _load(folder, self._dtype, like=self._model).state_dict()
         for name, current in self._model.state_dict().items():
             if name not in new or new[name].shape != current.shape:
                 raise ArealError(f"{folder}: {name} is missing or of another shape")
@@ -131,24 +133,29 @@ class TransformersRunner:
             current.copy_(new[name])
 
 
-def _load(folder: Path, dtype: torch.dtype, config: Any = None) -> Any:
-    """The model in evaluation mode. Raises ArealError unless the folder holds all of it and nothing else."""
+def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
+    """The model in evaluation mode; ``like`` another, whose weights may come as one file. Raises ArealError unless it
+    is all there and nothing else."""
     library: Any = transformers  # its annotations say less than it does
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
-    if not folder.is_dir():
-        raise ArealError(f"model folder {folder} does not exist")
+    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
     try:
-        model, report = library.AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        if like is not None and path.is_file():
+            tensors = load(path.read_bytes())  # a copy: the file is written again
+            model, report = type(like).from_pretrained(None, config=like.config, state_dict=tensors, **options)
+        elif path.is_dir():
+            config = None if like is None else like.config
+            model, report = library.AutoModelForCausalLM.from_pretrained(path, config=config, **options)
+        else:
+            raise ArealError(f"model folder {path} does not exist")
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = (str(error).strip().splitlines() or [repr(error)])[0]
-        raise ArealError(f"transformers cannot load {folder}: {reason}") from error
+        raise ArealError(f"transformers cannot load {path}: {reason}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[kind]:
             raise ArealError(
-                f"{folder} does not fit its config.json: {kind.replace('_', ' ')} {sorted(report[kind])[:3]}"
+                f"{path} does not fit its config.json: {kind.replace('_', ' ')} {sorted(report[kind])[:3]}"
             )
     model.eval()
     return model

@@ -1,5 +1,5 @@
-"""Weights that a trainer broadcasts: received into memory as a model folder, which is then loaded as any other, or
-computed with where it lies. Then two folders take turns.
+"""Weights that a trainer broadcasts: received into memory as a file, which is then loaded as any other, or computed
+with where it lies. Then two files take turns. They have no name on a disk: no end of this process leaves one behind.
 
 One thread of its own does the waiting: a member that does not come holds nobody else up. Whoever leaves a group, or
 goes away while it asks for something of it, ends that wait: the next group does not wait for the last one.
@@ -8,8 +8,6 @@ goes away while it asks for something of it, ends that wait: the next group does
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +33,7 @@ _MOST = 2
 @dataclass
 class _Member:
     group: BroadcastGroup
-    root: Path
-    images: list[tuple[Path, Image]] = field(default_factory=list)  # the newest last
+    images: list[Image] = field(default_factory=list)  # the newest last
     arrival: Arrival | None = None  # of what is received now, or was last
 
 
@@ -63,25 +60,25 @@ class WeightGroups:
         if self._forming.get(name) is not given_up:
             raise ArealError("the process group was left while it formed")
         del self._forming[name]
-        self._members[name] = _Member(group, Path(tempfile.mkdtemp(prefix="areal-weights-")))
+        self._members[name] = _Member(group)
 
     async def receiving(self, name: str, layout: object) -> tuple[Path, Arrival, asyncio.Future[None]]:
-        """The folder where what is broadcast arrives, how far it is, and its end: ArealError where the group breaks.
+        """The file in which what is broadcast arrives, how far it is, and its end: ArealError where the group breaks.
         Raises Conflict, UsageFault."""
         member = self._members.get(name)
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
-        folder, image, arrival = await self._run(_place, member, layout)
+        image, arrival = await self._run(_place, member, layout)
         member.arrival = arrival
         received = asyncio.ensure_future(self._run(member.group.broadcast, image.body, arrival.reach))
         received.add_done_callback(partial(self._ended, name, member, arrival))
-        return folder, arrival, received
+        return image.path, arrival, received
 
     async def receive(self, name: str, layout: object) -> Path:
-        """The folder that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
-        folder, _, received = await self.receiving(name, layout)
+        """The file that holds what was broadcast. Raises Conflict, UsageFault, ArealError."""
+        file, _, received = await self.receiving(name, layout)
         await received
-        return folder
+        return file
 
     def _ended(self, name: str, member: _Member, arrival: Arrival, received: asyncio.Future[None]) -> None:
         """Also where nobody waited for it. What follows half a broadcast in a group could not be told apart."""
@@ -100,9 +97,8 @@ class WeightGroups:
                 member.arrival.fail("the process group was left")
                 self._abandon_thread()
             member.group.leave()
-            for _, image in member.images:
+            for image in member.images:
                 image.remove()
-            shutil.rmtree(member.root, ignore_errors=True)
 
     def _leave_forming(self, name: str, given_up: threading.Event) -> None:
         given_up.set()
@@ -139,21 +135,19 @@ def _one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
 
 
-def _place(member: _Member, given: object) -> tuple[Path, Image, Arrival]:
+def _place(member: _Member, given: object) -> tuple[Image, Arrival]:
     """One that the engine does not compute with. Where it has both on lease, the older one is its alone from now on."""
     from areal.services.weight_update.image import Image, ends, read_layout
 
     layout = read_layout(given)
-    for place in member.images:
-        folder, image = place
+    for image in member.images:
         if image.layout == layout and image.seize():
             image.yield_up()  # who reads it waits for each tensor
-            member.images.remove(place)
+            member.images.remove(image)
             break
     else:
         if len(member.images) == _MOST:
-            member.images.pop(0)[1].remove()
-        folder = Path(tempfile.mkdtemp(dir=member.root))
-        image = Image(folder / "model.safetensors", layout)
-    member.images.append((folder, image))
-    return folder, image, Arrival(ends(layout))
+            member.images.pop(0).remove()
+        image = Image(layout)
+    member.images.append(image)
+    return image, Arrival(ends(layout))

@@ -1,0 +1,42 @@
+"""The folder in which a gateway's relays add their numbers up: the supervisor and each relay hold it, and who leaves
+last removes it. A supervisor that is killed leaves it to its relays.
+
+Where all of them are killed it stays: below the run's own folder where areal runs us, whose next gateway begins with an
+empty one, and which goes with the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
+_RUN_FOLDER = "AREAL_RUN_DIR"
+
+
+def make_folder() -> Path:
+    run = os.environ.get(_RUN_FOLDER)
+    if not run:
+        return Path(tempfile.mkdtemp(prefix="areal-gateway-metrics-"))
+    folder = Path(run) / "metrics"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        with suppress(BlockingIOError):  # not the last
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gives the shared one up in any case
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
