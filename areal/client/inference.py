@@ -17,12 +17,13 @@ from typing import Any, Literal, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from areal.client.errors import CallerError, ClientError, DeadlineExceeded
+from areal.client.errors import CallerError, ClientError, DeadlineExceeded, UnknownName
 from areal.client.retrying import RetryPolicy
 from areal.client.sessions import AsyncGroup, AsyncSession, Message, Rewarded
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import Call, Transport, events
 from areal.client.workers import AsyncWorkers
+from areal.resources.suggest import did_you_mean
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _READY_PERIOD_S = 0.2
 _PROBE_S = 5.0
+_SETTLED_S = 3.0  # for which nothing changes, before a model that is not there is said to come no more
 
 
 class AsyncInferenceClient:
@@ -76,11 +78,22 @@ class AsyncInferenceClient:
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Until the service answers, serves some model, and ``model`` where this client has one. Raises
-        DeadlineExceeded saying what was missing, and at once where the key is refused. What keeps it is logged."""
+        DeadlineExceeded saying what was missing, and much sooner where the key is refused, and UnknownName where the
+        service has other models and nothing is on its way there. What keeps it is logged."""
         deadline = time.monotonic() + timeout_s
         before = said = ""
+        settled_at: float | None = None
         while (missing := await self._missing()) is not None:
-            if time.monotonic() + _READY_PERIOD_S >= deadline:
+            now = time.monotonic()
+            settled = missing == before and await self._settled()
+            settled_at = (settled_at or now) if settled else None
+            if settled_at is not None and now - settled_at >= _SETTLED_S:
+                raise UnknownName(
+                    f"{self.base_url}: {missing}",
+                    param="model",
+                    hint="areal inf models lists them; one that is still to be started: areal wait model/NAME before",
+                )
+            if now + _READY_PERIOD_S >= deadline:
                 raise DeadlineExceeded(f"{self.base_url} is not ready after {timeout_s:g} s: {missing}")
             if missing == before != said:
                 said = missing
@@ -98,7 +111,20 @@ class AsyncInferenceClient:
         names = [entry["id"] for entry in answer.json()["data"]]
         if self.model is None:
             return None if names else "no model is served"
-        return None if self.model in names else f"model {self.model!r} is not served; there is {names or 'none'}"
+        if self.model in names:
+            return None
+        return f"model {self.model!r} is not served; there is {names or 'none'}{did_you_mean(self.model, names)}"
+
+    async def _settled(self) -> bool:
+        """Whether the gateway was told of all that runs, and each of its servers is ready: a model that is not there
+        is not on its way. False where we may not know, and where there is no server at all."""
+        try:
+            health = (await self._transport.call(Call("GET", "/health", timeout_s=_PROBE_S))).json()
+            workers = await self.workers.list()
+        except ClientError:
+            return False
+        whole = (health.get("table") or {}).get("synced") is True
+        return whole and bool(workers) and all(worker["state"] == "ready" for worker in workers)
 
     async def chat(
         self,

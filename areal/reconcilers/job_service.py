@@ -50,7 +50,7 @@ def _expanded(
         rollout = job.spec.get("rollout")
         if rollout is None:
             return [job]
-        refs = (f"{_SERVICE}/{rollout['service']}", f"{_MODEL}/{rollout['model']}")
+        refs = (f"{_SERVICE}/{rollout.get('service')}", f"{_MODEL}/{rollout.get('model')}")
         kept = [_as_recorded(known[ref]) for ref in refs if ref in known and _is_of(known[ref], job, known)]
         return [*kept, job]
     config = JobConfig.of(job)

@@ -130,12 +130,14 @@ def _start(work: JobWork, now: JobStanding, cause: str, needs: Sequence[int]) ->
 
 def _called_first(work: JobWork) -> tuple[int, ...]:
     """Ops of what the job samples from and depends on: it starts when they have succeeded."""
-    needed = list(work.target.object.depends_on)
+    needed = set(work.target.object.depends_on)
     if work.spec.rollout is not None:
-        needed.append(f"InferenceService/{work.spec.rollout.service}")
-        needed += [f"Model/{work.spec.rollout.model}"] if work.spec.rollout.model else []
-    first = [op for ref in needed for op in work.build.ops_of(ref) if op.verb in (Verb.ROUTE, Verb.SETTLE, Verb.AWAIT)]
-    return tuple(op.id for op in first)
+        service = f"InferenceService/{work.spec.rollout.service}"
+        routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
+        model = work.spec.rollout.model
+        needed |= {service, *([f"Model/{model}"] if model else routed)}  # which one is meant, the driver knows
+    awaited = (Verb.ROUTE, Verb.SETTLE, Verb.AWAIT)
+    return tuple(op.id for op in work.build.ops() if op.ref in needed and op.verb in awaited)
 
 
 def _stop(work: JobWork, now: JobStanding, cause: str) -> tuple[int, ...]:

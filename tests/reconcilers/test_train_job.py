@@ -164,9 +164,10 @@ def test_plan_of_deleting_a_job_stops_it_and_erases() -> None:
     assert plan.ops[0].args == {"graceSeconds": 5}
 
 
-def test_driver_starts_after_its_model_is_visible_and_stops_before_the_service_does() -> None:
+@pytest.mark.parametrize("model", [{"model": "qwen"}, {}], ids=["named", "whichever-it-is"])
+def test_driver_starts_after_its_model_is_visible_and_stops_before_the_service_does(model: dict[str, str]) -> None:
     spec = {"service": "default", "backend": "embedded:d1", "path": "m"}
-    sampling = created("TrainJob", "grpo", {**SPEC, "rollout": {"service": "default", "model": "qwen"}})
+    sampling = created("TrainJob", "grpo", {**SPEC, "rollout": {"service": "default", **model}})
     plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), sampling)
     (spawn,) = [op for op in plan.ops if op.verb is Verb.SPAWN and op.ref == JOB]
     visible = next(op.id for op in plan.ops if op.verb is Verb.SETTLE)

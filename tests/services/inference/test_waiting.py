@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.client import AsyncInferenceClient, DeadlineExceeded, UnknownName
 from tests.services.inference.houses import ANSWER, CHAT, House, build_house, later
 from tests.services.processes import Processes, chat_text, engine_calls, release, script, wait_until
 
@@ -277,3 +278,24 @@ def test_workers_are_told_with_their_load(house: House) -> None:
 
     wait_until(busy, what="load reported")
     stream.close()
+
+
+async def test_client_of_a_model_that_is_not_there_is_told_at_once_unless_something_is_on_its_way(
+    processes: Processes, tokenizer: Path
+) -> None:
+    house = build_house(processes, tokenizer)
+    async with AsyncInferenceClient(house.gateway.url, house.key, model="tinny") as client:
+        with pytest.raises(DeadlineExceeded, match="'tinny' is not served"):  # the router may hear of it yet
+            await client.wait_ready(5.0)
+        assert house.router.call("POST", "/synced", {}, key=house.key).status == 200
+        with pytest.raises(UnknownName) as told:
+            await client.wait_ready(300.0)
+        assert str(told.value).endswith("model 'tinny' is not served; there is ['tiny'] (did you mean \"tiny\"?)")
+        engine = processes.engine(tokenizer)
+        proxy = processes.data_proxy(engine, tokenizer, model="tinny")
+        house.proxy.kill()
+        house.wait_state("tiny-0", "dead")
+        with pytest.raises(DeadlineExceeded):
+            await client.wait_ready(5.0)
+        processes.register(house.router, proxy, model="tinny")
+        await client.wait_ready(30.0)
