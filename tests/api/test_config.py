@@ -291,6 +291,17 @@ recover: {mode: auto, freq_steps: 5}
     assert load(tmp_path, SMALL + "actor: {adv_norm: true, group_adv_norm: true}\n").actor.adv_norm == group
 
 
+def test_kl_penalty_that_is_asked_for_needs_a_reference(tmp_path: Path) -> None:
+    said = faults(tmp_path, SMALL + "actor:\n  kl_ctl: 0.05\n")
+    assert said.startswith("/config.yaml:4: actor.kl_ctl: 0.05 charges for the distance from a reference model, and")
+    assert faults(tmp_path, SMALL, "actor.kl_ctl=1").startswith("command line, actor.kl_ctl=1: actor.kl_ctl: 1 charges")
+    nested = "trainer:\n  grpo:\n    actor: {kl_ctl: 0.1}\n"
+    assert faults(tmp_path, SMALL + nested).startswith("/config.yaml:5: actor.kl_ctl: ")
+    assert load(tmp_path, SMALL + "actor: {kl_ctl: 0.05}\nref: {}\n").actor.kl_ctl == 0.05
+    assert load(tmp_path, SMALL + "actor: {kl_ctl: 0}\n").ref is None
+    assert load(tmp_path, SMALL).ref is None, "as AReaL's files have it, where the default has no effect"
+
+
 def test_fault_below_areal_lites_nesting_is_where_it_was_said(tmp_path: Path) -> None:
     text = "trainer:\n  grpo:\n    gconfig: {n_samples: 0}\n"
     assert faults(tmp_path, SMALL + text).startswith("/config.yaml:5: gconfig.n_samples: n_samples must be at least 1")

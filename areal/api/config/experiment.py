@@ -4,6 +4,7 @@ said only once, at the top."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -193,6 +194,18 @@ class PPOConfig(BaseExperimentConfig):
             rollout.min_required_servers = self.min_required_servers
         if self.shutdown_server_on_exit is not None:
             rollout.shutdown_server_on_exit = self.shutdown_server_on_exit
+
+    def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+        """What was said (``given``) and could have no effect, as (key, why). A default is not meant by anybody: that of
+        ``kl_ctl`` is AReaL's, whose configurations leave it out where they have no ``ref``."""
+        stated = "kl_ctl" in (given.get("actor") or {})
+        if not stated or not self.actor.kl_ctl or self.ref is not None:
+            return []
+        why = (
+            f"{self.actor.kl_ctl:g} charges for the distance from a reference model, and there is no ref: say ref.path "
+            "(ref: {} is the actor as it begins), or kl_ctl: 0"
+        )
+        return [(("actor", "kl_ctl"), why)]
 
 
 @dataclass

@@ -56,8 +56,11 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     with _positioned(source, said, cls):
         tree = _merged(source, overrides, cls, said)
     faults = Faults()
-    config = build(cls, _hoisted(tree), faults)
-    if config is None:
+    given = _hoisted(tree)
+    config = build(cls, given, faults)
+    if (contradictions := getattr(config, "contradictions", None)) is not None:
+        faults.found += contradictions(given)
+    if config is None or faults.found:
         raise ConfigError("\n".join(source.fault(path, message, said) for path, message in faults.found))
     for path, mark in faults.inert:
         if not (mark.job and _JOB in os.environ):

@@ -8,6 +8,7 @@ the weight-update gateway; every rank trains on its share of the groups.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,6 +38,8 @@ from areal.training.trainers.publishing import connected_pair, is_probed, publis
 from areal.training.trainers.rollouts import RolloutSource, Sampling, Taken
 from areal.training.weights.publisher import Pair
 
+_log = logging.getLogger(__name__)
+
 
 class PPOTrainer(Trainer):
     """``train`` samples from the service that ``config.rollout`` (or the environment) names, which goes on after the
@@ -45,8 +48,13 @@ class PPOTrainer(Trainer):
     config: PPOConfig
 
     def _open(self) -> None:
-        super()._open()
         config = self.config
+        uncharged = config.actor.kl_ctl if config.ref is None else 0.0
+        if uncharged:
+            config.actor.kl_ctl = 0.0  # also in the configuration that the run's folder shows
+        super()._open()
+        if uncharged and self.ranks.is_first:
+            _log.warning("no KL penalty: actor.kl_ctl is %g, and there is no ref to be near to", uncharged)
         self._agree_on_sizes()
         self.actor = self.add_engine("actor", config.actor, updates=config.actor.ppo_n_minibatches)
         self.critic = None

@@ -117,6 +117,15 @@ def test_synchronous_steps_train_on_what_the_newest_weights_sampled(tmp_path: Pa
         assert abs(line["importance_weight"] - 1) < 1e-4
 
 
+def test_default_penalty_without_a_reference_is_none_and_is_said(
+    tmp_path: Path, service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = _config(tmp_path, service, 1, actor={"kl_ctl": PPOActorConfig().kl_ctl})
+    _run(config)
+    assert "no KL penalty: actor.kl_ctl is 0.1, and there is no ref" in caplog.text
+    assert config.actor.kl_ctl == 0.0
+
+
 def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> None:
     config = _config(
         tmp_path,
