@@ -113,13 +113,8 @@ def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> 
     driver = choose_driver(spec.driver, content, spec.overrides, str(config or stored.ref))
     words = [*(["--config", str(config)] if config is not None else []), *spec.overrides]
     processes = spec.resources.processes_per_node
-    launcher = _torchrun(processes) if processes > 1 else []
-    return [sys.executable, *launcher, "-m", "areal.training", "--driver", driver, "--", *words]
-
-
-def _torchrun(processes: int) -> list[str]:
-    """Its folder of log files, which it would leave in /tmp, has nothing in it: the ranks write to our log."""
-    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", f"--log-dir={os.devnull}"]
+    started = ["areal.training.launch", "--processes", str(processes), "--"] if processes > 1 else ["areal.training"]
+    return [sys.executable, "-m", *started, "--driver", driver, "--", *words]
 
 
 def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:

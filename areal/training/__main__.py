@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +26,7 @@ from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
 from areal.services.web.options import die_with_parent
 from areal.training import stopping
+from areal.training.launch import is_quiet_rank, is_rank, leave_note
 
 _INTERRUPTED = 128 + signal.SIGTERM
 _FAILED = 1
@@ -34,27 +37,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--driver", required=True, help="module:function")
     parser.add_argument("args", nargs="*", help="passed on to the driver")
     given = parser.parse_args(argv)
-    logging.basicConfig(level=os.environ.get("AREAL_LOG_LEVEL", "INFO").upper(), format=_FORMAT)
+    logging.basicConfig(level="ERROR" if is_quiet_rank() else _level(), format=_FORMAT)
+    if is_quiet_rank():
+        warnings.simplefilter("ignore")
     stopping.on_sigterm()
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank, in a session of its own: its launcher cannot end it when killed
+    if is_rank():  # in a session of its own: its launcher cannot end it when killed
         die_with_parent(os.getppid())
     sys.path.insert(0, str(Path.cwd()))
     try:
         status = _driver(given.driver)(given.args)
     except BaseException as error:
         if stopping.requested() or isinstance(error, KeyboardInterrupt):  # libraries make other errors of an interrupt
-            sys.stderr.write("stopped\n")
+            _say("stopped\n", _INTERRUPTED, lost=is_rank())
             return _INTERRUPTED
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing in _TRAIN_EXTRA:
             error = UsageFault(f"training needs the package {missing}", hint="pip install 'areal[train]'")
+        if is_rank() and _of_another_rank(error):
+            _say(f"rank {os.environ['RANK']}: {error}\n", _FAILED, lost=True)
+            return _FAILED
         if not isinstance(error, ArealError):
             raise
-        sys.stderr.write(told(error))
+        _say(told(error), error.exit_code)
         return error.exit_code
     return status if isinstance(status, int) else 0
 
 
+def _level() -> str:
+    return os.environ.get("AREAL_LOG_LEVEL", "INFO").upper()
+
+
+def _say(text: str, status: int, *, lost: bool = False) -> None:
+    """By the launcher, where there is one."""
+    if not leave_note(text, status, lost=lost):
+        sys.stderr.write(text)
+
+
+def _of_another_rank(error: BaseException) -> bool:
+    """Whether a collective raised it: that fails when another rank has ended, and at nothing that a driver does."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, RuntimeError) and any(_COLLECTIVES in frame.filename for frame in frames)
+
+
+_COLLECTIVES = "torch/distributed/distributed_c10d"
 _TRAIN_EXTRA = frozenset(
     ("aiohttp", "gymnasium", "math_verify", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
 ) | {"transformers"}
@@ -86,7 +111,9 @@ def end(run: Callable[[], int]) -> NoReturn:
             sys.stderr.write(f"{error.code}\n")
     except BaseException as error:  # noqa: BLE001 (the process's boundary)
         sys.excepthook(type(error), error, error.__traceback__)
+        leave_note(f"error: rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}\n", _FAILED)
         status = _FAILED
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

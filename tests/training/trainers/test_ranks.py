@@ -55,11 +55,10 @@ def run(
     kind: str, ranks: int, folder: Path, *overrides: str, env: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
     """Its metrics."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--log-dir=/dev/null"]
-    launcher = torchrun if ranks > 1 else []
+    started = ["areal.training.launch", "--processes", str(ranks), "--"] if ranks > 1 else ["areal.training"]
     words = ["--driver", f"areal.training.drivers:{kind}", "--", "--config", str(folder / f"{kind}.yaml"), *overrides]
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", "areal.training", *words],
+        [sys.executable, "-m", *started, *words],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "AREAL_RUN_FOLDER": str(folder / "run"), **(env or {})},
         capture_output=True,

@@ -1,0 +1,76 @@
+"""Several ranks that fail are told as one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.training.launch import Note, cause
+
+REPOSITORY = Path(__file__).parents[3]
+RANKS = """
+import os, signal, time
+from areal.errors import UsageFault
+RANK = os.environ["RANK"]
+
+def wait():
+    while True:
+        time.sleep(600)
+
+def refused(args):
+    raise UsageFault("no such thing", hint="try another")
+
+def broken(args):
+    if RANK == "1":
+        raise KeyError("answer")
+    wait()
+
+def killed(args):
+    if RANK == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait()
+"""
+
+
+def _note(rank: int, at: float, text: str, *, lost: bool = False) -> Note:
+    return Note(rank, at, text, 1 if lost else 3, lost)
+
+
+def test_cause_is_the_first_that_is_no_consequence_of_another() -> None:
+    lost, first, second = _note(0, 1.0, "closed by peer", lost=True), _note(2, 2.0, "nan"), _note(1, 3.0, "nan, too")
+    assert cause([second, lost, first], (0, 1)) == ("nan", 3)
+
+
+def test_cause_where_nobody_says_one_is_how_the_first_ended() -> None:
+    lost = _note(0, 1.0, "closed by peer", lost=True)
+    assert cause([lost], (1, -9)) == ("error: rank 1 was killed by SIGKILL\n", 1)
+    assert cause([], (1, 7)) == ("error: rank 1 ended with status 7\n", 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("driver", "said", "status", "tracebacks"),
+    [
+        ("refused", "error: no such thing\nhint: try another\n", 2, 0),
+        ("broken", "error: rank 1: KeyError: 'answer'\n", 1, 1),
+        ("killed", "error: rank 1 was killed by SIGKILL\n", 1, 0),
+    ],
+)
+def test_ranks_that_fail_are_one_failure(tmp_path: Path, driver: str, said: str, status: int, tracebacks: int) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    ran = subprocess.run(
+        [sys.executable, "-m", "areal.training.launch", "--processes", "2", "--", "--driver", f"ranks:{driver}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == status, ran.stderr
+    assert ran.stderr.endswith(said)
+    assert ran.stderr.count("Traceback") == tracebacks
+    assert ran.stderr.count("error:") == 1
