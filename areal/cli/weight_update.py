@@ -112,9 +112,15 @@ def _page(document: dict[str, Any]) -> str:
         version = "nothing published" if pair["version"] is None else f"version {pair['version']}"
         detail = f", {_when(pair)}, {_milliseconds(pair)}" if pair["last_update"] else ""
         lines.append(f"pair {pair['pair_name']} ({pair['mode']}): {pair['state']}, {version}{detail}")
+        lines += [f"  {each['url']} {_standing(each)}" for each in pair["inference_workers"] if each["state"]]
         if pair["error"]:
             lines.append(f"  {pair['error']}")
     return "\n".join(lines)
+
+
+def _standing(worker: dict[str, Any]) -> str:
+    version = worker["version"]
+    return f"{worker['state']}, " + ("its own weights" if version is None else f"version {version}")
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 from areal.services.weight_update.metadata import Metadata
 from areal.services.weight_update.pairs import Mode, Pair, Pairs, check_version
-from areal.services.weight_update.updating import Updater
+from areal.services.weight_update.updating import Done, Updater
 
 _BODY_BYTES = 4 * 1024 * 1024
 _SPELLINGS = {"awex": Mode.XCCL}
@@ -54,19 +55,21 @@ class WeightUpdateRoutes:
     async def update_weights(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         pair = self._pairs.get(data.get("pair_name"))
-        check_version(pair, data.get("version"))
+        version = data.get("version")
+        if version is None or version != pair.ahead:
+            check_version(pair, version)
         async with pair.lock:
-            # Again: another update may have run while this one waited.
-            done = await self._updater.update(pair, check_version(pair, data.get("version")))
+            if pair.ahead is not None and version == pair.ahead:  # carried over by a sync
+                done, pair.ahead = Done.of(pair), None
+            else:  # checked again: another update may have run while this one waited
+                done = await self._updater.update(pair, check_version(pair, version))
         return json_response(done.to_json())
 
     async def force_sync(self, request: Request) -> Response:
-        """The version that was published last, once more: for workers that are not known to have it."""
+        """What the training side has staged last, now: also for workers that are not known to have it."""
         pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
         async with pair.lock:
-            if pair.version < 0:
-                raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
-            done = await self._updater.update(pair, pair.version)
+            done = await self._updater.sync(pair)
         return json_response(done.to_json())
 
     async def join(self, request: Request) -> Response:
@@ -95,7 +98,9 @@ class WeightUpdateRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "unreachable": unreachable})
 
     async def pairs(self, request: Request) -> Response:
-        return json_response({"pairs": [pair.to_json() for pair in self._pairs.all()]})
+        pairs = self._pairs.all()
+        present = await asyncio.gather(*map(self._updater.present, pairs))
+        return json_response({"pairs": [pair.to_json(there) for pair, there in zip(pairs, present, strict=True)]})
 
     # -- metadata
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -41,6 +42,7 @@ class Pair:
     version: int = -1
     connected: set[str] = field(default_factory=set)  # inference workers that know of the pair
     joiners: set[str] = field(default_factory=set)  # inference workers that asked for what is published
+    ahead: int | None = None  # a version that was carried over before its trainer said so
     updated_at: float | None = None
     duration_ms: float | None = None
     paused_ms: float | None = None
@@ -48,12 +50,17 @@ class Pair:
     error: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, present: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+        """``present``: who serves the model now ("url", "state", "version"), where that could be asked; else those that
+        took part last."""
+        urls = sorted(self.connected) or list(self.inference)
+        workers = [{"url": url, "state": None, "version": None} for url in urls] if present is None else list(present)
         return {
             "pair_name": self.name,
             "mode": self.mode.value,
             "train_worker_urls": list(self.train),
-            "inference_worker_urls": sorted(self.connected) or list(self.inference),
+            "inference_worker_urls": [worker["url"] for worker in workers],
+            "inference_workers": workers,
             "inference_gateway_url": self.inference_gateway,
             "model": self.model,
             "state": self.state.value,

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _SERVING = ("ready", "draining")
 _WORKERS_S = 180.0  # an engine that is started again may have a large model to read
 _LOOK_AGAIN_S = 0.2
+_LOOK_S = 5.0
 _AWAY = (None, 502, 503)  # no answer; the gateway has none of its router's
 
 
@@ -40,6 +41,11 @@ class Done:
     duration_ms: float
     paused_ms: float
     bytes: int
+
+    @classmethod
+    def of(cls, pair: Pair) -> Done:
+        """Its last update."""
+        return cls(pair.version, pair.duration_ms or 0.0, pair.paused_ms or 0.0, pair.bytes or 0)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -196,6 +202,32 @@ class Updater:
         pauses = [float(answer["paused_ms"]) for answer in said.values()]
         return _Taken(int(published["bytes"]), max(pauses, default=0.0))
 
+    async def sync(self, pair: Pair) -> Done:
+        """Carry over what the training side has staged, which may be newer than what it has asked us to: then its
+        update, which waits for the lock, is done too. The caller holds the lock. Raises ApiError 502, 409 where nothing
+        was staged yet."""
+        served = pair.version
+        async with _named("sync"):
+            version = await self._staged(pair)
+        while True:
+            try:
+                done = await self.update(pair, version)
+                pair.ahead = version if version > served else None
+                return done
+            except ApiError:
+                async with _named("sync"):
+                    newer = await self._staged(pair)
+                if newer == version:
+                    raise
+                version = newer  # staged meanwhile; there is no next one before this one was carried over
+
+    async def _staged(self, pair: Pair) -> int:
+        said = (await self._peers.post(pair.train[0], "/weights/staged", {"pair_name": pair.name}))["version"]
+        version = max(pair.version, said if isinstance(said, int) else -1)
+        if version < 0:
+            raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
+        return version
+
     # -- joining
 
     async def join(self, pair: Pair, worker: str) -> None:
@@ -206,13 +238,28 @@ class Updater:
         if pair.version < 0:
             raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
         if pair.mode is Mode.XCCL:  # a process group is of all
-            await self.update(pair, pair.version)
+            await self.sync(pair)
             return
         async with _named("join"):
             order = {"pair_name": pair.name, "version": pair.version}
             await self._hand_out(pair, Crew(self._peers, [worker], may_lose=False), order)
 
     # -- who takes part
+
+    async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
+        """Who serves the model now, and which version; None where that is not known: fixed workers, a gateway that does
+        not answer."""
+        if pair.inference_gateway is None:
+            return None
+        try:
+            known = (await self._peers.get(pair.inference_gateway, "/workers", _LOOK_S))["workers"]
+        except PeerFailed:
+            return None
+        return [
+            {"url": worker["worker_addr"], "state": worker["state"], "version": worker.get("version")}
+            for worker in known
+            if worker["model"] == pair.model
+        ]
 
     async def _meet(self, pair: Pair, crew: Crew) -> None:
         """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer

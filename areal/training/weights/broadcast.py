@@ -76,6 +76,10 @@ class BroadcastOutlet:
                 self.version = None
                 raise
 
+    @property
+    def staged_version(self) -> int | None:
+        return self.version
+
     def staged_file(self, version: int) -> Path | None:
         whole = self._image is not None and self.version == version and self._arrival.is_whole
         return self._folder / _STAGED if whole else None

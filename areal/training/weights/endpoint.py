@@ -61,6 +61,11 @@ class Outlet(Protocol):
         lost."""
         ...
 
+    @property
+    def staged_version(self) -> int | None:
+        """The newest; None before the first."""
+        ...
+
     def staged_file(self, version: int) -> Path | None:
         """The safetensors file that is staged as ``version``; None where that is another one."""
         ...
@@ -80,6 +85,7 @@ class WeightEndpoint:
         self.service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
         self.service.route("POST", "/weights/join", self.join, Access.ADMIN)
         self.service.route("POST", "/weights/manifest", self.manifest, Access.ADMIN)
+        self.service.route("POST", "/weights/staged", self.staged, Access.ADMIN)
         self.service.route("POST", "/weights/publish", self.publish, Access.ADMIN)
         self.service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
@@ -98,6 +104,11 @@ class WeightEndpoint:
         with _lost_workers():
             await asyncio.to_thread(self._outlet(name).join)
         return json_response({"status": "ok", "pair_name": name})
+
+    async def staged(self, request: Request) -> Response:
+        """The newest version that ``publish`` could send, which nobody may have asked for yet."""
+        name = (await read_object(request)).get("pair_name")
+        return json_response({"status": "ok", "version": self._outlet(name).staged_version})
 
     async def manifest(self, request: Request) -> Response:
         """What ``publish`` will send."""

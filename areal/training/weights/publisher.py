@@ -62,6 +62,10 @@ class FolderOutlet:
     def send(self, version: int) -> None:
         """They read for themselves."""
 
+    @property
+    def staged_version(self) -> int | None:
+        return None if self.staged is None else self.staged.version
+
     def staged_file(self, version: int) -> Path | None:
         return self.folders.file_of(version)
 

@@ -147,6 +147,43 @@ def test_update_while_another_runs_waits_for_it_and_versions_only_grow(side: Bui
     assert here.versions() == [2]
 
 
+@pytest.mark.parametrize("mode", ["shm", pytest.param("xccl", marks=pytest.mark.slow)])
+def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_done_then(
+    side: Build, mode: str
+) -> None:
+    here = side(1)
+    pair = here.pair(mode)
+    pair.connect()
+    pair.publish(1, weights(model(5)))
+    pair.stage(2, weights(new := model(6)), probe_of(new))
+    said = here.post("/force_sync", {"pair_name": "actor"})
+    assert (said.status, said.json()["version"], here.versions()) == (200, 2, [2])
+    done = pair.deliver(2)
+    assert (done.version, done.bytes) == (2, said.json()["bytes"])
+    with pytest.raises(WeightUpdateFailed, match="is at version 2: the next must be above it"):
+        pair.deliver(2)
+    pair.publish(3, weights(model(7)))
+
+    over = threading.Event()
+    answers: list[tuple[int, bytes]] = []
+
+    def sync() -> None:
+        while not over.is_set():
+            answer = here.post("/force_sync", {"pair_name": "actor"})
+            answers.append((answer.status, b"" if answer.status == 200 else answer.body))
+
+    syncing = threading.Thread(target=sync, name="sync")
+    syncing.start()
+    try:
+        for version in range(4, 40):
+            pair.publish(version, weights(model(version)))
+    finally:
+        over.set()
+        syncing.join()
+    assert set(answers) == {(200, b"")}
+    assert here.versions() == [39]
+
+
 def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_connected(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
