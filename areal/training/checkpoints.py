@@ -1,9 +1,9 @@
 """Checkpoints that are whole or absent: ``step_N`` is written aside, made durable, and then renamed.
 
-``state.json`` in it is what the trainer knows beside the engines' shards (step, version, consumed frontier, timers) and
-how long each file is. A crash at any moment leaves the checkpoints that were there, and perhaps a ``.tmp`` folder that
-the next save removes; so does a full disk. One that was torn later, by a disk or by hand, is set aside as ``.torn``,
-and the one before it counts.
+``state.json`` in it is what the trainer knows beside the engines' shards (step, version, consumed frontier, timers),
+how long each file is, and a checksum of it, as of itself. A crash at any moment leaves the checkpoints that were there,
+and perhaps a ``.tmp`` folder that the next save removes; so does a full disk. One that was torn later, by a disk or by
+hand, is set aside as ``.torn``, and the one before it counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,10 @@ from areal.training.ranks import Ranks
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"step_(\d+)")
 STATE = "state.json"
-_FILES = "files"
+_FILES, _CRC = "files", "crc32"
+_OF_RANK = re.compile(r"__(\d+)_")  # the name of a rank's shard begins so
+_PART, _BLOCK = 64 << 20, 1 << 20
+_READERS = 8
 
 
 class CheckpointFailed(ArealError):
@@ -42,24 +47,31 @@ class Checkpoint:
         path = self.folder / STATE
         try:
             state: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+            if state.pop(_CRC) != _crc_of(state):
+                raise ValueError("its checksum is another one")
+        except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ArealError(
                 f"{path} cannot be read: {error}", hint="remove this checkpoint to resume from the one before"
             )
         return state
 
     def damage(self) -> str | None:
-        """What of it is not as it was written; None where nothing is known."""
+        """What of it is not as it was written; None where nothing is. Reads all of it."""
         try:
-            files = self.state().get(_FILES, {})
+            files = self.state()[_FILES]
         except ArealError as error:
             return error.message
-        for name, size in files.items():
+        for name, (size, _) in files.items():
             path = self.folder / name
             found = path.stat().st_size if path.is_file() else None
             if found != size:
                 return f"{path} has {found} of {size} bytes" if found is not None else f"{path} is not there"
-        return None
+        try:
+            crcs = _crcs(self.folder / name for name in files)
+        except OSError as error:
+            return f"{error.filename} cannot be read: {error.strerror}"
+        changed = [name for (name, (_, crc)), found in zip(files.items(), crcs, strict=True) if found != crc]
+        return f"{self.folder / changed[0]} has other bytes than were written" if changed else None
 
 
 class Checkpoints:
@@ -115,9 +127,14 @@ class Checkpoints:
                     aside.mkdir()
             with self._all_or_none(ranks, step):
                 yield aside, state
+            files: dict[str, tuple[int, int]] = {}
+            with self._all_or_none(ranks, step):
+                files = _summary(aside, ranks)
+            for others in ranks.gathered(files):
+                files |= others
             with self._all_or_none(ranks, step):
                 if ranks.is_first:
-                    self._finish(aside, step, state)
+                    self._finish(aside, step, {**state, _FILES: files})
         except BaseException:
             if ranks.is_first:
                 shutil.rmtree(aside, ignore_errors=True)  # what is half written may be what fills the disk
@@ -138,8 +155,7 @@ class Checkpoints:
             ) from failure
 
     def _finish(self, aside: Path, step: int, state: dict[str, Any]) -> None:
-        files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
-        (aside / STATE).write_text(json.dumps({**state, _FILES: files}, indent=1))
+        (aside / STATE).write_text(json.dumps({**state, _CRC: _crc_of(json.loads(json.dumps(state)))}, indent=1))
         for path in sorted(aside.rglob("*"), reverse=True):
             _flush(path)
         _flush(aside)
@@ -160,6 +176,43 @@ class Checkpoints:
                 gone = checkpoint.folder.with_suffix(".tmp")
                 checkpoint.folder.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
+
+
+def _summary(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
+    """Length and checksum of each file that this rank wrote, by its name; what is no rank's is the first one's."""
+
+    def is_ours(path: Path) -> bool:
+        rank = _OF_RANK.match(path.name)
+        return (int(rank[1]) % ranks.size if rank else 0) == ranks.rank
+
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_ours(path)]
+    crcs = _crcs(paths)
+    return {str(path.relative_to(folder)): (path.stat().st_size, crc) for path, crc in zip(paths, crcs, strict=True)}
+
+
+def _crcs(paths: Iterable[Path]) -> list[int]:
+    """Of each file the CRC-32 of those of its parts. They are read side by side: a core computes some gigabytes a
+    second."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="checksum") as readers:
+        files = [
+            [readers.submit(_crc_of_part, path, begin) for begin in range(0, path.stat().st_size, _PART)]
+            for path in paths
+        ]
+        return [zlib.crc32(b"".join(part.result().to_bytes(4, "little") for part in parts)) for parts in files]
+
+
+def _crc_of_part(path: Path, begin: int) -> int:
+    crc, left, block = 0, _PART, memoryview(bytearray(_BLOCK))
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while left and (size := file.readinto(block)):
+            crc, left = zlib.crc32(block[:size], crc), left - size
+    return crc
+
+
+def _crc_of(state: Mapping[str, Any]) -> int:
+    """Of values as JSON has them."""
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _flush(path: Path) -> None:

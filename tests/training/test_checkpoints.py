@@ -56,3 +56,34 @@ def test_state_that_was_torn_names_the_file(tmp_path: Path) -> None:
 
 def test_newest_of_nothing_is_none(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "none").newest() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("actor/__0_0.distcp", 0), ("actor/__0_0.distcp", 70_000_000), ("actor/.metadata", 3)]
+)
+def test_bit_that_turns_over_is_damage_and_the_one_before_counts(tmp_path: Path, name: str, place: int) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        with checkpoints.writing(step, one_process("cpu")) as (folder, _):
+            (folder / "actor").mkdir()
+            (folder / "actor" / "__0_0.distcp").write_bytes(bytes(80_000_000))  # more than a part
+            (folder / "actor" / ".metadata").write_bytes(b"where it is")
+            (folder / "actor" / "empty").touch()
+    assert [checkpoint.damage() for checkpoint in checkpoints.all()] == [None, None]
+    with (tmp_path / "step_2" / name).open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 4]))
+    assert checkpoints.all()[1].damage() == f"{tmp_path}/step_2/{name} has other bytes than were written"
+    whole = checkpoints.newest_whole()
+    assert whole is not None and whole.step == 1
+
+
+def test_state_in_which_a_digit_is_another_is_damage(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    _save(checkpoints, 12)
+    path = tmp_path / "step_12" / "state.json"
+    path.write_text(path.read_text().replace('"step": 12', '"step": 13'))
+    (found,) = checkpoints.all()
+    assert "its checksum is another one" in str(found.damage())
