@@ -177,3 +177,34 @@ def test_invert_of_any_distribution_never_draws_the_impossible(weights: list[flo
         probabilities[0, 0] = 1.0
     token = int(invert(probabilities, torch.tensor([[uniform]])))
     assert probabilities[0, token] > 0
+
+
+KINDS: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_logprobs": 2}]
+
+
+@given(
+    st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
+    st.integers(0, 3),
+    st.data(),
+)
+def test_batch_without_some_of_its_rows_goes_on_as_one_made_anew(
+    kinds: list[dict[str, Any]], steps: int, data: st.DataObject
+) -> None:
+    sequences = [make_sequence([1], seed=seed, **kind) for seed, kind in enumerate(kinds)]
+    batch = Batch(sequences, VOCAB, CPU)
+    for step in range(steps):
+        for sequence, token in zip(sequences, batch.sample(logits_of(step, len(kinds))).tokens.tolist(), strict=True):
+            sequence.output.append(token)
+    rows = data.draw(st.lists(st.sampled_from(range(len(kinds))), min_size=1, unique=True))
+    kept, anew = batch.of_rows(rows), Batch([sequences[row] for row in rows], VOCAB, CPU)
+    logits = logits_of(9, len(kinds))[rows]
+    assert kept is not None and kept.sequences == anew.sequences
+    for _ in range(2):
+        found, wanted = kept.sample(logits), anew.sample(logits)
+        assert torch.equal(found.tokens, wanted.tokens) and torch.equal(found.logprobs, wanted.logprobs)
+        assert found.top == wanted.top
+
+
+@pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"top_k": 3}, {"logit_bias": {1: 2.0}}], ids=str)
+def test_batch_of_rows_that_need_more_is_made_anew(sampling: dict[str, Any]) -> None:
+    assert Batch([make_sequence([1], **sampling), make_sequence([1])], VOCAB, CPU).of_rows([1]) is None

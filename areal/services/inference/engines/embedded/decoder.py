@@ -202,7 +202,7 @@ class Decoder:
         """One position more for rows 0..batch-1; logits [batch, vocab] float32.
 
         ``tokens`` and ``positions`` [batch]; ``width`` positions of the cache are looked at, hidden where ``mask``
-        [batch, 1, 1, width] is -inf.
+        [batch, 1, 1, width] is -inf. Without a mask every row's position is the last of them.
         """
         config, batch = self.config, tokens.shape[0]
         hidden = F.embedding(tokens, self._tensors["embed"])
@@ -210,7 +210,10 @@ class Decoder:
         rows = torch.arange(batch, device=self.device)
         for layer, store in zip(self._layers, cache.layers, strict=True):
             queries, new = self._split(self._qkv(layer, hidden, angles, deltas))
-            store[rows, :, positions] = new
+            if mask is None:
+                store[:batch, :, width - 1] = new
+            else:
+                store[rows, :, positions] = new
             keys, values = store[:batch, :, :width].chunk(2, dim=1)
             attended = F.scaled_dot_product_attention(
                 queries.view(batch, config.kv_heads, -1, config.head_dim), keys, values, attn_mask=mask

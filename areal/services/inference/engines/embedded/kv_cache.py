@@ -44,9 +44,14 @@ class KVCache:
 
     def spread(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """The first positions of each source row, to its target row; all are read before any is written."""
+        if len(sources) == 1:
+            for layer in self.layers:
+                layer[targets[0], :, :length] = layer[sources[0], :, :length]
+            return
         source, target = torch.tensor([sources, targets], device=self._device)
         for layer in self.layers:
-            layer[target, :, :length] = layer[source, :, :length]
+            positions = layer.narrow(2, 0, length)
+            positions.index_copy_(0, target, positions.index_select(0, source))
 
     def read(self, row: int, length: int) -> list[Tensor]:
         """A copy of a row's first positions, layer by layer."""

@@ -23,10 +23,14 @@ class Prefixes:
         self._by_head: dict[tuple[int, ...], list[int]] = {}  # numbers of those that begin with these tokens
         self._numbers = 0
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many tokens are worth keeping."""
+        return self.shortest <= count <= self.capacity
+
     def add(self, tokens: list[int], kind: int = 0) -> tuple[int | None, list[int]]:
         """Number of the new entry, None when it is too short, too long or known; and the numbers dropped for it."""
         count = len(tokens)
-        if not self.shortest <= count <= self.capacity:
+        if not self.has_room(count):
             return None, []
         head = self._head(tokens, kind)
         alike = self._by_head.get(head, [])

@@ -12,6 +12,7 @@ numbers depend neither on its company, nor on the steps it shared, nor on being 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,7 @@ class Batch:
         filtered = {id(each) for each in kinds if each.filters and not each.greedy}
         self._filtered = [row for row, each in enumerate(params) if id(each) in filtered] if filtered else []
         self._filters = [params[row] for row in self._filtered]
+        self._is_simple = not (self._penalties or self._matchers or self._filtered)
         if self._greedy:
             return
         self._keys: NDArray[np.uint64] = np.array([sequence.key for sequence in sequences], dtype=np.uint64)
@@ -64,6 +66,23 @@ class Batch:
             if any(each.greedy for each in kinds)
             else None
         )
+
+    def of_rows(self, rows: Seq[int]) -> Batch | None:
+        """The batch of these rows of it, in this order; None where it would have to be made anew."""
+        if not self._is_simple:
+            return None
+        batch = copy(self)
+        batch.sequences = tuple(self.sequences[row] for row in rows)
+        batch._top = [self._top[row] for row in rows]
+        batch._most_top = max(batch._top)
+        if self._greedy:
+            return batch
+        taken = np.array(rows)
+        batch._keys, batch._next = self._keys[taken], self._next[taken]
+        index = torch.from_numpy(taken).to(self._device)
+        batch._inverse_temperatures = self._inverse_temperatures[index]
+        batch._is_greedy = None if self._is_greedy is None else self._is_greedy[index]
+        return batch
 
     @torch.inference_mode()
     def sample(self, logits: Tensor) -> Sampled:

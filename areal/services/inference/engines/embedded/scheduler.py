@@ -251,7 +251,7 @@ class Scheduler:
 
     def _keep(self, sequence: Sequence) -> list[Copy]:
         """A later turn of the same conversation, or the same sequence in its next row, begins with these tokens."""
-        if sequence.row is None:
+        if sequence.row is None or not self.prefixes.has_room(sequence.cached):
             return []
         number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached), sequence.kind)
         copies: list[Copy] = [Drop(each) for each in dropped]
