@@ -125,8 +125,9 @@ def runs_of(runs: Runs, refs: Iterable[Ref]) -> list[RunState]:
     return sorted((state for state in runs.values() if state.spec.owner in wanted), key=run_order)
 
 
-def run_order(state: RunState) -> tuple[str, str, int]:
-    return state.spec.owner, state.spec.component, state.spec.replica
+def run_order(state: RunState) -> tuple[str, str, int, float]:
+    """The newest of a slot last."""
+    return state.spec.owner, state.spec.component, state.spec.replica, state.started_at or 0.0
 
 
 def process_row(state: RunState) -> dict[str, Any]:

@@ -66,11 +66,12 @@ def keep(
     return Started(run, (waited,))
 
 
-def superseded(slot: Sequence[ObservedRun]) -> list[ObservedRun]:
-    """Ended runs whose records nobody will read again; what never started has nothing to tell."""
+def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
+    """Ended runs whose records nobody will read again, all but the last ``kept``; what never started has nothing to
+    tell."""
     told = [run for run in ended(slot) if run.state.phase is not Phase.INTENDED]
     unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]
-    return [*unstarted, *sorted(told, key=lambda run: (run.ended_at, run.uid))[:-1]]
+    return [*unstarted, *sorted(told, key=lambda run: (run.ended_at, run.uid))[:-kept]]
 
 
 def slot_of(run: ObservedRun) -> str:

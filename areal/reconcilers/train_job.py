@@ -52,6 +52,9 @@ class JobWork:
         return {} if self.policy.grace_s is None else {"graceSeconds": self.policy.grace_s}
 
 
+_KEPT = 3  # starts by a person whose output can still be read; each has all attempts of its own
+
+
 def gpus_of(spec: TrainJobSpec, *, machine_has_some: bool) -> int:
     """Of all of the job's processes."""
     each = spec.resources.gpus if spec.resources.gpus is not None else int(machine_has_some)
@@ -122,7 +125,7 @@ def _start(work: JobWork, now: JobStanding, cause: str, needs: Sequence[int]) ->
             hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
         )
     needs = (*needs, *work.gpus.take(count, work.ref), *_called_first(work))
-    for old in superseded(work.runs):
+    for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
     args = {"inputs": inputs, "gpus": count}
     work.build.add(Verb.SPAWN, work.ref, TARGET, cause, needs=needs, run=f"+{work.ref}/{TARGET}", args=args)

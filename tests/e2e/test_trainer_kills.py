@@ -104,7 +104,7 @@ class Job:
         found: dict[int, int | None] = {}
         for entry in Path("/proc").iterdir():
             try:
-                ours = b"-m\0areal.training\0" in (entry / "cmdline").read_bytes()
+                ours = b"-m\0areal.training" in (entry / "cmdline").read_bytes()
                 environ = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
