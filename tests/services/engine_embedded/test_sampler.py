@@ -150,6 +150,25 @@ def test_penalties_of_changing_company_count_on() -> None:
     assert torch.allclose(alone.apply(logits[:1]), expected)
 
 
+_STOPS = st.sets(st.integers(0, VOCAB - 1), max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), _STOPS), min_size=1, max_size=6))
+@settings(STEADY)
+def test_stop_tokens_are_out_of_reach_until_each_row_is_long_enough(rows: list[tuple[int, int, set[int]]]) -> None:
+    sequences = [said([7], [3] * produced, min_new_tokens=least) for least, produced, _ in rows]
+    for sequence, (_, _, stops) in zip(sequences, rows, strict=True):
+        sequence.stop_ids = frozenset(stops)
+    penalties = Penalties.of(sequences, VOCAB, CPU)
+    for step in range(7):
+        logits = logits_of(step, rows=len(rows))
+        expected = logits.clone()
+        for row, (least, produced, stops) in enumerate(rows):
+            if produced + step < least:
+                expected[row, sorted(stops)] = float("-inf")
+        assert torch.equal(logits if penalties is None else penalties.apply(logits), expected)
+
+
 def test_logit_bias_of_one_row_leaves_the_other() -> None:
     logits = logits_of(4, rows=2)
     sequences = [

@@ -17,11 +17,7 @@ from areal.services.inference.engines.embedded.sequence import Sequence
 class Penalties:
     def __init__(self, sequences: Seq[Sequence], vocab_size: int, device: torch.device) -> None:
         self._biases = _Biases(sequences, device)
-        self._early = [
-            (row, sequence, sorted(sequence.stop_ids))
-            for row, sequence in enumerate(sequences)
-            if sequence.produced < sequence.sampling.min_new_tokens and sequence.stop_ids
-        ]
+        self._early = _Early(sequences, device)
         rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.penalises]
         self._rows = torch.tensor(rows, dtype=torch.int64, device=device)
         if not rows:
@@ -51,9 +47,7 @@ class Penalties:
         self._biases.apply(changed)
         if len(self._rows):
             changed[self._rows] = self._penalised(changed[self._rows])
-        for row, sequence, stop_ids in self._early:
-            if sequence.produced < sequence.sampling.min_new_tokens:
-                changed[row, stop_ids] = float("-inf")
+        self._early.apply(changed)
         return changed
 
     def observe(self, tokens: Tensor) -> None:
@@ -85,6 +79,34 @@ class _Biases:
     def apply(self, logits: Tensor) -> None:
         if len(self._rows):
             logits[self._rows, self._tokens] += self._values
+
+
+class _Early:
+    """The stop tokens of rows that are too short to end, as one write. Each ``apply`` is for a token more of every
+    row."""
+
+    def __init__(self, sequences: Seq[Sequence], device: torch.device) -> None:
+        self._device = device
+        stopping = {row: each for row, each in enumerate(sequences) if each.stop_ids}
+        short = {row: each.sampling.min_new_tokens - each.produced for row, each in stopping.items()}
+        self._left = {row: left for row, left in short.items() if left > 0}
+        self._stops = {row: sorted(stopping[row].stop_ids) for row in self._left}
+        self._arrange()
+
+    def _arrange(self) -> None:
+        pairs = [(row, token) for row in self._left for token in self._stops[row]]
+        self._rows, self._tokens = torch.tensor(pairs, dtype=torch.int64, device=self._device).view(-1, 2).unbind(1)
+        self._due = min(self._left.values(), default=0)  # tokens until a row is long enough
+
+    def apply(self, logits: Tensor) -> None:
+        if not self._left:
+            return
+        logits[self._rows, self._tokens] = float("-inf")
+        self._due -= 1
+        if self._due == 0:
+            least = min(self._left.values())
+            self._left = {row: left - least for row, left in self._left.items() if left > least}
+            self._arrange()
 
 
 def _counts(sequence: Sequence, vocab_size: int, device: torch.device) -> Tensor:
