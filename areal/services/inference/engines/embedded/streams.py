@@ -60,9 +60,8 @@ class Stream:
             return all(each.finish for each in self._live)
         return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
 
-    def has_news(self, *, all_of_it: bool = False) -> bool:
-        """``all_of_it``: also what could wait."""
-        if self._whole or (self._seldom and not all_of_it and time.monotonic() < self._told_at + SELDOM_S):
+    def has_news(self) -> bool:
+        if self._whole or (self._seldom and time.monotonic() < self._told_at + SELDOM_S):
             return self.is_due()
         return any(each.finish or each.produced > self._sent[id(each)] for each in self._live)
 
@@ -125,8 +124,9 @@ class Streams:
             self._loop.call_soon_threadsafe(self._loop.call_later, FLUSH_S, self._flush)
 
     async def settle(self, deadline_s: float) -> None:
-        """Hand on all that is known and wait until it was written; a client too slow for the deadline is left."""
-        self._tell(all_of_it=True)
+        """Hand on all that somebody reads along and wait until it was written; a client too slow for the deadline is
+        left."""
+        self._tell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 for stream in list(self._open):
@@ -142,7 +142,7 @@ class Streams:
         self._armed = False
         self._tell()
 
-    def _tell(self, *, all_of_it: bool = False) -> None:
+    def _tell(self) -> None:
         for stream in self._open:
-            if stream.has_news(all_of_it=all_of_it):
+            if stream.has_news():
                 stream.wake()
