@@ -114,3 +114,22 @@ async def test_seldom_stream_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) 
     deltas = await asyncio.wait_for(stream.next(), 5)
     assert [delta.token_ids for delta in deltas] == [[1, 2], [3, 4]]
     assert stream.ended
+
+
+async def test_stream_that_is_read_along_is_told_soon_where_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal.services.inference.engines.embedded.streams.SELDOM_S", 3600.0)
+    opened = streams()
+    patient, eager = make_sequence([1]), make_sequence([2])
+    opened.open([patient], whole=False, seldom=True)
+    produce(patient, 1)
+    opened.progress(False)
+    await asyncio.sleep(0)  # the long timer runs
+    stream = opened.open([eager], whole=False)
+    produce(eager, 5)
+    opened.progress(False)
+    (delta,) = await asyncio.wait_for(stream.next(), 5)
+    assert delta.token_ids == [5]
+    produce(eager, 6)
+    opened.progress(False)
+    (delta,) = await asyncio.wait_for(stream.next(), 5)
+    assert delta.token_ids == [6]

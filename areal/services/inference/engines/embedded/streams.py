@@ -2,8 +2,8 @@
 
 A step may append a token to each of many sequences every millisecond; waking the loop, and a client, each time would
 cost more than the step. So the loop is woken at once when a sequence began or ended, and otherwise at most every
-``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. Where nobody reads along, that
-is once in ``SELDOM_S``, and at the end.
+``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. Whoever does not read along is
+told about once in ``SELDOM_S``, and at the end; while nobody does, the loop is left alone for as long.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Stream:
         self._whole = whole
         self._seldom = seldom
         self._told_at = time.monotonic()
+        self.read_along = not (whole or seldom)
         self._live = list(sequences)
         self._sent = {id(sequence): 0 for sequence in sequences}
         self._news = asyncio.Event()
@@ -103,11 +104,15 @@ class Streams:
         self._loop = loop
         self._open: set[Stream] = set()
         self._urgent = False  # a flush is on its way
-        self._armed = False  # a timer runs
+        self._armed = False  # a timer runs, or is about to
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, sequences: list[Sequence], *, whole: bool, seldom: bool = False) -> Stream:
         stream = Stream(sequences, whole=whole, seldom=seldom)
         self._open.add(stream)
+        if stream.read_along and self._timer is not None:  # which may be a long one
+            self._timer.cancel()
+            self._arm()
         return stream
 
     def close(self, stream: Stream) -> None:
@@ -121,7 +126,11 @@ class Streams:
             self._loop.call_soon_threadsafe(self._flush_due)
         elif not urgent and not self._armed:
             self._armed = True
-            self._loop.call_soon_threadsafe(self._loop.call_later, FLUSH_S, self._flush)
+            self._loop.call_soon_threadsafe(self._arm)
+
+    def _arm(self) -> None:
+        delay_s = FLUSH_S if any(stream.read_along for stream in self._open) else SELDOM_S / 4
+        self._timer = self._loop.call_later(delay_s, self._flush)
 
     async def settle(self, deadline_s: float) -> None:
         """Hand on all that somebody reads along and wait until it was written; a client too slow for the deadline is
@@ -139,7 +148,7 @@ class Streams:
                 stream.wake()
 
     def _flush(self) -> None:
-        self._armed = False
+        self._timer, self._armed = None, False
         self._tell()
 
     def _tell(self) -> None:
