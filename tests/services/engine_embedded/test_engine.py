@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
 from areal.services.inference.engines.embedded.runner import Adapters
 from areal.services.inference.engines.embedded.sequence import Finish
+from areal.services.inference.engines.embedded.spans import Span
 
 from .support import Harness, gap, open_runner
 
@@ -134,12 +136,12 @@ class _Breaking(DecoderRunner):
     steps = 0
 
     def decode(
-        self, tokens: torch.Tensor, positions: torch.Tensor, width: int, adapters: Adapters = ()
+        self, tokens: torch.Tensor, positions: torch.Tensor, spans: Seq[Span], adapters: Adapters = ()
     ) -> torch.Tensor:
         self.steps += 1
         if self.steps == 5:
             raise MemoryError("no room")
-        return super().decode(tokens, positions, width, adapters)
+        return super().decode(tokens, positions, spans, adapters)
 
 
 def test_failing_step_ends_everything_and_is_told(llama: tuple[Path, Any]) -> None:

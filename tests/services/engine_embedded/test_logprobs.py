@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from .support import FAMILIES, VOCAB, Harness, gap, make_model, plain_logits
+from areal.services.inference.engines.embedded.spans import cut
+
+from .support import FAMILIES, VOCAB, Harness, gap, make_model, open_runner, plain_logits
 
 Start = Callable[..., Harness]
 TOLERANCE = 1e-4
@@ -23,6 +25,24 @@ def test_logprobs_of_each_family_match_plain_forward(tmp_path: Path, start: Star
     sequences = start(tmp_path).run([5, 6, 7], [11] * 20, [3], max_new_tokens=12)
     assert [sequence.produced for sequence in sequences] == [12, 12, 12]
     assert max(gap(model, sequence) for sequence in sequences) < TOLERANCE
+
+
+@pytest.mark.parametrize(("call", "spans"), [(0, 4), (40, 2), (2**40, 1)])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_logits_of_rows_cut_into_spans_match_plain_forward(tmp_path: Path, family: str, call: int, spans: int) -> None:
+    model = make_model(tmp_path, family)
+    runner = open_runner(tmp_path)
+    texts = [[5] * 30, [6, 7] * 15, [8] * 29, [3], [9, 4, 4], [5, 6, 7]]
+    runner.reserve(len(texts), 40)
+    runner.prefill(texts, [0] * len(texts), 0)
+    for token in (11, 12, 13):
+        found = cut([len(text) + 1 for text in texts], call)
+        positions = torch.tensor([len(text) for text in texts])
+        logits = runner.decode(torch.full((len(texts),), token), positions, found)
+        texts = [[*text, token] for text in texts]
+        assert len(found) == spans
+        for text, row in zip(texts, logits, strict=True):
+            assert float((plain_logits(model, text)[-1] - row).abs().max()) < TOLERANCE
 
 
 @pytest.mark.parametrize(

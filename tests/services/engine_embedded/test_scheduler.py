@@ -118,7 +118,7 @@ class History(RuleBasedStateMachine):
         return [sequence for sequence, _ in step.completed]
 
     def decode(self, step: Decode) -> list[Sequence]:
-        assert step.longest == max(sequence.length for sequence in step.sequences)
+        assert step.width >= max(sequence.length for sequence in step.sequences)
         for row, sequence in enumerate(step.sequences):
             assert sequence.row == row
             self.compute(sequence, sequence.length - 1, sequence.length)

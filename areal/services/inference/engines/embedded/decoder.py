@@ -8,7 +8,7 @@ queries of one sequence, since they see the same keys: no key is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,28 @@ class PrefillShape:
     positions: Tensor
     mask: Tensor | None
     width: int
+
+
+@dataclass(frozen=True)
+class DecodePart:
+    """Rows start:stop of a decode step, which look at ``width`` positions of the cache. Where they are not all as long,
+    ``rows`` and ``positions`` say where each one's new position is, and ``mask`` [rows, 1, 1, width] is -inf after it.
+    """
+
+    start: int
+    stop: int
+    width: int
+    rows: Tensor | None = None
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+
+    def write(self, store: Tensor, new: Tensor) -> None:
+        """``new`` [batch, 2 * kv_heads, head_dim] is that of all parts."""
+        own = new[self.start : self.stop]
+        if self.rows is None:
+            store[self.start : self.stop, :, self.width - 1] = own
+        else:
+            store[self.rows, :, self.positions] = own
 
 
 class Decoder:
@@ -195,31 +217,28 @@ class Decoder:
         cache: KVCache,
         tokens: Tensor,
         positions: Tensor,
-        width: int,
-        mask: Tensor | None,
+        parts: Sequence[DecodePart],
         deltas: Deltas | None = None,
     ) -> Tensor:
-        """One position more for rows 0..batch-1; logits [batch, vocab] float32.
+        """One position more for rows 0..batch-1, which ``parts`` hold in order; logits [batch, vocab] float32.
 
-        ``tokens`` and ``positions`` [batch]; ``width`` positions of the cache are looked at, hidden where ``mask``
-        [batch, 1, 1, width] is -inf. Without a mask every row's position is the last of them.
+        ``tokens`` and ``positions`` [batch].
         """
-        config, batch = self.config, tokens.shape[0]
         hidden = F.embedding(tokens, self._tensors["embed"])
         angles = self._rotations[positions].unsqueeze(1)
-        rows = torch.arange(batch, device=self.device)
         for layer, store in zip(self._layers, cache.layers, strict=True):
             queries, new = self._split(self._qkv(layer, hidden, angles, deltas))
-            if mask is None:
-                store[:batch, :, width - 1] = new
-            else:
-                store[rows, :, positions] = new
-            keys, values = store[:batch, :, :width].chunk(2, dim=1)
-            attended = F.scaled_dot_product_attention(
-                queries.view(batch, config.kv_heads, -1, config.head_dim), keys, values, attn_mask=mask
-            )
-            hidden = self._close(layer, hidden, attended.reshape(batch, -1), deltas)
+            attended = [self._attend(part, store, queries, new) for part in parts]
+            hidden = self._close(layer, hidden, attended[0] if len(parts) == 1 else torch.cat(attended), deltas)
         return self._logits(hidden)
+
+    def _attend(self, part: DecodePart, store: Tensor, queries: Tensor, new: Tensor) -> Tensor:
+        """[rows, heads * head_dim] of a part, whose new keys and values are written."""
+        part.write(store, new)
+        own = slice(part.start, part.stop)
+        keys, values = store[own, :, : part.width].chunk(2, dim=1)
+        grouped = queries[own].view(part.stop - part.start, self.config.kv_heads, -1, self.config.head_dim)
+        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=part.mask).flatten(1)
 
     def _qkv(self, layer: Layer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> Tensor:
         """[tokens, heads + 2 * kv_heads, head_dim], queries and keys normed where the model does so, and rotated."""

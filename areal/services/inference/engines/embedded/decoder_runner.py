@@ -16,7 +16,7 @@ from torch import Tensor
 
 from areal.errors import ArealError
 from areal.services.inference.engines.embedded.checkpoint import Checkpoint, Reader, open_checkpoint
-from areal.services.inference.engines.embedded.decoder import Decoder, PrefillShape
+from areal.services.inference.engines.embedded.decoder import DecodePart, Decoder, PrefillShape
 from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.kv_cache import KVCache
 from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, check, plan
@@ -26,6 +26,7 @@ from areal.services.inference.engines.embedded.memory import free_bytes
 from areal.services.inference.engines.embedded.memory_maps import MemoryMaps
 from areal.services.inference.engines.embedded.model_config import ModelConfig
 from areal.services.inference.engines.embedded.runner import Adapters
+from areal.services.inference.engines.embedded.spans import Span
 from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore, Spread
 from areal.services.weight_update.arrival import Arrival
@@ -106,17 +107,18 @@ class DecoderRunner:
         return self._additive(hidden).unsqueeze(1)
 
     @torch.inference_mode()
-    def decode(self, tokens: Tensor, positions: Tensor, width: int, adapters: Adapters = ()) -> Tensor:
-        mask = None
-        if not self._are_equally_long(positions, width):
-            hidden = torch.arange(width, device=self.device) > positions[:, None]
-            mask = self._additive(hidden)[:, None, None]
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
+        parts = [self._part(span, positions) for span in spans]
         deltas = deltas_of(adapters, 1, self.device)
-        return self._decoder.decode(self._cache, tokens, positions, width, mask, deltas)
+        return self._decoder.decode(self._cache, tokens, positions, parts, deltas)
 
-    def _are_equally_long(self, positions: Tensor, width: int) -> bool:
-        """As the samples of one prompt are, until one ends. Elsewhere than on a CPU it takes longer to ask."""
-        return len(positions) == 1 or (self.device.type == "cpu" and bool((positions == width - 1).all()))
+    def _part(self, span: Span, positions: Tensor) -> DecodePart:
+        if span.even:
+            return DecodePart(span.start, span.stop, span.width)
+        own = positions[span.start : span.stop]
+        hidden = torch.arange(span.width, device=self.device) > own[:, None]
+        rows = torch.arange(span.start, span.stop, device=self.device)
+        return DecodePart(span.start, span.stop, span.width, rows, own, self._additive(hidden)[:, None, None])
 
     def _additive(self, hidden: Tensor) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._decoder.dtype, device=self.device)

@@ -30,6 +30,7 @@ from areal.services.inference.engines.embedded.runner import Adapters, ModelRunn
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.scheduler import Scheduler
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
+from areal.services.inference.engines.embedded.spans import Span, cut
 from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill, joined
 from areal.services.weight_update.arrival import Arrival
 
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 _MOMENT_S = 0.002
 _GATHER_S = 0.02
+# What a call of attention is worth, in positions of a row: some 20 us, on a model of 64 numbers a key; larger models
+# could be cut more finely. An accelerator computes all rows at once.
+_CALL = {"cpu": 1024}
+_NEVER = 2**40
 
 
 @dataclass
@@ -97,6 +102,8 @@ class Engine:
         self._batch: Batch | None = None
         self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
+        self._spans: tuple[Span, ...] = ()  # of the batch as it was bound
+        self._grown = 0  # positions since then
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -355,24 +362,27 @@ class Engine:
         if self._batch is None or self._batch.sequences != step.sequences:
             self._bind(step.sequences)
         assert self._batch is not None
-        logits = self._runner.decode(self._tokens, self._positions, step.longest, self._adapters)
+        spans = tuple([span.grown(self._grown) for span in self._spans])
+        logits = self._runner.decode(self._tokens, self._positions, spans, self._adapters)
         sampled = self._batch.sample(logits)
         self._tokens = sampled.tokens
         self._positions += 1
+        self._grown += 1
         self.counters.decode_steps += 1
         self._scheduler.commit(step)
         return self._append(step.sequences, sampled)
 
     def _bind(self, sequences: tuple[Sequence, ...]) -> None:
         """The batch changed: what a step needs of its sequences becomes tensors again."""
-        if self._narrowed(sequences):
-            return
         device = self._runner.device
-        self._batch = Batch(sequences, self.vocab_size, device)
-        self._adapters = _adapters(sequences)
-        newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
-        self._tokens = torch.tensor(newest, device=device)
-        self._positions = torch.tensor([sequence.cached for sequence in sequences], device=device)
+        if not self._narrowed(sequences):
+            self._batch = Batch(sequences, self.vocab_size, device)
+            self._adapters = _adapters(sequences)
+            newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
+            self._tokens = torch.tensor(newest, device=device)
+            self._positions = torch.tensor([sequence.cached for sequence in sequences], device=device)
+        lengths = [sequence.cached + 1 for sequence in sequences]
+        self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
 
     def _narrowed(self, sequences: tuple[Sequence, ...]) -> bool:
         """Whether the batch is the one before without those that ended, as it mostly is; then it is made of that."""

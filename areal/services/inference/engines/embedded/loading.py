@@ -196,6 +196,9 @@ def _warm_up(runner: ModelRunner) -> None:
     """The first product of each kind sets up libraries; let no request pay for it."""
     import torch
 
+    from areal.services.inference.engines.embedded.spans import Span
+
     runner.reserve(1, 4)
     runner.prefill([[0, 0]], [0], 0)
-    runner.decode(torch.zeros(1, dtype=torch.int64, device=runner.device), torch.full((1,), 2, device=runner.device), 3)
+    token, position = torch.zeros(1, dtype=torch.int64, device=runner.device), torch.full((1,), 2, device=runner.device)
+    runner.decode(token, position, (Span(0, 1, 3, even=True),))

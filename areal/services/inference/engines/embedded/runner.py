@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from areal.services.inference.engines.embedded.lora import Adapter
+from areal.services.inference.engines.embedded.spans import Span
 from areal.services.inference.engines.embedded.steps import Copy
 from areal.services.weight_update.arrival import Arrival
 
@@ -45,8 +46,9 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def decode(self, tokens: Tensor, positions: Tensor, width: int, adapters: Adapters = ()) -> Tensor:
-        """Compute one token for rows 0..n-1, ``positions`` [n] being cached lengths, the largest ``width - 1``.
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
+        """Compute one token for rows 0..n-1, ``positions`` [n] being cached lengths; ``spans`` are of the lengths that
+        the rows have with it, and hold all of them in order.
 
         Logits [n, vocab] float32.
         """

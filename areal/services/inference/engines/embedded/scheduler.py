@@ -79,9 +79,7 @@ class Scheduler:
         if not self.decoding:
             return None
         rows = len(self.decoding) + (self.partial is not None)
-        longest = max([sequence.length for sequence in self.decoding])
-        width = max(longest, self.partial.length) if self.partial else longest
-        return Decode(tuple(self.decoding), longest, rows, width, moves)
+        return Decode(tuple(self.decoding), rows, self._width(), moves)
 
     def commit(self, step: Prefill | Decode) -> None:
         """The step's positions are in the cache now; completed prefills decode from here on."""

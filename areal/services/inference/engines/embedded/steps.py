@@ -140,7 +140,6 @@ class Decode:
     """One token more for each of ``sequences``, which hold rows 0, 1, ...; ``moves`` come before."""
 
     sequences: tuple[Sequence, ...]
-    longest: int  # positions that the longest of them has after the step
     rows: int  # the rectangle that the step needs, a partial prefill's row included
     width: int
     moves: tuple[Copy, ...] = ()

@@ -21,6 +21,7 @@ from areal.errors import ArealError
 from areal.services.inference.engines.embedded.finite import is_finite
 from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters
+from areal.services.inference.engines.embedded.spans import Span
 from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
 from areal.services.inference.engines.embedded.steps import Copy, Move
 from areal.services.weight_update.arrival import Arrival
@@ -70,7 +71,7 @@ class TransformersRunner:
             logits.append(self._forward(row, torch.tensor([list(new)], device=self.device), start))
         return torch.stack(logits)
 
-    def decode(self, tokens: Tensor, positions: Tensor, width: int, adapters: Adapters = ()) -> Tensor:
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
         starts = positions.tolist()
         return torch.stack([self._forward(row, tokens[row].view(1, 1), start) for row, start in enumerate(starts)])
 
