@@ -179,22 +179,24 @@ class EngineControl:
         """Run ``swap`` while nothing is generated: for how many milliseconds that was. Calls go on afterwards, whatever
         became of it, unless they had been paused by somebody else. It runs to its end also where the caller leaves:
         half of it would be weights under another's version. Raises EngineError."""
-        task = asyncio.create_task(self._swapped(swap), name="swap-weights")
+        between_steps = self._engine.capabilities.swaps_between_steps
+        task = asyncio.create_task(self._swapped(swap, pausing=not between_steps), name="swap-weights")
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
         return await asyncio.shield(task)
 
-    async def _swapped(self, swap: Callable[[], Awaitable[None]]) -> float:
+    async def _swapped(self, swap: Callable[[], Awaitable[None]], *, pausing: bool) -> float:
         async with self.alone():
             was_paused, began = self._suspension.active, time.monotonic()
             self._suspension.set(True)
             try:
-                await self._engine.pause()
+                if pausing:
+                    await self._engine.pause()
                 await swap()
             finally:
-                if not was_paused:
+                if pausing and not was_paused:
                     await self._engine.resume()
-                    self._suspension.set(False)
+                self._suspension.set(was_paused)
             return (time.monotonic() - began) * 1e3
 
     @contextlib.asynccontextmanager

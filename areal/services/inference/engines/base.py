@@ -114,6 +114,7 @@ class Capabilities:
     no_response_format: str = ""  # why not, where that is known
     max_top_logprobs: int = 20
     many_prompts: bool = False  # in one call
+    swaps_between_steps: bool = False  # staged weights: it need not be paused for that
 
 
 class EngineError(Exception):

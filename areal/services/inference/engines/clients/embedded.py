@@ -33,7 +33,7 @@ class EmbeddedClient:
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
-        self.capabilities = Capabilities(many_prompts=True)
+        self.capabilities = Capabilities(many_prompts=True, swaps_between_steps=True)
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         return self._engine.deltas("/generate", _body(call), JsonLines(_read))
