@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.dataset.tokenizers import templated
+from areal.errors import ArealError
 from areal.workflow.prompts import chat_ids, resolved_tokenizer, reward_keywords
 from areal.workflow.rewards import rewarded_by
 from areal.workflow.tensors import row
@@ -22,6 +23,7 @@ TRY_AGAIN = (
     "Your answer is either wrong or not parsable to the reward function. You may misunderstand the original question. "
     "Please carefully read the original question, check the previous errors, and try to answer it again."
 )
+_FULL = "context_length_exceeded"  # what an engine's error says, of the model's context or of ``gconfig.max_tokens``
 
 
 @dataclass
@@ -77,21 +79,25 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         so_far, messages = _Row(), [dict(message) for message in data["messages"]]
-        asked = await asyncio.to_thread(chat_ids, self.tokenizer, messages, self._thinking)
-        so_far.ask(asked)
+        asked = question = await asyncio.to_thread(chat_ids, self.tokenizer, messages, self._thinking)
         scale, reward = 1.0, 0.0
         for turn in range(self._max_turns):
-            answer = await engine.agenerate(
-                ModelRequest(input_ids=list(so_far.input_ids), gconfig=self.gconfig, tokenizer=self.tokenizer)
-            )
+            try:
+                answer = await engine.agenerate(
+                    ModelRequest(
+                        input_ids=[*so_far.input_ids, *question], gconfig=self.gconfig, tokenizer=self.tokenizer
+                    )
+                )
+            except ArealError as error:
+                if turn and getattr(error, "code", None) == _FULL:
+                    break
+                raise
+            so_far.ask(question)
             so_far.answered(answer, turn)
             reward = scale * await self._rewarded(asked, answer, data)
             if reward > 0 or turn == self._max_turns - 1:
                 break
-            more = await asyncio.to_thread(self._next_question, answer)
-            if len(so_far.input_ids) + len(more) >= self.gconfig.max_tokens:
-                break
-            so_far.ask(more)
+            question = await asyncio.to_thread(self._next_question, answer)
             scale *= self._discount
         return row(**vars(so_far), reward=reward)
 

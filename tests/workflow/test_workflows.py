@@ -120,6 +120,15 @@ def test_turns_go_on_from_the_tokens_that_were_sampled(controller: RolloutContro
     assert masked.unique().tolist() == [-1]
 
 
+def test_episode_whose_context_is_full_ends_with_the_answer_that_it_has(
+    controller: RolloutController, tokenizer: Any
+) -> None:
+    workflow = MultiTurnWorkflow(never_right, GCONFIG, tokenizer, max_turns=3, feedback="9876" * 1000)
+    (trajectory,) = controller.rollout_batch(ROWS[:1], workflow)
+    assert sorted(set(trajectory["turn_ids"][0].tolist())) == [-1, 0]
+    assert "9876" not in tokenizer.decode(trajectory["input_ids"][0].tolist())
+
+
 def test_first_right_answer_ends_the_episode_and_costs_its_turns(controller: RolloutController, tokenizer: Any) -> None:
     workflow = MultiTurnWorkflow(reverse_reward, GCONFIG, tokenizer, max_turns=4, turn_discount=0.5, feedback="1234")
     for trajectory in controller.rollout_batch([ROWS[0]] * 12, workflow):
