@@ -100,3 +100,18 @@ def test_models_registered_by_hand_come_and_go(house: House) -> None:
         wait_until(lambda: client.models() == [])
         client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
         wait_until(lambda: client.models() == ["tiny"])
+
+
+def test_model_that_is_gone_for_a_moment_costs_attempts_and_no_prompt(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a service is suspended and resumed: its gateway is there before it knows the model again."""
+    with house.controller() as controller, InferenceClient(house.gateway.url, house.processes.key) as client:
+        client.workers.deregister_model("tiny")
+        wait_until(lambda: client.models() == [])
+        for data in rows(*range(6)):
+            controller.submit(data, Sampled())
+        wait_until(lambda: sum("attempt 1 failed" in record.message for record in caplog.records) == 6)
+        client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
+        assert sorted(each.data["n"] for each in controller.take(6)) == list(range(6))
+        assert controller.export_stats()["failed"] == 0

@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 WORKFLOW, REWARD = "workflow", "reward"
+_NO_MODEL = "model_not_found"  # it was there when we began: a service that is started again has it in a moment
 _AGAIN = (Blame.SERVICE, Blame.INFRASTRUCTURE)
 
 
@@ -99,6 +100,8 @@ class Episodes:
 def blame_of(error: BaseException) -> str:
     """caller, service, infrastructure, reward, or workflow. Clients of other libraries are known by what their errors
     have: a ``status_code``, a ``ConnectionError``, or a name that says so."""
+    if getattr(error, "code", None) == _NO_MODEL:
+        return Blame.SERVICE
     if isinstance(error, ClientError):
         return error.blame
     if isinstance(error, RewardError):
