@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.detokenize import TextStream
-from areal.services.inference.data_proxy.parsers import Content, Piece, Reader, Reply, joined
+from areal.services.inference.data_proxy.parsers import PLAIN, Content, Piece, Reader, Reply, joined
 from areal.services.inference.data_proxy.stops import StopScanner
 from areal.services.inference.engines.base import EngineDelta, FinishReason, TopLogprobs
 
@@ -42,7 +42,7 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self._stream = stream
         self._scanner = StopScanner(stops)
-        self._reader = reader or Reader()
+        self._reader = reader or PLAIN
         self._token_by_token = bool(stops) or not self._reader.plain
         self._text: list[str] = []
         self._pieces: list[Piece] = []

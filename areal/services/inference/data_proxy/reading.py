@@ -9,6 +9,7 @@ from typing import Any
 from areal.errors import UsageFault
 from areal.services.inference.data_proxy.parsers import (
     NO_PARSER,
+    PLAIN,
     Reader,
     ReasoningFormat,
     ToolFormat,
@@ -94,6 +95,8 @@ class Reading:
         """For one choice of an answer to a prompt that ends like this. ``call_ids``: those that its calls had when it
         was read before."""
         use, reasoning = self.tools, self.reasoning
+        if use.form is None and reasoning is None:
+            return PLAIN
         fresh, given = use.form.new_id if use.form else str, iter(call_ids)
         if use.primer:
             reasoning = None  # the prompt has closed it

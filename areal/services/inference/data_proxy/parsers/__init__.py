@@ -17,7 +17,7 @@ from areal.services.inference.data_proxy.parsers.pieces import (
     ToolCall,
     joined,
 )
-from areal.services.inference.data_proxy.parsers.reader import Reader
+from areal.services.inference.data_proxy.parsers.reader import PLAIN, Reader
 from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
 from areal.services.inference.data_proxy.parsers.registry import (
     NO_PARSER,
@@ -33,6 +33,7 @@ from areal.services.inference.data_proxy.parsers.tools import Tools
 
 __all__ = [
     "NO_PARSER",
+    "PLAIN",
     "REASONING_FORMATS",
     "TOOL_FORMATS",
     "CallArguments",

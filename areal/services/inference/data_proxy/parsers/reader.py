@@ -115,3 +115,7 @@ class Reader:
             self._output.text(text)
         else:
             self._calls.feed(text)
+
+
+PLAIN = Reader()
+"""For every answer without a format: it has nothing to remember."""
