@@ -42,14 +42,15 @@ class GroupedWorkflow(RolloutWorkflow):
 
     def __init__(self, workflow: RolloutWorkflow, group_size: int, *, whole: bool = True) -> None:
         self._workflow = workflow
+        self._together = workflow if isinstance(workflow, SamplesGroups) else None
         self._size = group_size
         self._whole = whole
         self._left_out, self._say_at = 0, 1
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
-        workflow = self._workflow
-        if isinstance(workflow, SamplesGroups) and workflow.can_group(engine, self._size):
-            return answered(self._given(await workflow.arun_group(engine, data, self._size)))
+        together = self._together
+        if together is not None and together.can_group(engine, self._size):
+            return answered(self._given(await together.arun_group(engine, data, self._size)))
         given = [end for end in self._given(await self._members(engine, data)) if isinstance(end, dict)]
         return concat_padded_tensors(given) if given else None
 

@@ -120,10 +120,9 @@ def versions_of(trajectory: Any, otherwise: int) -> tuple[int, int]:
     versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
     if versions is None:
         return otherwise, otherwise
-    sampled = np.asarray(versions)
-    mask = trajectory.get("loss_mask")
-    sampled = sampled[np.asarray(mask) > 0] if mask is not None else sampled
-    sampled = sampled[sampled >= 0]
+    sampled, mask = np.asarray(versions), trajectory.get("loss_mask")
+    is_meant = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
+    sampled = sampled[is_meant]
     return (int(sampled.min()), int(sampled.max())) if sampled.size else (otherwise, otherwise)
 
 

@@ -56,8 +56,8 @@ class ActorLoss:
     config: PPOActorConfig
     version: int = 0
     share: float = 1.0
-    _sums: dict[str, Tensor] = field(default_factory=dict)
-    _count: Tensor | None = None
+    _names: list[str] = field(default_factory=list)
+    _sums: Tensor | None = None  # of each name over tokens, and the tokens last
 
     def __post_init__(self) -> None:
         self._objective, self._rejection = objective(self.config), rejection(self.config)
@@ -111,19 +111,16 @@ class ActorLoss:
 
     @torch.no_grad()
     def _note(self, mask: Tensor, **per_token: Tensor) -> None:
-        for name, values in per_token.items():
-            total = torch.where(mask, values, torch.zeros_like(values)).sum().double()
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
-        counted = mask.sum().double()
-        self._count = counted if self._count is None else self._count + counted
+        seen = torch.stack([*per_token.values(), torch.ones_like(mask, dtype=torch.float32)])
+        sums = torch.where(mask, seen, 0.0).sum((1, 2)).double()
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._names = list(per_token)
 
     def taken(self) -> tuple[list[str], Tensor]:
         """Names, and their sums over tokens with the number of tokens last; then begins anew."""
-        names = sorted(self._sums)
-        assert self._count is not None
-        sums = torch.stack([*(self._sums[name] for name in names), self._count])
-        self._sums, self._count = {}, None
-        return names, sums
+        assert self._sums is not None
+        sums, self._sums = self._sums, None
+        return self._names, sums
 
 
 def loss_tokens(micro: Batch) -> Tensor:

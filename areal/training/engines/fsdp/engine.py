@@ -117,7 +117,7 @@ class FSDPEngine:
             self._backward(micro, packed, loss_fn, weight / total, last=number == len(micros) - 1)
             for number, ((micro, packed, _), weight) in enumerate(zip(micros, weights, strict=True))
         ]
-        norm = clipped_norm(self.model, self.config.optimizer.gradient_clipping)
+        norm = clipped_norm(self.optimizer, self.config.optimizer.gradient_clipping)
         loss = self.ranks.summed(torch.stack(losses).sum())
         self._refuse_non_finite(loss, norm)
         self.optimizer.step()

@@ -44,9 +44,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimizerConfig,
     return config.lr * factor
 
 
-def clipped_norm(model: nn.Module, most: float) -> Tensor:
+def clipped_norm(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
     """Scale the gradients to a norm of at most ``most``; the norm as it was, over all ranks, as a scalar tensor."""
-    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, most if most > 0 else float("inf"))
     full = getattr(norm, "full_tensor", None)
     whole: Tensor = full() if full is not None else norm

@@ -121,7 +121,6 @@ class Decoder:
         if self.config.tied:
             self._head.adopt(self._head.forms(self._tensors["embed"], lent=True))
 
-    @torch.inference_mode()
     def aside(self, name: str, values: Tensor, *, lent: bool = False) -> Iterator[tuple[str, Tensor | Forms]]:
         """What ``adopt`` takes to give a buffer these values; by any thread. They are copied, but for those that are
         ``lent``, which stay what they are for as long as we compute with them."""

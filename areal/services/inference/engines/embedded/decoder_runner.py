@@ -228,6 +228,8 @@ class DecoderRunner:
         """The buffer that ``pieces`` make up, and whether it was made for us: plain pieces that follow each other in
         memory are it already. Rotary pairs are brought together."""
         tensors = [read(piece.source) for piece in pieces]
+        if len(tensors) == 1 and pieces[0].form is Form.PLAIN:
+            return tensors[0], False
         if all(piece.form is Form.PLAIN for piece in pieces) and _follow_each_other(tensors):
             first = tensors[0]
             return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride()), False
