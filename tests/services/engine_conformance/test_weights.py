@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -147,6 +148,53 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
         await client.receive_weights("pair", layout, 9)
     assert await client.version() == 4
     image.remove()
+
+
+async def test_group_and_broadcast_that_nobody_waits_for_any_more_hold_the_next_ones_up_for_nothing(
+    engine: Subject,
+) -> None:
+    client = engine.client
+    assert isinstance(client, GroupReceiver)
+    if client.group_form != "plain":
+        pytest.skip(f"{engine.kind} makes its own groups")
+    held = load_file(engine.models.folders[1] / "model.safetensors")
+    image = Image(layout_of(held.items()))
+    for name, tensor in held.items():
+        image.write(name, tensor)
+    layout = [list(entry) for entry in image.layout]
+
+    def meeting() -> tuple[Any, dict[str, object]]:
+        store = open_store("127.0.0.1", 0, 2, 60.0)
+        return store, {"host": "127.0.0.1", "port": store.port, "rank": 1, "world_size": 2}
+
+    async with asyncio.timeout(60.0):  # a deadline of the group is 300 s
+        store, place = meeting()
+        await given_up(client.join_group("pair", place))  # where the trainer never came
+        store, place = meeting()
+        form = partial(open_group, client.group_form, store, 2, 60.0, "pair")
+        silent, _ = await asyncio.gather(asyncio.to_thread(form), client.join_group("pair", place))
+        await given_up(client.receive_weights("pair", layout, 1))  # of a trainer that hangs
+        store, place = meeting()
+        form = partial(open_group, client.group_form, store, 2, 60.0, "pair")
+        group, _ = await asyncio.gather(asyncio.to_thread(form), client.join_group("pair", place))
+        await client.pause()
+        await asyncio.gather(
+            asyncio.to_thread(group.send, image.body, image.tensors), client.receive_weights("pair", layout, 2)
+        )
+        await client.resume()
+    await check_weights(client, probe(engine.models.versions[1], LONG))
+    await client.leave_group("pair")
+    for each in (group, silent):
+        each.leave()
+    image.remove()
+
+
+async def given_up(call: Coroutine[Any, Any, None]) -> None:
+    waiting = asyncio.create_task(call)
+    done, _ = await asyncio.wait([waiting], timeout=1.0)
+    assert not done
+    waiting.cancel()
+    await asyncio.wait([waiting])
 
 
 def stager(engine: Subject) -> WeightStager:

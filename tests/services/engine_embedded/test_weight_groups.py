@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -136,6 +137,25 @@ async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_make
         with pytest.raises(ArealError, match="did not arrive: nobody asks"):
             await ready
         assert await carried(trainer, engine, 2)
+
+
+async def test_group_in_which_an_operation_hangs_is_let_go_of_by_nobody_who_is_waited_for(
+    trainer: BroadcastOutlet, engine: WeightGroups
+) -> None:
+    offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    trainer.write(1, [("a", torch.zeros(10))], None)
+    trainer.settle()
+    receiving = asyncio.create_task(engine.receive("pair", trainer.published(1)["source"]["layout"]))
+    await asyncio.wait([receiving], timeout=1.0)  # the trainer sends nothing
+    engine.leave("pair")
+    await asyncio.wait([receiving])
+    failure = receiving.exception()
+    assert isinstance(failure, ArealError) and "was left" in str(failure)
+    began = time.monotonic()
+    del failure, receiving
+    gc.collect()
+    assert time.monotonic() - began < SOON_S
 
 
 async def test_file_of_a_group_that_was_left_is_not_another_one_under_its_path(

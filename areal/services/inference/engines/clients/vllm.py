@@ -28,6 +28,7 @@ from areal.services.inference.engines.base import (
     DeltaSink,
     EngineCall,
     EngineDelta,
+    EngineError,
     EngineFailed,
     EngineRefused,
     EngineState,
@@ -52,6 +53,7 @@ _NO_LORA = (
 _QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
 _SETTLE_S = 5.0
 _WORKERS_S = 120.0
+_GIVE_UP_S = 5.0
 _LOOK_AGAIN_S = 0.02
 
 
@@ -201,12 +203,18 @@ class VllmClient:
         await self._ask_workers("areal_forget", {"group": name})
 
     async def _have_done(self, method: str, order: Mapping[str, Any]) -> None:
-        """Something that takes long: its workers do it beside generation, and are asked until it is done."""
-        states = await self._ask_workers(method, order)
-        async with asyncio.timeout(LOAD_S):
-            while "running" in states and not any(map(_failure_of, states)):
-                await asyncio.sleep(_LOOK_AGAIN_S)
-                states = await self._ask_workers("areal_state", {})
+        """Something that takes long: its workers do it beside generation, and are asked until it is done. They give it
+        up where nobody waits for it any more."""
+        try:
+            states = await self._ask_workers(method, order)
+            async with asyncio.timeout(LOAD_S):
+                while "running" in states and not any(map(_failure_of, states)):
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    states = await self._ask_workers("areal_state", {})
+        except BaseException:
+            with contextlib.suppress(EngineError, TimeoutError):
+                await self._ask_workers("areal_forget", {}, _GIVE_UP_S)
+            raise
         if failures := [why for state in states if (why := _failure_of(state))]:
             raise EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
 

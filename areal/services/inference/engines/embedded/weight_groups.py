@@ -3,13 +3,17 @@ with where it lies. Then two files take turns. They have no name on a disk: no e
 
 One thread of its own does the waiting: a member that does not come holds nobody else up. Whoever leaves a group, or
 goes away while it asks for something of it, ends that wait: the next group does not wait for the last one.
+
+A group goes with the last reference to it, and takes as long as the operation that hangs in it: neither the loop's
+thread nor one that somebody waits for may have that one. So only ``_Member.group`` and who waits in it refer to it, no
+error does, and both hand it to a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +36,7 @@ _MOST = 2
 
 @dataclass
 class _Member:
-    group: BroadcastGroup
+    group: BroadcastGroup | None  # None: it was left
     images: list[Image] = field(default_factory=list)  # the newest last
     arrival: Arrival | None = None  # of what is received now, or was last
 
@@ -70,7 +74,7 @@ class WeightGroups:
             raise Conflict(f"this engine has not joined the group {name!r}")
         image, arrival = await self._run(_place, member, layout)
         member.arrival = arrival
-        received = asyncio.ensure_future(self._run(member.group.broadcast, image.body, arrival.reach))
+        received = asyncio.ensure_future(self._run(_carry, member, image.body, arrival.reach))
         received.add_done_callback(partial(self._ended, name, member, arrival))
         return image.path, arrival, received
 
@@ -96,7 +100,7 @@ class WeightGroups:
             if member.arrival is not None and not member.arrival.is_whole:
                 member.arrival.fail("the process group was left")
                 self._abandon_thread()
-            member.group.leave()
+            _let_go(member)
             for image in member.images:
                 image.remove()
 
@@ -129,6 +133,32 @@ def _form(host: str, port: int, rank: int, size: int, device: torch.device, give
 
     store = join_store(host, port, size, _CONNECT_S)
     return BroadcastGroup(store, rank, size, _TIMEOUT_S, device, given_up)
+
+
+def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) -> None:
+    """What is broadcast, into ``body``. Raises ArealError."""
+    held = [member.group]
+    try:
+        if held[0] is None:
+            raise RuntimeError("it was left")
+        held[0].broadcast(body, reached)
+        return
+    except (RuntimeError, ValueError, OSError) as error:
+        why = str(error)
+    _drop(held)
+    raise ArealError(f"the process group failed: {why}")
+
+
+def _let_go(member: _Member) -> None:
+    held, member.group = [member.group], None
+    if held[0] is not None:
+        held[0].leave()
+    _drop(held)
+
+
+def _drop(held: list[BroadcastGroup | None]) -> None:
+    """Nobody waits for it."""
+    threading.Thread(target=held.clear, name="let-go-of-group", daemon=True).start()
 
 
 def _one_thread() -> ThreadPoolExecutor:

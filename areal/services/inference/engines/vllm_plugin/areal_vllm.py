@@ -6,8 +6,9 @@ the head's matrix was repacked at load, and the packed copy is not made again. S
 checked first, because a reload that stops halfway leaves a model that is neither the old one nor the new one.
 
 What takes long (meeting a trainer, reading, receiving) runs in a thread, while vLLM generates; ``areal_state`` tells
-how far it is. Weights that are received stay in this machine's memory until they are loaded. Of several workers the
-first one is in the process group; the others have the weights from it.
+how far it is. Nobody is bound to wait for it: what is forgotten, or followed by something else, is given up, and waits
+for nobody in its process group. Weights that are received stay in this machine's memory until they are loaded. Of
+several workers the first one is in the process group; the others have the weights from it.
 
 Imports vLLM's environment only: this file runs where areal is not installed.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import datetime
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +26,9 @@ from typing import Any
 
 _PIECE = 32 * 1024 * 1024  # bytes of one broadcast, as the trainer sends them
 _TIMEOUT = datetime.timedelta(seconds=300)
+_CONNECT = datetime.timedelta(seconds=30)  # of members that are all there
+_LOOK = datetime.timedelta(seconds=0.5)
+_MEET_S = 0.01
 _RUNNING, _DONE = "running", "done"
 _DTYPES = {
     "F32": "float32",
@@ -50,26 +55,24 @@ class Worker:
 
     def areal_join(self, name: str, host: str, port: int, rank: int, size: int) -> str:
         side = self._areal_side
-        if not self._areal_is_first:
-            return _DONE
 
-        def join() -> None:
-            side.groups[name] = _join(host, port, rank, size)
+        def join(given_up: threading.Event) -> None:
+            if self._areal_is_first:
+                side.keep(given_up, name, _join(host, port, rank, size, given_up))
 
         return side.begin(join)
 
     def areal_stage(self, version: int, path: str | None = None, group: str | None = None, layout: Any = None) -> str:
         """From ``path``, or from what is broadcast in ``group``: ``layout`` lists name, shape and dtype."""
         side = self._areal_side
-        side.staged = None
 
-        def stage() -> None:
-            new = _Folder(path) if path is not None else self._areal_received(group, layout)
+        def stage(given_up: threading.Event) -> None:
+            new = _Folder(path) if path is not None else self._areal_received(group, layout, given_up)
             if path is not None or self._areal_is_first:
                 refusal = _refusal(self._areal_served, new.tensors())
                 if refusal is not None:
                     raise ValueError(refusal)
-            side.staged = (version, new)
+            side.stage(given_up, version, new)
 
         return side.begin(stage)
 
@@ -88,19 +91,24 @@ class Worker:
         return None
 
     def areal_forget(self, group: str | None = None) -> None:
-        side = self._areal_side
-        side.staged = None
+        """What is staged, and what is under way."""
+        self._areal_side.give_up()
         if group is not None:
-            side.groups.pop(group, None)
+            self._areal_side.leave(group)
 
     # -- this worker
 
-    def _areal_received(self, group: str | None, layout: Any) -> _Received:
+    def _areal_received(self, name: str | None, layout: Any, given_up: threading.Event) -> _Received:
         new = _Received(layout)
         if self._areal_is_first:
-            if group not in self._areal_side.groups:
-                raise ValueError(f"this vLLM has not joined the group {group!r}")
-            new.receive(self._areal_side.groups[group])
+            group = self._areal_side.groups.get(name or "")
+            if group is None:
+                raise ValueError(f"this vLLM has not joined the group {name!r}")
+            try:
+                new.receive(group, given_up)
+            except RuntimeError:
+                self._areal_side.leave(name or "")  # what follows half a broadcast could not be told apart
+                raise
         return new
 
     def _areal_reload(self, **what: Any) -> None:
@@ -129,33 +137,61 @@ class Worker:
 
 
 class _Side:
-    """``staged`` is (version, weights). One thing at a time is under way."""
+    """``staged`` is (version, weights). One thing at a time is under way; what was begun before is given up."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Any] = {}
         self.staged: tuple[int, _Folder | _Received] | None = None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
+        self._given_up = threading.Event()  # of what was begun last
+        self._lock = threading.Lock()
 
-    def begin(self, work: Callable[[], None]) -> str:
-        if self._thread is not None and self._thread.is_alive():
-            return "failed: what was begun before has not ended yet"
+    def begin(self, work: Callable[[threading.Event], None]) -> str:
+        self.give_up()
+        given_up = self._given_up = threading.Event()
         self._failure = None
 
         def run() -> None:
+            failure: str | None = None
             try:
-                work()
+                work(given_up)
             except Exception as error:  # noqa: BLE001 (the boundary of the thread: told by ``state``)
-                self._failure = f"{error}" or repr(error)
+                failure = f"{error}" or repr(error)
+            if given_up is self._given_up:
+                self._failure = failure
 
         self._thread = threading.Thread(target=run, name="areal-weights", daemon=True)
         self._thread.start()
         return _RUNNING
 
     def state(self) -> str:
+        if self._given_up.is_set():
+            return "failed: it was given up"
         if self._thread is not None and self._thread.is_alive():
             return _RUNNING
         return _DONE if self._failure is None else f"failed: {self._failure}"
+
+    def give_up(self) -> None:
+        """Also of what is staged."""
+        with self._lock:
+            self._given_up.set()
+            self.staged = None
+
+    def stage(self, given_up: threading.Event, version: int, new: _Folder | _Received) -> None:
+        with self._lock:
+            if not given_up.is_set():
+                self.staged = (version, new)
+
+    def keep(self, given_up: threading.Event, name: str, group: Any) -> None:
+        with self._lock:
+            if not given_up.is_set():
+                self.groups[name] = group
+
+    def leave(self, name: str) -> None:
+        """A group in which an operation hangs takes as long as that to go: nobody waits for it."""
+        held = [self.groups.pop(name, None)]
+        threading.Thread(target=held.clear, name="areal-let-go", daemon=True).start()
 
 
 class _Folder:
@@ -178,15 +214,16 @@ class _Received:
         size = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in self._places)
         self._body = torch.empty(size, dtype=torch.uint8)
 
-    def receive(self, group: Any) -> None:
+    def receive(self, group: Any, given_up: threading.Event) -> None:
+        """Raises RuntimeError where a member is lost, and soon after it was ``given_up``."""
         import torch
         import torch.distributed as dist
 
         options: Any = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank, options.rootTensor, options.timeout = 0, 0, _TIMEOUT
         works = [group.broadcast([piece], options) for piece in torch.split(self._body, _PIECE)]
         for work in works:
-            work.wait()
+            _await(work, given_up)
 
     def share(self) -> None:
         """From the first worker to the others; all of them are here."""
@@ -204,13 +241,34 @@ class _Received:
             begin = end
 
 
-def _join(host: str, port: int, rank: int, size: int) -> Any:
+def _await(work: Any, given_up: threading.Event) -> None:
+    while True:
+        try:
+            work.wait(_LOOK)
+            return
+        except RuntimeError:  # it failed, or is not done yet
+            if given_up.is_set():
+                raise RuntimeError("the broadcast was given up") from None
+            if work.is_completed():
+                work.wait()  # whichever: it may have come to its end just now
+                return
+
+
+def _join(host: str, port: int, rank: int, size: int, given_up: threading.Event) -> Any:
+    """Raises RuntimeError where the group does not form, and at once where it was ``given_up``."""
     import torch.distributed as dist
 
     distributed: Any = dist
-    store = distributed.TCPStore(host, port, size, is_master=False, timeout=_TIMEOUT, wait_for_workers=False)
+    store = distributed.TCPStore(host, port, size, is_master=False, timeout=_CONNECT, wait_for_workers=False)
     store.set(f"device/{rank}", "cpu")  # of the memory that takes what is broadcast
-    return distributed.ProcessGroupGloo(store, rank, size, _TIMEOUT)
+    members = [f"device/{member}" for member in range(size)]
+    deadline = time.monotonic() + _TIMEOUT.total_seconds()
+    while not store.check(members):
+        if given_up.wait(_MEET_S):
+            raise RuntimeError("the process group was given up before it was formed")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not all members of the process group came within {_TIMEOUT.total_seconds():g} s")
+    return distributed.ProcessGroupGloo(store, rank, size, _CONNECT)
 
 
 def _files(path: str) -> list[Path]:
