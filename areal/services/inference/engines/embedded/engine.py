@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 _MOMENT_S = 0.002
 _GATHER_S = 0.02
-# What a call of attention is worth, in positions of a row: some 20 us, on a model of 64 numbers a key; larger models
-# could be cut more finely. An accelerator computes all rows at once.
-_CALL = {"cpu": 1024}
+# What a call of attention is worth, in positions of a row: as measured on a model of 64 numbers a key, so that larger
+# ones could be cut more finely. An accelerator computes all rows at once.
+_CALL = {"cpu": 256}
 _NEVER = 2**40
 
 
