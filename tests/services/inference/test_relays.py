@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
+from areal.services.inference.gateway.shared_metrics import held, make_folder
 from tests.services.inference.houses import CHAT, House, build_house
 from tests.services.processes import (
     TERM,
@@ -129,6 +131,19 @@ def test_supervisor_killed_takes_its_relays_along_and_leaves_no_folder(
     gateway.kill()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), what="relays gone")
     assert not list(kept.iterdir())
+
+
+def test_folder_of_a_gateway_that_was_killed_whole_goes_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    abandoned, living = make_folder(), make_folder()
+    for folder in (abandoned, living):
+        os.utime(folder, (1, 1))
+    with held(living):
+        young = make_folder()
+        assert set(tmp_path.iterdir()) == {living, young}
+    assert set(tmp_path.iterdir()) == {young}
 
 
 def test_relays_of_a_run_have_their_metrics_in_its_folder_and_begin_with_none(

@@ -1,8 +1,8 @@
 """The folder in which a gateway's relays add their numbers up: the supervisor and each relay hold it, and who leaves
 last removes it. A supervisor that is killed leaves it to its relays.
 
-Where all of them are killed it stays: below the run's own folder where areal runs us, whose next gateway begins with an
-empty one, and which goes with the run.
+Where all of them are killed it stays, until the next gateway begins: below the run's own folder where areal runs us,
+which goes with the run, else among the temporary files.
 """
 
 from __future__ import annotations
@@ -11,22 +11,35 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
 _RUN_FOLDER = "AREAL_RUN_DIR"
+_PREFIX = "areal-relays-"
+_YOUNG_S = 60.0
 
 
 def make_folder() -> Path:
     run = os.environ.get(_RUN_FOLDER)
     if not run:
-        return Path(tempfile.mkdtemp(prefix="areal-gateway-metrics-"))
+        _clear_abandoned(Path(tempfile.gettempdir()))
+        return Path(tempfile.mkdtemp(prefix=_PREFIX))
     folder = Path(run) / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     return folder
+
+
+def _clear_abandoned(parent: Path) -> None:
+    """Whoever has just made one is about to hold it: a young one is let be."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another's, or gone already
+            if time.time() - folder.stat().st_mtime > _YOUNG_S:
+                with held(folder):
+                    """Who leaves last removes it."""
 
 
 @contextmanager
