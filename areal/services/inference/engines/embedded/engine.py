@@ -353,13 +353,14 @@ class Engine:
         completed = [sequence for sequence, _ in step.completed]
         if not completed:
             return False
-        self._batch = None
         own = torch.tensor([place for _, place in step.completed], device=self._runner.device)
-        sampled = Batch(completed, self.vocab_size, self._runner.device).sample(logits[own])
+        batch = Batch(completed, self.vocab_size, self._runner.device)
+        sampled = batch.sample(logits[own])
+        self._hold(batch, sampled.tokens)
         return self._append(completed, sampled)
 
     def _decode(self, step: Decode) -> bool:
-        if self._batch is None or self._batch.sequences != step.sequences:
+        if self._batch is None or not self._spans or self._batch.sequences != step.sequences:
             self._bind(step.sequences)
         assert self._batch is not None
         spans = tuple([span.grown(self._grown) for span in self._spans])
@@ -376,16 +377,20 @@ class Engine:
         """The batch changed: what a step needs of its sequences becomes tensors again."""
         device = self._runner.device
         if not self._narrowed(sequences):
-            self._batch = Batch(sequences, self.vocab_size, device)
-            self._adapters = _adapters(sequences)
             newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
-            self._tokens = torch.tensor(newest, device=device)
-            self._positions = torch.tensor([sequence.cached for sequence in sequences], device=device)
+            self._hold(Batch(sequences, self.vocab_size, device), torch.tensor(newest, device=device))
         lengths = [sequence.cached + 1 for sequence in sequences]
         self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
 
+    def _hold(self, batch: Batch, tokens: torch.Tensor) -> None:
+        """Go on from these, the newest of the batch's sequences; which spans they make, ``_bind`` says."""
+        self._batch, self._tokens, self._spans = batch, tokens, ()
+        self._adapters = _adapters(batch.sequences)
+        self._positions = torch.tensor([sequence.cached for sequence in batch.sequences], device=tokens.device)
+
     def _narrowed(self, sequences: tuple[Sequence, ...]) -> bool:
-        """Whether the batch is the one before without those that ended, as it mostly is; then it is made of that."""
+        """Whether the batch is the one before, or the one just prefilled, without those that ended, as it mostly is; then
+        it is made of that."""
         if self._batch is None or self._adapters:
             return False
         place = {id(sequence): number for number, sequence in enumerate(self._batch.sequences)}
