@@ -192,13 +192,18 @@ def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is
 
 def test_job_of_two_processes_that_fails_once_leaves_no_log_files_outside_its_folder(jobs: Box) -> None:
     jobs.write(
-        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: two}\nspec:\n  driver: counting:main\n"
-        "  config: count.yaml\n  overrides: [fail_at=3]\n  resources: {processesPerNode: 2}\n"
+        "import os\n\n\ndef main(args):\n    if os.environ['AREAL_ATTEMPT'] == '1':\n"
+        "        raise RuntimeError('scripted failure')\n    print('rank', os.environ['RANK'], flush=True)\n",
+        "failing.py",
+    )
+    jobs.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: two}\nspec:\n  driver: failing:main\n"
+        "  resources: {processesPerNode: 2}\n"
         "  restart: {policy: OnFailure, maxRestarts: 1, backoff: {initialSeconds: 0.1, maxSeconds: 0.1, jitter: 0}}\n",
         "two.yaml",
     )
     jobs.ok("apply", "-f", "two.yaml")
     jobs.ok("wait", "trainjob/two", "--for", "completed", "--timeout", "200s")
     said = jobs.ok("logs", "trainjob/two").out
-    assert "scripted failure" in said
+    assert "scripted failure" in said and "rank 0" in said and "rank 1" in said
     assert not list(Path(jobs.env["TMPDIR"]).iterdir())
