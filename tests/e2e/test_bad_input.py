@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -163,7 +164,9 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
     lock = box.home / "locks" / "model.reverse.holder.json"
     while not lock.exists():
         assert first.poll() is None, first.communicate()
+    first.send_signal(signal.SIGSTOP)  # a busy machine may take longer to start the second than the first takes
     second = box.areal("apply", "-f", manifest)
+    first.send_signal(signal.SIGCONT)
     _, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
     assert second.code == 6, second.text

@@ -77,7 +77,8 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
 
 
 def _service(cli: Invocation, target: str, service: str | None) -> Gateway:
-    if target.endswith((".json", ".jsonl", ".parquet", ".npz")) or target.startswith((".", "/", "~")):
+    beside = "/" in target and Path(target).parent.is_dir()
+    if beside or target.endswith((".json", ".jsonl", ".parquet", ".npz")) or target.startswith((".", "/", "~")):
         raise NotFound(f"there is no file {target}")
     return gateway_of(cli, service)
 
