@@ -40,7 +40,7 @@ CONFIG = ROOT / "benchmarks" / "learning" / "asynchronous.yaml"
 TOKENIZER = ROOT / "examples" / "reverse_digits" / "model"
 STALENESS = {"synchronous": 0, "asynchronous, 2 stale": 2, "asynchronous, 4 stale": 4}
 TARGET, OVER = 0.9, 5  # mean reward, of so many steps
-SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
 CASES: dict[str, tuple[str, ...]] = {  # what each changes of the configuration
     "even": (),
     "varied": (
