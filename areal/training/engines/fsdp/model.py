@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,10 +47,12 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
     model.config.use_cache = False
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if config.use_lora:
-        model = _with_adapters(model, config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # names that transformers 5 has still, for us and for peft
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if config.use_lora:
+            model = _with_adapters(model, config)
     prepared: nn.Module = model.to(ranks.device)
     return prepared
 
