@@ -118,14 +118,12 @@ class Trainer(abc.ABC):
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluated() | self.timings.taken())
-        began = self.step
+        _let_lasting_objects_be()
         with stopping.deferred():
             while self.step < self.total_steps:
                 stop = self._one_step()
                 if stop and self.step < self.total_steps:
                     raise stopping.Stopped
-                if self.step == began + 1:
-                    _let_lasting_objects_be()
 
     def _one_step(self) -> bool:
         """Whether to stop now. Raises Stopped where it was told to before the step had begun."""
@@ -296,8 +294,8 @@ class Trainer(abc.ABC):
 
 
 def _let_lasting_objects_be() -> None:
-    """After a step there is all that lasts: hundreds of thousands of objects of torch and transformers. The collector
-    need not go through them again and again, a sixth of a second each time."""
+    """The hundreds of thousands of objects of torch and transformers: the collector need not go through them again and
+    again, a sixth of a second each time."""
     gc.collect()
     gc.freeze()
 

@@ -389,7 +389,7 @@ class Engine:
         self._positions = torch.tensor([sequence.cached for sequence in batch.sequences], device=tokens.device)
 
     def _narrowed(self, sequences: tuple[Sequence, ...]) -> bool:
-        """Whether the batch is the one before, or the one just prefilled, without those that ended, as it mostly is; then
+        """Whether the batch is the one before, or the one just prefilled, without those that ended. Mostly it is; then
         it is made of that."""
         if self._batch is None or self._adapters:
             return False
