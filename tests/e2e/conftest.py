@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -147,6 +148,10 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
+# torch's cache; what vLLM leaves: its store, and sockets
+_NOT_OURS = re.compile(r"torchinductor_|vllm_dist_|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+
+
 def make_box(tmp: Path) -> Box:
     folder = tmp / "work"
     folder.mkdir()
@@ -164,7 +169,7 @@ def tear_down(box: Box) -> None:
         os.kill(pid, 9)
     assert not left, f"processes were left behind: {left}"
     temporary = Path(box.env["TMPDIR"])
-    files = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]  # torch's cache
+    files = [path.name for path in temporary.iterdir() if not _NOT_OURS.match(path.name)]
     shutil.rmtree(temporary)
     assert not files, f"files were left behind in /tmp: {files}"
 
