@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal.api.cli_args import InferenceEngineConfig
+from areal.api.io_struct import ModelRequest
 from areal.client import InferenceClient, RolloutController, ServiceError, UnknownName
+from areal.client.rollouts.engine import EpisodeEngine
 from tests.client.conftest import tokenizer
 from tests.services.processes import Process, Processes, engine_calls, release, script, wait_until
 from tests.workflow.test_controller import Sampled, rows
@@ -115,3 +118,17 @@ def test_model_that_is_gone_for_a_moment_costs_attempts_and_no_prompt(
         client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
         assert sorted(each.data["n"] for each in controller.take(6)) == list(range(6))
         assert controller.export_stats()["failed"] == 0
+
+
+class OlderService:
+    """Answers as before ``token_logprobs`` was there."""
+
+    async def complete(self, prompt: Any, **fields: Any) -> list[dict[str, Any]]:
+        return [{"index": 0, "text": "7", "finish_reason": "stop", "token_ids": [7], "versions": [0]}]
+
+
+async def test_service_of_another_release_is_to_blame_and_the_remedy_is_said() -> None:
+    older: Any = OlderService()
+    engine = EpisodeEngine(older, older, "task", lambda: 0, timeout_s=1.0)
+    with pytest.raises(ServiceError, match=r"without 'token_logprobs': it is of another release .* restart it"):
+        await engine.agenerate(ModelRequest(input_ids=[1]))

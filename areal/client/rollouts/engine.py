@@ -36,9 +36,15 @@ class _Answer:
     stop_reason: str = "abort"
 
     def extend(self, choice: dict[str, Any]) -> None:
-        self.tokens += choice["token_ids"]
-        self.logprobs += choice["token_logprobs"]
-        self.versions += choice["versions"]
+        """Raises ServiceError."""
+        try:
+            tokens, logprobs, versions = choice["token_ids"], choice["token_logprobs"], choice["versions"]
+        except KeyError as error:
+            message = f"the service answers without {error}: it is of another release than this client; restart it"
+            raise ServiceError(message, code="other_release") from error
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += versions
         self.text += choice["text"]
         self.stop_reason = choice["finish_reason"]
 
