@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class Prompts:
         self._most = most
         self._size = 0
         self._made: dict[bytes, tuple[tuple[int, ...], str]] = {}
+        self._lock = threading.Lock()  # long prompts are made beside the loop, and by members of a group at once
 
     def of(self, data: Mapping[str, Any]) -> tuple[list[int], str]:
         """As ``prompt_ids``; the text is that of the tokens."""
@@ -60,11 +62,14 @@ class Prompts:
         return ids, text
 
     def _remember(self, key: bytes, ids: tuple[int, ...], text: str) -> None:
-        self._made[key] = ids, text
-        self._size += len(ids)
-        while self._size > self._most:
-            gone, _ = self._made.pop(next(iter(self._made)))
-            self._size -= len(gone)
+        with self._lock:
+            if key in self._made:
+                return
+            self._made[key] = ids, text
+            self._size += len(ids)
+            while self._size > self._most:
+                gone, _ = self._made.pop(next(iter(self._made)))
+                self._size -= len(gone)
 
 
 def _key(data: Mapping[str, Any]) -> bytes | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,22 @@ def test_no_more_prompts_are_remembered_than_there_is_room_for(tokenizer: Any) -
     for chat in (CHAT, *others, CHAT):
         prompts.of({"messages": chat})
     assert counted.asked == 4  # what came first went first
+
+
+def test_prompt_that_two_make_at_once_is_remembered_once(tokenizer: Any) -> None:
+    both = threading.Barrier(2)
+
+    class Slow(Counted):
+        def apply_chat_template(self, messages: Any, **how: Any) -> Any:
+            both.wait(10)
+            return super().apply_chat_template(messages, **how)
+
+    slow = Slow(tokenizer)
+    prompts = Prompts(slow, most=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    with ThreadPoolExecutor(2) as makers:
+        first, second = makers.map(prompts.of, [{"messages": CHAT}] * 2)
+    assert first == second == prompts.of({"messages": CHAT})
+    assert slow.asked == 2
 
 
 def test_prompts_of_token_ids_texts_and_what_json_has_not_are_made_each_time(tokenizer: Any) -> None:
