@@ -70,10 +70,10 @@ def test_noise_is_refused_or_waited_for_and_never_a_fault(noise: bytes) -> None:
     """A server that met noise goes on serving others."""
 
     async def talk() -> None:
-        limits = ServerLimits(header_s=0.01, body_grace_s=0.01, keep_alive_s=0.05, sweep_s=0.005)
-        async with serving(echo, limits) as house:
+        async with serving(echo, ServerLimits(keep_alive_s=5.0)) as house:
             async with house.caller() as caller:
                 await caller.say(noise + b"\r\n\r\n")
+                caller.writer.write_eof()  # ends an incomplete request without waiting for a deadline
                 with contextlib.suppress(asyncio.IncompleteReadError):  # blank lines are no request
                     status, _ = await asyncio.wait_for(caller.head(), 10)
                     assert 200 <= status < 500 or status == 505
