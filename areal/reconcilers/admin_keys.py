@@ -11,11 +11,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError
+from areal.errors import InvalidManifest
+from areal.resources.bind import key_fault
 from areal.state.credentials import admin_key_path, ensure_admin_key
-from areal.state.files import write_atomic
+from areal.state.files import explain, write_atomic
 from areal.state.home import Home
 from areal.state.records import StoredObject
+
+LOOPBACK = "127.0.0.1"
 
 
 def key_path(home: Home, service: StoredObject) -> Path:
@@ -24,30 +27,58 @@ def key_path(home: Home, service: StoredObject) -> Path:
     return Path(str(declared)).expanduser() if declared else admin_key_path(home, service.name)
 
 
+def require_usable_key(home: Home, service: StoredObject) -> None:
+    """Refuse a declared key that the service's processes would refuse, before any of them is started. Reads only.
+
+    Raises InvalidManifest: there is no key, it is malformed, or too short for an address that other machines reach.
+    """
+    declared = _declared(service)
+    if not declared:
+        return  # generated
+    host = str((service.spec.get("gateway") or {}).get("host") or LOOPBACK)
+    path = key_path(home, service)
+    value = os.environ.get(str(declared["env"]), "").strip() if declared.get("env") else ""
+    secret = value.encode() if value else _declared_content(service, path)
+    if fault := key_fault(secret, host):
+        raise InvalidManifest(
+            f"{service.ref}: the key of {_where(declared)} cannot be used: {fault}",
+            hint="write a long random key (openssl rand -hex 32), or drop adminKeyFrom to have one generated",
+        )
+
+
 def ensure_key(home: Home, service: StoredObject) -> Path:
-    """The service's key file, made if it has to be. Raises ArealError when the declared source has no key."""
+    """The service's key file, made if it has to be. Raises InvalidManifest when the declared source has no key."""
     declared = _declared(service)
     path = key_path(home, service)
-    if declared.get("file"):
-        if not path.is_file():
-            raise ArealError(
-                f"{service.ref}: spec.auth.adminKeyFrom.file {declared['file']} does not exist",
-                hint="write the key there, or drop adminKeyFrom to have one generated",
-            )
-        return path
-    if not declared.get("env"):
+    if not declared:
         return ensure_admin_key(home, service.name)
-    value = os.environ.get(str(declared["env"]), "").strip()
-    if not value and not path.exists():
-        raise ArealError(
-            f"{service.ref}: spec.auth.adminKeyFrom.env {declared['env']} is not set here",
-            hint=f"export {declared['env']}=... and run the command again",
-        )
-    if value and (not path.exists() or path.read_text().strip() != value):
+    value = os.environ.get(str(declared["env"]), "").strip() if declared.get("env") else ""
+    if not value:
+        _declared_content(service, path)
+    elif not path.exists() or path.read_text().strip() != value:
         write_atomic(path, value + "\n")
     return path
 
 
+def _declared_content(service: StoredObject, path: Path) -> bytes:
+    """What the declared key file holds. Raises InvalidManifest where there is none."""
+    declared = _declared(service)
+    try:
+        return path.read_bytes().strip()
+    except FileNotFoundError as error:
+        absent = "does not exist" if declared.get("file") else "is not set here"
+        hint = "write the key there" if declared.get("file") else f"export {declared['env']}=... and run it again"
+        message = f"{service.ref}: {_where(declared)} {absent}"
+        raise InvalidManifest(message, hint=f"{hint}, or drop adminKeyFrom to have one generated") from error
+    except OSError as error:
+        raise explain(error, path, "read the key in") from error
+
+
+def _where(declared: dict[str, Any]) -> str:
+    source, value = next(iter(declared.items()))
+    return f"spec.auth.adminKeyFrom.{source} {value}"
+
+
 def _declared(service: StoredObject) -> dict[str, Any]:
     found = (service.spec.get("auth") or {}).get("adminKeyFrom")
-    return found if isinstance(found, dict) else {}
+    return {name: value for name, value in found.items() if value} if isinstance(found, dict) else {}

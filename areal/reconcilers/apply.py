@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from areal.errors import ArealError, Conflict, UsageFault
+from areal.reconcilers.admin_keys import require_usable_key
 from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
@@ -141,6 +142,9 @@ def _lay_over(
     targets += pruned(stored, wanted, prune=request.prune, set_name=request.set_name)
     check_removals(stored, targets)
     _refuse_unserved(targets)
+    for target in targets:
+        if target.object.kind == "InferenceService" and not target.gone and not target.object.spec.get("suspend"):
+            require_usable_key(desk.ctx.home, target.object)
     return tuple(targets)
 
 

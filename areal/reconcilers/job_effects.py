@@ -13,8 +13,9 @@ from areal.reconcilers.driver_choice import choose_driver, read_config
 from areal.reconcilers.hands import Hands
 from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.job_service import services_of
-from areal.reconcilers.launch import LOOPBACK, Slot, secret_of, source_file
+from areal.reconcilers.launch import Slot, secret_of, source_file
 from areal.reconcilers.plan import Op
+from areal.resources.bind import base_url
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import check_name, parse_ref
 from areal.resources.registry import effective
@@ -140,9 +141,8 @@ def _service(hands: Hands, spec: TrainJobSpec) -> dict[str, str]:
         return {}
     ref = f"InferenceService/{spec.rollout.service}"
     service: InferenceServiceSpec = hands.service_spec(ref)
-    host = LOOPBACK if service.gateway.host in ("0.0.0.0", "::") else service.gateway.host
     told = {
-        "AREAL_INFERENCE_ADDR": f"http://{host}:{service.gateway.port}",
+        "AREAL_INFERENCE_ADDR": base_url(service.gateway.host, service.gateway.port),
         "AREAL_INFERENCE_KEY_FILE": hands.key_file(ref),
     }
     return {**told, **({"AREAL_INFERENCE_MODEL": spec.rollout.model} if spec.rollout.model else {})}

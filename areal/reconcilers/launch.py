@@ -16,6 +16,7 @@ from typing import Any
 import areal
 from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
+from areal.resources.bind import base_url
 from areal.resources.blocks import LivenessProbe
 from areal.resources.engine_flags import flag_name
 from areal.resources.inference_service import InferenceServiceSpec
@@ -43,8 +44,7 @@ class Slot:
 
     @property
     def url(self) -> str:
-        host = LOOPBACK if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return base_url(self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from areal.client.admin import AdminClient
 from areal.errors import ArealError
@@ -47,7 +48,7 @@ def probe_run(state: RunState) -> ObservedRun:
         return ObservedRun(state)
     path = ready_path(state.spec)
     try:
-        answer = http_get(f"{state.spec.url}{path}", PROBE_TIMEOUT_S)
+        answer = http_get(f"{state.spec.url}{path}", PROBE_TIMEOUT_S, key_headers(state.spec))
     except Unreachable as error:
         age_s = time.time() - state.started_at if state.started_at else None
         return ObservedRun(state, Seen.REFUSING, f"GET {path}: {error}", age_s)
@@ -60,6 +61,17 @@ def ready_path(spec: RunSpec) -> str:
     """Where a run says that it is ready; engines that are not ours only know /health."""
     foreign = spec.component == "engine" and not str(spec.spec.get("backend", "")).startswith("embedded")
     return "/health" if foreign else "/ready"
+
+
+def key_headers(spec: RunSpec) -> dict[str, str]:
+    """The admin key that the run's own process was started with, where it has one and we may read it."""
+    argv = spec.argv
+    if "--admin-key-file" not in argv[:-1]:
+        return {}
+    try:
+        return {"Authorization": f"Bearer {read_key(Path(argv[argv.index('--admin-key-file') + 1]))}"}
+    except ArealError:
+        return {}
 
 
 def _reason(body: bytes) -> str:

@@ -12,7 +12,7 @@ from areal.reconcilers.job_effects import driver_run
 from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.launch import Launch, Slot
 from areal.reconcilers.model_data import data_folder
-from areal.reconcilers.observe import probe_run, ready_path
+from areal.reconcilers.observe import key_headers, probe_run, ready_path
 from areal.reconcilers.observed import Seen
 from areal.reconcilers.plan import Op
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica
@@ -90,11 +90,13 @@ def await_ready(hands: Hands, op: Op, number: int) -> None:
     """The run's own child lives, owns its port and answers; a child that ends while starting fails at once."""
     patience_s = _start_deadline_s(hands, op)
     left_s = hands.left_s
+    spec = hands.state(op.run).spec
     try:
         wait_ready(
             hands.backend,
             hands.uid(op.run),
-            path=ready_path(hands.state(op.run).spec),
+            path=ready_path(spec),
+            headers=key_headers(spec),
             timeout_s=min(left_s, patience_s),
             on_wait=lambda state, elapsed_s: _say_stage(hands, op, state.spec.uid),
             interrupted=hands.ctx.interrupted,

@@ -1,8 +1,9 @@
 """Who may call what.
 
-Routes are OPEN, PROBE (health, ready, metrics: open on loopback, else the admin key), CALLER (the admin key), SESSION
-(the admin key or any other, of which the handler knows whose it is) or ADMIN. A missing or malformed key is 401; a
-wrong one is 403 on an ADMIN route and 401 elsewhere, where it can only be an unknown session key.
+Routes are HEALTH (health, ready: open to everyone, since Kubernetes sends no key), METRICS (open on loopback, else the
+admin key), CALLER (the admin key), SESSION (the admin key or any other, of which the handler knows whose it is) or
+ADMIN. A missing or malformed key is 401; a wrong one is 403 on an ADMIN or METRICS route and 401 elsewhere, where it
+can only be an unknown session key.
 
 Without a key (loopback only) a Host or Origin that is a name other than localhost is refused, so
 that a web page elsewhere cannot reach the service through somebody's browser.
@@ -19,8 +20,8 @@ from areal.services.web.keys import AdminKey
 
 
 class Access(Enum):
-    OPEN = "open"
-    PROBE = "probe"
+    HEALTH = "health"
+    METRICS = "metrics"
     CALLER = "caller"
     SESSION = "session"
     ADMIN = "admin"
@@ -63,7 +64,7 @@ class Gatekeeper:
         if self.key is None:
             _refuse_foreign_pages(headers)
             return False
-        if access is Access.OPEN or (access is Access.PROBE and self._loopback):
+        if access is Access.HEALTH or (access is Access.METRICS and self._loopback):
             return False
         if self.key.matches(presented_key(headers)):
             return True
@@ -72,6 +73,15 @@ class Gatekeeper:
         if access is Access.CALLER:
             raise unknown_key()
         raise ApiError(403, "this route needs the admin key", code="admin_key_required")
+
+    def sees_details(self, headers: Mapping[str, str]) -> bool:
+        """Whether the caller of a HEALTH route is told more than the state: on loopback, or with the admin key."""
+        if self.key is None or self._loopback:
+            return True
+        try:
+            return self.key.matches(presented_key(headers))
+        except ApiError:
+            return False
 
 
 def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:

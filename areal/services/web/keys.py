@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import stat
 from pathlib import Path
 
 from areal.errors import UsageFault
+from areal.resources.bind import is_loopback, key_fault
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,10 @@ class AdminKey:
 
     def __repr__(self) -> str:
         return "AdminKey(...)"
+
+    def fault(self, host: str) -> str | None:
+        """Why a service on ``host`` cannot take this key; None where it can."""
+        return key_fault(self._secret, host)
 
     def matches(self, presented: bytes) -> bool:
         return hmac.compare_digest(self._secret, presented)
@@ -44,28 +48,22 @@ def load_admin_key(path: str | None) -> AdminKey | None:
         mode = file.stat().st_mode
     except OSError as error:
         raise UsageFault(f"cannot read the admin key file {path}: {error.strerror}") from error
-    if not secret:
-        raise UsageFault(f"the admin key file {path} is empty", hint="write a long random key into it")
-    if not secret.isascii() or any(byte <= 32 or byte == 127 for byte in secret):
-        raise UsageFault(f"the admin key file {path} must hold one line of printable ASCII without spaces")
+    if fault := key_fault(secret, "127.0.0.1"):
+        raise UsageFault(f"the admin key file {path} cannot be used: {fault}", hint="openssl rand -hex 32 > FILE")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         _log.warning("the admin key file %s is open to other users: chmod 600 %s", path, path)
     return AdminKey(secret)
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def refuse_open_bind(host: str, key: AdminKey | None) -> None:
-    """A bind that other machines can reach needs a key; there is no default one."""
+    """A bind that other machines can reach needs a key that cannot be guessed; there is no default one."""
     if key is None and not is_loopback(host):
         raise UsageFault(
             f"refusing to listen on {host} without an admin key: other machines could use this service",
             hint="pass --admin-key-file PATH, or listen on 127.0.0.1",
+        )
+    if key is not None and (fault := key.fault(host)):
+        raise UsageFault(
+            f"refusing to listen on {host}: the admin key cannot be used: {fault}",
+            hint="write a long random key: openssl rand -hex 32",
         )

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from areal.errors import ArealError, UsageFault
-from areal.services.web.keys import AdminKey, is_loopback, load_admin_key, refuse_open_bind
+from areal.resources.bind import is_loopback
+from areal.services.web.keys import AdminKey, load_admin_key, refuse_open_bind
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec nothing may be
@@ -48,12 +49,6 @@ def serve_options(args: argparse.Namespace, *, reuse_port: bool = False) -> Serv
     key = load_admin_key(args.admin_key_file)
     refuse_open_bind(args.host, key)
     return ServeOptions(args.host, args.port, key, args.drain_timeout, args.log_level, reuse_port)
-
-
-def base_url(host: str, port: int) -> str:
-    """Where other processes of this machine reach what listens there."""
-    host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:

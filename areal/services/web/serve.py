@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from areal.services.web.options import ServeOptions, base_url, bind
+from areal.resources.bind import base_url
+from areal.services.web.options import ServeOptions, bind
 from areal.services.web.server import HttpServer
 from areal.services.web.service import Service
 

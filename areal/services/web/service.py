@@ -64,9 +64,9 @@ class Service:
         self._details = details
         self._routes = RouteTable[_Route]()
         self._companions: list[Callable[[], AbstractAsyncContextManager[Any]]] = []
-        self.route("GET", "/health", self._health, Access.PROBE)
-        self.route("GET", "/ready", self._ready, Access.PROBE)
-        self.route("GET", "/metrics", self._metrics, Access.PROBE)
+        self.route("GET", "/health", self._health, Access.HEALTH)
+        self.route("GET", "/ready", self._ready, Access.HEALTH)
+        self.route("GET", "/metrics", self._metrics, Access.METRICS)
 
     def route(self, method: str, path: str, handler: Handler, access: Access) -> None:
         counted = access in (Access.CALLER, Access.SESSION)
@@ -123,13 +123,17 @@ class Service:
             metrics.ended(status, time.perf_counter() - started)
 
     async def _health(self, request: Request) -> Response:
-        body = {"status": "ok", "component": self.component, "pid": os.getpid(), **self._details()}
-        return json_response({**body, "in_flight": self.lifetime.in_flight})
+        body: dict[str, Any] = {"status": "ok", "component": self.component}
+        if self.gate.sees_details(request.headers):
+            body |= {"pid": os.getpid(), **self._details(), "in_flight": self.lifetime.in_flight}
+        return json_response(body)
 
     async def _ready(self, request: Request) -> Response:
         state, reason = self.lifetime.state()
-        body = {"status": state, "component": self.component, "in_flight": self.lifetime.in_flight, "reason": reason}
-        return json_response({**body, **self._details()}, status=200 if state == "ready" else 503)
+        body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason}
+        if self.gate.sees_details(request.headers):
+            body |= {"in_flight": self.lifetime.in_flight, **self._details()}
+        return json_response(body, status=200 if state == "ready" else 503)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(body=self.metrics.exposition(), content_type=CONTENT_TYPE)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal.errors import ArealError
+from areal.resources.bind import base_url, is_loopback
 from areal.services.web.access import Access
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError
-from areal.services.web.keys import AdminKey, is_loopback, refuse_open_bind
+from areal.services.web.keys import AdminKey, refuse_open_bind
 from areal.services.web.options import bind
 from areal.services.web.server import HttpServer, Request, Response
 from areal.services.web.service import Service, json_response
@@ -184,9 +185,8 @@ def serving(outlets: dict[str, Outlet], key: AdminKey | None, host: str = "127.0
     thread.start()
     if not started.wait(_START_S) or failure:
         raise ArealError(f"the weight endpoint did not start on {host}:{bound}: {failure[0] if failure else 'timeout'}")
-    shown = f"[{host}]" if ":" in host else host
     try:
-        yield f"http://{shown}:{bound}"
+        yield base_url(host, bound)
     finally:
         with contextlib.suppress(RuntimeError):  # the loop ended by itself
             loop.call_soon_threadsafe(stop.set)

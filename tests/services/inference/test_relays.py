@@ -189,6 +189,7 @@ def test_idle_router_and_gateway_stay_within_sixty_megabytes(processes: Processe
 
 ROUTER = ("-m", "areal.services.inference.router")
 GATEWAY = ("-m", "areal.services.inference.gateway", "--router-url", "http://127.0.0.1:9")
+WEIGHT_UPDATE = ("-m", "areal.services.weight_update")
 DATA_PROXY = (
     *("-m", "areal.services.inference.data_proxy", "--model", "m", "--engine", "embedded"),
     *("--engine-url", "http://127.0.0.1:9"),
@@ -206,11 +207,26 @@ def test_bind_beyond_loopback_without_a_key_refuses_to_start(
     process.wait_log("hint: .*--admin-key-file")
 
 
-def test_bind_beyond_loopback_with_a_key_guards_the_probes_too(processes: Processes) -> None:
+@pytest.mark.parametrize("argv", [ROUTER, GATEWAY, (*GATEWAY, "--relays", "2"), DATA_PROXY, WEIGHT_UPDATE])
+def test_bind_beyond_loopback_with_a_short_key_refuses_to_start(
+    processes: Processes, argv: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("0123456789abcde\n")
+    process = processes.spawn(*argv, "--port", "0", "--host", "0.0.0.0", "--admin-key-file", str(file))
+    assert process.wait() == 2
+    assert "15 characters" in process.wait_log("error: .*")[0]
+
+
+def test_bind_beyond_loopback_answers_health_to_everyone_and_metrics_to_the_key(processes: Processes) -> None:
     router = processes.router("--host", "0.0.0.0")
-    for path in ("/health", "/ready", "/metrics"):
-        assert router.call("GET", path).status == 401
-        assert router.call("GET", path, key=processes.key).status == 200
+    for path in ("/health", "/ready"):
+        assert router.call("GET", path).status == 200
+        assert router.call("GET", path, key="wrong").status == 200
+        assert "in_flight" not in router.call("GET", path).json()
+        assert "in_flight" in router.call("GET", path, key=processes.key).json()
+    assert router.call("GET", "/metrics").status == 401
+    assert router.call("GET", "/metrics", key=processes.key).status == 200
 
 
 def test_port_that_is_taken_is_said(processes: Processes) -> None:

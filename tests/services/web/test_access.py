@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from areal.errors import UsageFault
+from areal.resources.bind import base_url, is_loopback
 from areal.services.web.access import Access, Gatekeeper
 from areal.services.web.errors import ApiError
-from areal.services.web.keys import AdminKey, is_loopback, load_admin_key, refuse_open_bind
+from areal.services.web.keys import AdminKey, load_admin_key, refuse_open_bind
 
 KEYED = Gatekeeper(AdminKey(b"secret"), loopback=True)
 EXPOSED = Gatekeeper(AdminKey(b"secret"), loopback=False)
@@ -50,16 +51,21 @@ def test_key_wrong_is_403_for_admins_and_401_for_callers() -> None:
 )
 def test_key_right_passes_everywhere(headers: dict[str, str]) -> None:
     for access in Access:
-        assert EXPOSED.check(headers, access) is (access is not Access.OPEN)
+        assert EXPOSED.check(headers, access) is (access is not Access.HEALTH)
 
 
 def test_key_of_a_session_passes_where_its_handler_asks_whose_it_is() -> None:
     assert not KEYED.check({"Authorization": "Bearer sk-somebody"}, Access.SESSION)
 
 
-def test_probes_are_open_on_loopback_only() -> None:
-    KEYED.check({}, Access.PROBE)
-    assert refused(EXPOSED, {}, Access.PROBE) == 401
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer sécret"}])
+def test_health_is_open_to_everyone_and_metrics_on_loopback_only(headers: dict[str, str]) -> None:
+    for gate in (KEYED, EXPOSED):
+        gate.check(headers, Access.HEALTH)
+    KEYED.check(headers, Access.METRICS)
+    assert refused(EXPOSED, headers, Access.METRICS) in (401, 403)
+    assert KEYED.sees_details(headers) and not EXPOSED.sees_details(headers)
+    assert EXPOSED.sees_details({"x-api-key": "secret"})
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
@@ -112,9 +118,29 @@ def test_bind_that_others_reach_needs_a_key(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(UsageFault):
         refuse_open_bind(host, None)
-    refuse_open_bind(host, AdminKey(b"secret"))
+    with pytest.raises(UsageFault, match="15 characters"):
+        refuse_open_bind(host, AdminKey(b"0123456789abcde"))
+    refuse_open_bind(host, AdminKey(b"0123456789abcdef"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_bind_on_loopback_needs_none(host: str) -> None:
     refuse_open_bind(host, None)
+    refuse_open_bind(host, AdminKey(b"short"))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("0:0:0:0:0:0:0:0", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("10.0.0.7", "http://10.0.0.7:80"),
+        ("gpu-box", "http://gpu-box:80"),
+    ],
+)
+def test_base_url_is_one_that_can_be_connected_to(host: str, url: str) -> None:
+    assert base_url(host, 80) == url
