@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from areal.services.web.options import ServeOptions, base_url
+from areal.resources.bind import base_url
+from areal.services.web.options import ServeOptions
 
 
 @contextlib.contextmanager
