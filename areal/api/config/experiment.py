@@ -188,12 +188,22 @@ class PPOConfig(BaseExperimentConfig):
                 f"actor.group_size is {self.actor.group_size} and gconfig.n_samples {self.gconfig.n_samples}: a group "
                 "is the samples of one prompt"
             )
+        self._link_max_new_tokens()
         rollout = self.rollout
         rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
         if self.min_required_servers is not None:
             rollout.min_required_servers = self.min_required_servers
         if self.shutdown_server_on_exit is not None:
             rollout.shutdown_server_on_exit = self.shutdown_server_on_exit
+
+    def _link_max_new_tokens(self) -> None:
+        actor, most = self.actor, self.gconfig.max_new_tokens
+        actor.max_new_tokens = actor.max_new_tokens or most
+        if actor.overlong_reward_penalty and actor.max_new_tokens > most:
+            raise ValueError(
+                f"actor.max_new_tokens is {actor.max_new_tokens} and gconfig.max_new_tokens {most}: no answer is so "
+                "long that it has the whole overlong penalty; leave actor.max_new_tokens out"
+            )
 
     def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """What was said (``given``) and could have no effect, as (key, why). A default is not meant by anybody: that of

@@ -183,6 +183,10 @@ class PPOActorConfig(TrainEngineConfig):
     eps_clip_higher: float | None = None  # None: as below
     c_clip: float | None = None
     importance_sampling_level: Literal["token", "sequence"] = "token"
+    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    loss_scale_factor: int | None = None  # what seq-mean-token-sum-norm divides by; None: max_new_tokens
     m2_threshold: float | None = None
     use_sapo_loss: bool = False
     sapo_tau_pos: float = 1.0
@@ -195,8 +199,9 @@ class PPOActorConfig(TrainEngineConfig):
     overlong_reward_penalty: bool = False
     overlong_tokens: int | None = None
     overlong_penalty_factor: float | None = None
-    max_new_tokens: int = 1024
-    mask_no_eos_with_zero: bool = False
+    max_new_tokens: int | None = None  # of the overlong penalty and of loss_scale_factor; None: gconfig's
+    mask_no_eos_with_zero: bool = False  # a truncated answer has a reward of 0 after reward_norm
+    mask_truncated_completions: bool = False  # truncated answers are left out of the loss
     discount: float = 1.0
     gae_lambda: float | str = 1.0
     gae_timestep_unit: Literal["token", "turn"] = "token"
@@ -228,8 +233,8 @@ class PPOActorConfig(TrainEngineConfig):
             raise ValueError(f"c_clip must be above 1, not {self.c_clip}")
         if self.use_sapo_loss and self.use_cispo_loss:
             raise ValueError("use_sapo_loss and use_cispo_loss are two objectives: choose one")
-        if self.overlong_reward_penalty and self.overlong_tokens is None:
-            raise ValueError("overlong_reward_penalty needs overlong_tokens")
+        if self.overlong_reward_penalty and not self.overlong_tokens:
+            raise ValueError("overlong_reward_penalty needs overlong_tokens, at least 1")
         self._adopt_importance_weight_cap()
         self._adopt_norms()
 

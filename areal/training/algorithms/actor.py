@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from areal.training.algorithms.aggregation import Aggregation
 from areal.training.algorithms.correction import (
     Correction,
     Rejection,
     correction,
     interpolated_proximal,
-    second_moment_mask,
 )
 from areal.training.algorithms.logprobs import token_entropies, token_logprobs
 from areal.training.algorithms.policy_loss import PolicyObjective, policy_loss
-from areal.training.algorithms.sequences import masked_mean
 from areal.training.data.batches import Batch
 
 if TYPE_CHECKING:
     from areal.api.cli_args import PPOActorConfig
+
+
+def aggregation(config: PPOActorConfig) -> Aggregation:
+    scale = config.loss_scale_factor or config.max_new_tokens
+    if config.loss_agg_mode == "seq-mean-token-sum-norm" and not scale:
+        raise ValueError("loss_agg_mode seq-mean-token-sum-norm needs loss_scale_factor or max_new_tokens")
+    return Aggregation(config.loss_agg_mode, scale or 1.0)
 
 
 def objective(config: PPOActorConfig) -> PolicyObjective:
@@ -48,9 +54,10 @@ def rejection(config: PPOActorConfig) -> Rejection | None:
 class ActorLoss:
     """Called with (logits, micro-batch); sums up what it saw until ``taken``.
 
-    ``version`` is that of the weights before the update. ``share``: the part of the update's tokens that micro-batches
+    ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
     have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
-    behaviour policy), ``advantages``, ``loss_mask``, ``versions``, and ``proximal`` where that was computed.
+    behaviour policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed, and
+    ``second_moment_mask`` where the configuration has an ``m2_threshold``.
     """
 
     config: PPOActorConfig
@@ -61,6 +68,7 @@ class ActorLoss:
 
     def __post_init__(self) -> None:
         self._objective, self._rejection = objective(self.config), rejection(self.config)
+        self._aggregation = aggregation(self.config)
 
     def __call__(self, logits: Tensor, micro: Batch) -> Tensor:
         config, mask = self.config, micro["loss_mask"].bool()
@@ -69,11 +77,12 @@ class ActorLoss:
         corrected = self._correction(proximal, micro, mask)
         weights = corrected.weights if config.use_decoupled_loss else corrected.kept.float()
         result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
-        # The mean is over all tokens of the mask, also those left out: the others must not count for more.
-        loss = masked_mean(result.per_token, mask) * self.share
+        per_token = result.per_token
         entropies = self._entropies(logits)
         if config.entropy_coeff:
-            loss = loss - config.entropy_coeff * masked_mean(entropies, mask)
+            per_token = per_token - config.entropy_coeff * entropies
+        # The mean is over all tokens of the mask, also those left out: the others must not count for more.
+        loss = self._aggregation.mean(per_token, mask) * self.share
         self._note(
             mask,
             importance_weight=result.ratio,
@@ -85,6 +94,10 @@ class ActorLoss:
             entropy=entropies.detach(),
         )
         return loss
+
+    def weight(self, micro: Batch) -> Tensor:
+        """How much a micro-batch's mean counts."""
+        return self._aggregation.weight(micro["loss_mask"].bool())
 
     def _proximal(self, logprobs: Tensor, micro: Batch) -> Tensor:
         if "proximal" in micro:
@@ -99,7 +112,7 @@ class ActorLoss:
         behaviour = micro["logprobs"]
         result = correction(proximal, behaviour, mask, self._rejection)
         if self.config.m2_threshold is not None:
-            kept = second_moment_mask(proximal, behaviour, result.kept, self.config.m2_threshold)
+            kept = result.kept & micro["second_moment_mask"]
             result = Correction(result.weights * kept, kept)
         return result
 
@@ -121,8 +134,3 @@ class ActorLoss:
         assert self._sums is not None
         sums, self._sums = self._sums, None
         return self._names, sums
-
-
-def loss_tokens(micro: Batch) -> Tensor:
-    """How much a micro-batch's mean counts."""
-    return micro["loss_mask"].sum()

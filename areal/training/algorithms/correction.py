@@ -21,8 +21,12 @@ _LOG_BOUND = 20.0
 
 @dataclass(frozen=True)
 class Rejection:
-    """Tokens, or whole sequences, whose ``metric`` lies outside [lower, upper] are masked or have their weight
-    clamped. A sequence's metric is its tokens' by ``aggregate``; for ``ratio`` the mean is a geometric one."""
+    """Tokens, or whole sequences, whose ``metric`` lies outside [lower, upper] are masked, or their weight is clamped.
+
+    ``level`` sequence: each sequence has one metric, its tokens' by ``aggregate``, and one weight, which all of its
+    tokens have. The weight aggregates log ratios: ``mean`` is the geometric mean of the tokens' ratios, ``sum`` their
+    product (the probability ratio of the whole sequence), ``max`` the largest.
+    """
 
     level: Literal["token", "sequence"] = "token"
     action: Literal["mask", "clamp"] = "mask"
@@ -46,40 +50,37 @@ def correction(proximal: Tensor, behaviour: Tensor, loss_mask: Tensor, rejection
     known = torch.isfinite(behaviour) & torch.isfinite(proximal)
     kept = loss_mask.bool() & known
     log_ratio = torch.where(kept, proximal - behaviour, torch.zeros_like(proximal)).detach()
-    weights = log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND).exp()
     if rejection is None:
-        return Correction(weights * kept, kept)
-    inside, clamped = _judged(log_ratio, behaviour, weights, kept, rejection)
+        return Correction(_exp(log_ratio) * kept, kept)
+    measured = _metric(log_ratio, behaviour, rejection.metric)
+    log_weight = log_ratio
+    if rejection.level == "sequence":
+        log_weight = _of_sequence(log_ratio, kept, rejection.aggregate)
+        ratio = rejection.metric == "ratio"
+        measured = _exp(log_weight) if ratio else _of_sequence(measured, kept, rejection.aggregate)
+    weights = _exp(log_weight)
     if rejection.action == "clamp":
-        return Correction(clamped * kept, kept)
-    kept = kept & inside
+        return Correction(weights.clamp(min=rejection.lower, max=rejection.upper) * kept, kept)
+    if rejection.upper is not None:
+        kept = kept & (measured <= rejection.upper)
+    if rejection.lower is not None:
+        kept = kept & (measured >= rejection.lower)
     return Correction(weights * kept, kept)
 
 
-def _judged(
-    log_ratio: Tensor, behaviour: Tensor, weights: Tensor, kept: Tensor, how: Rejection
-) -> tuple[Tensor, Tensor]:
-    measured = _metric(log_ratio, behaviour, how.metric)
-    if how.level == "sequence":
-        measured = _of_sequence(measured, log_ratio, kept, how)
-    inside = torch.ones_like(kept)
-    if how.upper is not None:
-        inside = inside & (measured <= how.upper)
-    if how.lower is not None:
-        inside = inside & (measured >= how.lower)
-    bounded = how.upper is not None or how.lower is not None
-    return inside, weights.clamp(min=how.lower, max=how.upper) if bounded else weights
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND).exp()
 
 
 def _metric(log_ratio: Tensor, behaviour: Tensor, metric: Metric) -> Tensor:
-    bounded = log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND)
     if metric == "ratio":
-        return bounded.exp()
+        return _exp(log_ratio)
     if metric == "kl_k1":
         return log_ratio
     if metric == "kl_k2":
         return log_ratio.square() / 2
     if metric == "kl_k3":
+        bounded = log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND)
         return torch.expm1(bounded) - bounded
     return _binary_kl(behaviour + log_ratio, behaviour)
 
@@ -93,33 +94,33 @@ def _binary_kl(proximal: Tensor, behaviour: Tensor) -> Tensor:
     return torch.maximum(forward, backward)
 
 
-def _of_sequence(measured: Tensor, log_ratio: Tensor, kept: Tensor, how: Rejection) -> Tensor:
-    source = log_ratio if how.metric == "ratio" and how.aggregate != "max" else measured
-    if how.aggregate == "mean":
-        whole = masked_mean(source, kept, dim=1)
-    elif how.aggregate == "sum":
-        whole = (source * kept).sum(1, keepdim=True)
+def _of_sequence(values: Tensor, kept: Tensor, aggregate: Literal["mean", "sum", "max"]) -> Tensor:
+    """[B, T] -> [B, T]: each row has its kept tokens' aggregate everywhere."""
+    if aggregate == "mean":
+        whole = masked_mean(values, kept, dim=1)
+    elif aggregate == "sum":
+        whole = (values * kept).sum(1, keepdim=True)
     else:
-        whole = source.masked_fill(~kept, -torch.inf).amax(1, keepdim=True)
-    if how.metric == "ratio" and how.aggregate != "max":
-        whole = whole.clamp(-_LOG_BOUND, _LOG_BOUND).exp()
-    return whole.expand_as(measured)
+        whole = values.masked_fill(~kept, -torch.inf).amax(1, keepdim=True)
+    return whole.expand_as(values)
 
 
-def second_moment_mask(proximal: Tensor, behaviour: Tensor, loss_mask: Tensor, threshold: float) -> Tensor:
-    """M2PO (arXiv 2510.01161): leave out the tokens with the largest (log pi_b - log pi_p)^2 until the mean of the
-    others is below ``threshold``. [B, T] of bool."""
-    active = loss_mask.bool()
-    squares = (behaviour - proximal).detach().square()
-    ordered, order = squares[active].sort()
+def squared_log_ratios(proximal: Tensor, behaviour: Tensor, loss_mask: Tensor) -> Tensor:
+    """(log pi_behaviour - log pi_proximal)^2 of each token of the mask: [N]."""
+    return (behaviour - proximal).detach().double().square()[loss_mask.bool()]
+
+
+def second_moment_bound(squares: Tensor, threshold: float) -> float:
+    """M2PO (arXiv 2510.01161) leaves out the largest of ``squares`` [N] until the mean of the others is below
+    ``threshold``: the largest that is kept, -1 where none is. Equal squares are kept or left out together. ``squares``
+    are those of a whole batch, of all micro-batches and ranks, so that how it is cut changes nothing."""
+    ordered = squares[torch.isfinite(squares)].sort().values
     if not len(ordered):
-        return active
+        return -1.0
     means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
-    below = torch.zeros_like(order, dtype=torch.bool)
-    below[order] = means < threshold  # the running mean of sorted values never falls
-    kept = torch.zeros_like(active)
-    kept[active] = below
-    return kept
+    last_of_equals = torch.cat([ordered[1:] > ordered[:-1], torch.ones_like(ordered[:1], dtype=torch.bool)])
+    below = ordered[(means < threshold) & last_of_equals]  # the running mean of sorted values never falls
+    return float(below[-1]) if len(below) else -1.0
 
 
 def interpolated_proximal(behaviour: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from areal.training.algorithms.sequences import masked_mean
 
-_LOG_BOUND = 10.0  # beyond it a ratio is the work of numerics, and e^10 is clipped everywhere
+_LOG_BOUND = 30.0  # a ratio's value stays finite, also its square in a gradient's norm
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,19 @@ def policy_loss(
         # The value is the sequence's geometric mean; each token's own gradient flows in proportion (GSPO, eq. 7).
         log_ratio = masked_mean(log_ratio, active, dim=1).expand_as(log_ratio)
         advantages = masked_mean(advantages, active, dim=1).expand_as(advantages)
-    ratio = log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND).exp()
+    ratio = bounded_exp(log_ratio)
     loss, clipped = _OBJECTIVES[objective.kind](ratio, logprobs, advantages, objective)
     if weights is not None:
         loss = loss * weights
     loss = torch.where(active, loss, torch.zeros_like(loss))
     return PolicyLoss(loss, ratio.detach(), (clipped & active).detach())
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp, its value bounded to stay finite. Beyond the bound the gradient is that at the bound, not 0: a token that is
+    far too likely must be pushed back, however far it is."""
+    value = log_ratio.detach().clamp(-_LOG_BOUND, _LOG_BOUND).exp()
+    return value * (1 + (log_ratio - log_ratio.detach()))
 
 
 def _ppo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, objective: PolicyObjective) -> tuple[Tensor, Tensor]:

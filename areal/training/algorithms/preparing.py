@@ -1,12 +1,13 @@
 """From sampled rows to what a policy update needs: advantages and returns, by the settings of a ``PPOActorConfig``.
 
-In order: shape each reward; normalise rewards over their group or the batch; spread them over tokens, less a penalty on
-the divergence from the reference; estimate advantages; normalise those.
+In order: shape each reward; normalise rewards over their group or the batch; leave truncated answers without a reward,
+or out of the loss, where that is asked for; spread rewards over tokens, less a penalty on the divergence from the
+reference; estimate advantages; normalise those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from areal.api.registry import load_attr
 from areal.errors import UsageFault
 from areal.training.algorithms.advantages import Advantages, by_token, by_turn
+from areal.training.algorithms.correction import second_moment_bound, squared_log_ratios
 from areal.training.algorithms.normalise import Normalisation, Reduce, alone, normalised
 from areal.training.algorithms.rewards import RewardShaping, kl_estimate, shaped, token_rewards
 
@@ -51,8 +53,11 @@ def prepared(
     """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, ``kl``.
     ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch: answers that were cut off."""
     mask = batch["loss_mask"].bool()
-    truncated = batch.get("truncated", torch.zeros(len(mask), dtype=torch.bool)).bool()
+    truncated = _truncated(batch, config)
     rewards = _sequence_rewards(batch["rewards"].float(), mask, truncated, groups, config, reduce)
+    if config.mask_truncated_completions:  # after the rewards: a group's baseline has them
+        mask = mask & ~truncated[:, None]
+        batch = {**batch, "loss_mask": batch["loss_mask"] * mask}
     kl = None
     if beside.reference is not None:
         kl = torch.where(mask, kl_estimate(batch["logprobs"], beside.reference, config.kl_estimator), 0.0)
@@ -73,15 +78,28 @@ def _sequence_rewards(
         bias=config.reward_bias,
         clip=config.reward_clip,
         overlong_tokens=config.overlong_tokens if config.overlong_reward_penalty else None,
-        overlong_penalty=config.overlong_penalty_factor or 1.0,
+        overlong_penalty=1.0 if config.overlong_penalty_factor is None else config.overlong_penalty_factor,
         max_new_tokens=config.max_new_tokens,
     )
     result = shaped(rewards, mask.sum(1), how)
-    if config.mask_no_eos_with_zero:
-        result = torch.where(truncated, torch.zeros_like(result), result)
     if (norm := normalisation(config.reward_norm)) is not None:
         result = normalised(result, torch.ones_like(result), groups, norm, reduce)
+    if config.mask_no_eos_with_zero:  # after the norm, where 0 is neither reward nor punishment
+        result = torch.where(truncated, torch.zeros_like(result), result)
     return result
+
+
+def _truncated(batch: Mapping[str, Tensor], config: PPOActorConfig) -> Tensor:
+    """[B]: answers that were cut off. Raises UsageFault where nobody says it and a setting needs it."""
+    if "truncated" in batch:
+        return batch["truncated"].bool()
+    for name in ("mask_truncated_completions", "mask_no_eos_with_zero"):
+        if getattr(config, name):
+            raise UsageFault(
+                f"actor.{name} needs to know which answers were cut off, and the trajectories have no `truncated`",
+                hint="a workflow returns it for each row: whether its last answer ended by its length",
+            )
+    return torch.zeros(len(batch["loss_mask"]), dtype=torch.bool)
 
 
 def _advantages(
@@ -135,6 +153,17 @@ def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:
             f"gae_lambda {said} gave {found!r} for {len(mask)} answers: it must be a number between 0 and 1 for each"
         )
     return lambdas
+
+
+def with_second_moment_mask(
+    batch: Mapping[str, Tensor], threshold: float, gather: Callable[[Tensor], list[Tensor]] = lambda mine: [mine]
+) -> dict[str, Tensor]:
+    """``batch`` with ``second_moment_mask`` [B, T], the tokens that M2PO keeps. ``gather``: what every rank passes."""
+    squares = squared_log_ratios(batch["proximal"], batch["logprobs"], batch["loss_mask"])
+    bound = second_moment_bound(torch.cat(gather(squares)), threshold)
+    kept = torch.zeros_like(batch["loss_mask"], dtype=torch.bool)
+    kept[batch["loss_mask"].bool()] = squares <= bound
+    return {**batch, "second_moment_mask": kept}
 
 
 def informative(rewards: Tensor, groups: Tensor) -> Tensor:

@@ -13,28 +13,30 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True)
 class RewardShaping:
-    """``clip(scale * (reward + bias), +-clip)``, then DAPO's soft punishment of overlong answers (arXiv 2503.14476):
-    the last ``overlong_tokens`` before ``max_new_tokens`` cost up to ``overlong_penalty``."""
+    """``clip(scale * (reward + overlong penalty + bias), +-clip)``.
+
+    The penalty is DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), part of the reward itself: 0 up to
+    ``max_new_tokens - overlong_tokens`` generated tokens, from there linearly down to ``-overlong_penalty``.
+    """
 
     scale: float = 1.0
     bias: float = 0.0
     clip: float | None = None
-    overlong_tokens: int | None = None
+    overlong_tokens: int | None = None  # None: no penalty
     overlong_penalty: float = 1.0
     max_new_tokens: int | None = None
 
 
 def shaped(rewards: Tensor, lengths: Tensor, how: RewardShaping) -> Tensor:
     """``rewards`` [B], ``lengths`` [B] (generated tokens) -> [B]."""
-    result = (rewards + how.bias) * how.scale
-    if how.clip is not None:
-        result = result.clamp(-how.clip, how.clip)
+    result = rewards
     if how.overlong_tokens:
         if how.max_new_tokens is None:
             raise ValueError("a penalty on overlong answers needs max_new_tokens")
         excess = lengths - (how.max_new_tokens - how.overlong_tokens)
         result = result - how.overlong_penalty * (excess / how.overlong_tokens).clamp(0.0, 1.0)
-    return result
+    result = (result + how.bias) * how.scale
+    return result if how.clip is None else result.clamp(-how.clip, how.clip)
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k1") -> Tensor:

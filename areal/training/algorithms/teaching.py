@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def teaching_rows(batch: Batch, config: PPOActorConfig) -> list[int]:
-    """Never none: every rank takes part in every update. All of them where a loss has a part without advantages, or
-    where what one row counts for depends on the others."""
+    """Never none: every rank takes part in every update. All of them where a loss has a part without
+    advantages."""
     every = list(range(len(batch["advantages"])))
-    if config.entropy_coeff or config.m2_threshold is not None:
+    if config.entropy_coeff:
         return every
     taught: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
     return taught or every[:1]

@@ -20,10 +20,10 @@ from areal.api.cli_args import PPOConfig
 from areal.client.rollouts.controller import RolloutController
 from areal.errors import UsageFault
 from areal.training import stopping
-from areal.training.algorithms.actor import ActorLoss, loss_tokens
+from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.losses import value_loss
-from areal.training.algorithms.preparing import Beside, informative, prepared
+from areal.training.algorithms.preparing import Beside, informative, prepared, with_second_moment_mask
 from areal.training.algorithms.sequences import masked_mean
 from areal.training.algorithms.teaching import teaching_rows
 from areal.training.data.batches import Batch, lengths, select
@@ -178,13 +178,20 @@ class PPOTrainer(Trainer):
             batch = {**batch, "old_values": values.cpu()}
         if self._recomputes():
             batch = {**batch, "proximal": self.actor.forward(batch, self._logprobs).cpu()}
-        return prepared(batch, groups, config, beside, lambda sums: self.ranks.summed(sums.to(self.ranks.device)).cpu())
+        batch = prepared(
+            batch, groups, config, beside, lambda sums: self.ranks.summed(sums.to(self.ranks.device)).cpu()
+        )
+        if config.m2_threshold is not None:
+            batch = with_second_moment_mask(batch, config.m2_threshold, self.ranks.gathered)
+        return batch
 
     def _recomputes(self) -> bool:
         """Whether the proximal policy needs a forward pass: not where the update's own first pass is it."""
         config = self.config.actor
         if config.use_decoupled_loss:
             reused = config.prox_logp_method == "reuse_train_logp" and config.ppo_n_minibatches == 1
+            if config.m2_threshold is not None:
+                return True
             return not reused and config.prox_logp_method != "loglinear"
         return config.recompute_logprob
 
@@ -220,10 +227,10 @@ class PPOTrainer(Trainer):
     def _updated(self, batch: Batch) -> Update:
         """Rows that teach nothing count, and are not computed."""
         chosen = select(batch, teaching_rows(batch, self.config.actor))
-        counts = torch.stack([loss_tokens(chosen), loss_tokens(batch)]).double().to(self.ranks.device)
+        counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
         taught, given = self.ranks.summed(counts).tolist()
         self.loss.share = taught / max(given, 1.0)
-        return self.actor.train_batch(chosen, self.loss, loss_tokens)
+        return self.actor.train_batch(chosen, self.loss, self.loss.weight)
 
     def _update_critic(self, batch: Batch) -> Metrics:
         assert self.critic is not None and self.config.critic is not None
@@ -235,7 +242,7 @@ class PPOTrainer(Trainer):
 
         parts = minibatches(lengths(batch), self.config.critic.ppo_n_minibatches)
         parts = minibatches(lengths(batch), -self.ranks.largest(-len(parts)))
-        updates = [self.critic.train_batch(select(batch, part), loss, loss_tokens) for part in parts]
+        updates = [self.critic.train_batch(select(batch, part), loss, _tokens) for part in parts]
         return {
             "critic/loss": sum(update.loss for update in updates) / len(updates),
             "critic/grad_norm": max(update.grad_norm for update in updates),
@@ -271,6 +278,10 @@ def version_to_publish(ours: int, served: int | None) -> int:
     """Of our weights, which were ``ours`` when they were saved (0 in a run that begins), to a service whose servers
     have at most ``served``: the same number never means two weights."""
     return ours if served is None or served <= ours else served + 1
+
+
+def _tokens(micro: Batch) -> Tensor:
+    return micro["loss_mask"].sum()
 
 
 def _before(values: Tensor) -> Tensor:

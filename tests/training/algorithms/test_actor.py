@@ -1,8 +1,11 @@
+import pytest
 import torch
+from torch import Tensor
 
 from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.logprobs import token_logprobs
+from areal.training.algorithms.preparing import with_second_moment_mask
 
 
 def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -75,3 +78,62 @@ def test_taken_counts_over_micro_batches_and_begins_anew() -> None:
     assert sums[names.index("importance_weight")].item() == sums[-1].item()
     loss(logits, micro)
     assert loss.taken()[1][-1] == micro["loss_mask"].sum()
+
+
+def _in_parts(loss: ActorLoss, logits: torch.Tensor, batch: dict[str, torch.Tensor], parts: list[list[int]]) -> Tensor:
+    """The gradient of a batch cut into micro-batches, put together as the engine does."""
+    total = loss.weight(batch)
+    gradient = torch.zeros_like(logits)
+    for part in parts:
+        micro = {name: column[part] for name, column in batch.items()}
+        gradient[part] = _gradient(loss, logits[part], micro) * (loss.weight(micro) / total)
+    return gradient
+
+
+def test_second_moment_mask_is_the_same_however_the_batch_is_cut() -> None:
+    logits, micro = _case()
+    moved = torch.tensor([[0, 0.1, 2.0, 0.1, 0], [0, 0, 0.1, 1.0, 0.1], [0, 1.5, 0, 0, 0]])
+    batch = with_second_moment_mask({**micro, "proximal": micro["logprobs"] - moved}, 0.21)
+    assert batch["second_moment_mask"].sum() == 5  # of 7
+    config = PPOActorConfig(use_decoupled_loss=True, m2_threshold=0.21)
+    whole = _gradient(ActorLoss(config), logits, batch)
+    for parts in ([[0], [1], [2]], [[0, 2], [1]]):
+        torch.testing.assert_close(_in_parts(ActorLoss(config), logits, batch, parts), whole)
+
+
+def aggregated(per_token: Tensor, mask: Tensor, mode: str, scale: float) -> Tensor:
+    """The loss of each mode, sequence by sequence."""
+    rows = [row[chosen.bool()] for row, chosen in zip(per_token, mask, strict=True) if chosen.any()]
+    if mode == "token-mean":
+        return torch.cat(rows).mean()
+    means = {
+        "seq-mean-token-mean": [row.mean() for row in rows],
+        "seq-mean-token-sum": [row.sum() for row in rows],
+        "seq-mean-token-sum-norm": [row.sum() / scale for row in rows],
+    }
+    return torch.stack(means[mode]).mean()
+
+
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_agg_mode_is_its_mean_however_the_batch_is_cut(mode: str) -> None:
+    logits, micro = _case()
+    filler = {name: torch.cat([column, column[:1]]) for name, column in micro.items()}
+    filler["loss_mask"][-1] = 0  # a row that is left out counts for nothing
+    logits = torch.cat([logits, logits[:1]])
+    leaf = logits.clone().requires_grad_()
+    logp = token_logprobs(leaf, filler["input_ids"])
+    ratio = (logp - filler["logprobs"]).exp()
+    want = aggregated(-ratio * filler["advantages"], filler["loss_mask"], mode, 7)
+    want.backward()
+    config = PPOActorConfig(loss_agg_mode=mode, loss_scale_factor=7)  # type: ignore[arg-type]
+    torch.testing.assert_close(ActorLoss(config)(logits, filler), want.detach())
+    for parts in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[2, 0], [1, 3]]):
+        torch.testing.assert_close(_in_parts(ActorLoss(config), logits, filler, parts), leaf.grad)
+
+
+def test_loss_agg_mode_with_a_constant_needs_one() -> None:
+    with pytest.raises(ValueError, match="needs loss_scale_factor or max_new_tokens"):
+        ActorLoss(PPOActorConfig(loss_agg_mode="seq-mean-token-sum-norm"))

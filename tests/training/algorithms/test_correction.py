@@ -9,7 +9,7 @@ from areal.training.algorithms.correction import (
     Rejection,
     correction,
     interpolated_proximal,
-    second_moment_mask,
+    second_moment_bound,
 )
 
 PROX = torch.log(torch.tensor([[0.5, 0.9, 0.2, 0.5], [0.5, 0.6, 0.4, 0.5]]))
@@ -61,18 +61,52 @@ def test_a_behaviour_that_is_not_finite_is_left_out() -> None:
     assert got.kept[:, 1].tolist() == [False, False]
 
 
+def reference_weights(rejection: Rejection) -> list[list[float]]:
+    """The weights of sequence-level rejection, sequence by sequence."""
+    result = []
+    for logps, olds, mask in zip(PROX.tolist(), BEHAVIOUR.tolist(), MASK.tolist(), strict=True):
+        ratios = [math.exp(p - b) for p, b, m in zip(logps, olds, mask, strict=True) if m]
+        product = math.prod(ratios)
+        weight = {"mean": product ** (1 / len(ratios)), "sum": product, "max": max(ratios)}[rejection.aggregate]
+        low, high = rejection.lower or 0.0, rejection.upper or math.inf
+        inside = low <= weight <= high
+        weight = min(max(weight, low), high) if rejection.action == "clamp" else weight * inside
+        result.append([weight * m for m in mask])
+    return result
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "sum", "max"])
+@pytest.mark.parametrize("bounds", [{"upper": 1.3}, {"upper": 5.0}, {"upper": 100.0, "lower": 0.97}])
+@pytest.mark.parametrize("action", ["clamp", "mask"])
+def test_sequence_level_gives_all_tokens_the_weight_of_their_sequence(action, bounds, aggregate) -> None:
+    rejection = Rejection("sequence", action, aggregate=aggregate, **({"lower": None} | bounds))
+    got = correction(PROX, BEHAVIOUR, MASK, rejection)
+    torch.testing.assert_close(got.weights, torch.tensor(reference_weights(rejection)))
+    left_out = torch.tensor(reference_weights(rejection)) == 0
+    assert torch.equal(got.kept, MASK.bool() & ~left_out)
+
+
+def test_sequence_level_by_a_divergence_masks_and_weighs_by_sequence() -> None:
+    k3 = [math.exp(r) - 1 - r for r in (PROX - BEHAVIOUR)[0, 1:].tolist()]
+    for upper, kept in ((sum(k3) / 3 - 1e-3, False), (sum(k3) / 3 + 1e-3, True)):
+        got = correction(PROX, BEHAVIOUR, MASK, Rejection("sequence", metric="kl_k3", upper=upper))
+        assert got.kept[0].any().item() is kept
+        assert got.weights[0, 1:].tolist() == pytest.approx([(9 * 0.5) ** (1 / 3) if kept else 0.0] * 3)
+
+
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=12), st.floats(1e-3, 4))
-def test_second_moment_mask_keeps_as_many_as_stay_below(differences, threshold) -> None:
-    behaviour = torch.tensor([differences])
-    mask = torch.ones_like(behaviour)
-    kept = second_moment_mask(torch.zeros_like(behaviour), behaviour, mask, threshold)
-    squares = behaviour.square()
-    if kept.any():
-        assert squares[kept].mean() < threshold + 1e-6
-    left_out = squares[~kept]
-    if len(left_out):
-        one_more = torch.cat([squares[kept], left_out.min().reshape(1)])
-        assert one_more.mean() >= threshold - 1e-4
+def test_second_moment_bound_is_where_leaving_out_the_largest_brings_the_mean_below(differences, threshold) -> None:
+    squares = torch.tensor(differences, dtype=torch.float64).square()
+    kept = [square.item() for square in squares if square <= second_moment_bound(squares, threshold)]
+    by_hand = sorted(squares.tolist())
+    while by_hand and sum(by_hand) / len(by_hand) >= threshold:
+        by_hand = [square for square in by_hand if square < by_hand[-1]]  # equals go together
+    assert sorted(kept) == by_hand
+
+
+def test_second_moment_bound_leaves_out_what_is_not_finite() -> None:
+    assert second_moment_bound(torch.tensor([0.5, torch.inf, torch.nan]), 1.0) == 0.5
+    assert second_moment_bound(torch.tensor([torch.nan]), 1.0) == -1.0
 
 
 def test_interpolated_proximal_fresh_tokens_are_the_behaviours_own() -> None:

@@ -90,6 +90,29 @@ def test_gradient_at_the_proximal_policy_is_that_of_plain_policy_gradient() -> N
         torch.testing.assert_close(logprobs.grad, -ADV * MASK)
 
 
+@pytest.mark.parametrize("moved", [11.0, 25.0])
+def test_token_that_became_far_likelier_and_was_bad_is_pushed_back_by_its_ratio(moved: float) -> None:
+    for level in ("token", "sequence"):
+        logprobs = torch.tensor([[0.0, -1.0 + moved]], requires_grad=True)
+        advantages, mask = torch.full((1, 2), -1.0), torch.tensor([[0, 1]])
+        got = policy_loss(logprobs, torch.full((1, 2), -1.0), advantages, mask, PolicyObjective(level=level))
+        got.per_token.sum().backward()
+        assert got.per_token[0, 1].item() == pytest.approx(math.exp(moved), rel=1e-5)
+        assert logprobs.grad[0, 1].item() == pytest.approx(math.exp(moved), rel=1e-5)
+
+
+@pytest.mark.parametrize("moved", [60.0, 1e4])
+def test_ratio_beyond_what_a_float_holds_keeps_a_finite_gradient(moved: float) -> None:
+    for advantage, pushed in ((-1.0, True), (1.0, False), (0.0, False)):
+        logprobs = torch.tensor([[0.0, -1.0 + moved]], requires_grad=True)
+        got = policy_loss(
+            logprobs, torch.full((1, 2), -1.0), torch.full((1, 2), advantage), torch.tensor([[0, 1]]), PolicyObjective()
+        )
+        got.per_token.sum().backward()
+        assert torch.isfinite(logprobs.grad).all()
+        assert (logprobs.grad[0, 1] > 0).item() is pushed
+
+
 def test_masked_tokens_may_hold_anything() -> None:
     dirty = torch.where(MASK.bool(), LOGP, torch.nan).requires_grad_()
     policy_loss(dirty, PROX, ADV, MASK, PolicyObjective()).per_token.sum().backward()

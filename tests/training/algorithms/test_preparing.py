@@ -5,7 +5,8 @@ import torch
 
 from areal.api.cli_args import NormConfig, PPOActorConfig
 from areal.errors import UsageFault
-from areal.training.algorithms.preparing import Beside, informative, prepared
+from areal.training.algorithms.correction import squared_log_ratios
+from areal.training.algorithms.preparing import Beside, informative, prepared, with_second_moment_mask
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 1]])
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -47,10 +48,54 @@ def test_scaled_clipped_and_batch_normalised_advantages_have_mean_zero_over_toke
     assert active.std().item() == pytest.approx(1.0, rel=1e-3)
 
 
-def test_answers_that_were_cut_off_may_earn_nothing() -> None:
-    batch = _batch([1.0, 1.0, 1.0, 1.0], truncated=torch.tensor([True, False, False, False]))
-    got = prepared(batch, GROUPS, _config(mask_no_eos_with_zero=True), Beside())
-    assert got["shaped_rewards"].tolist() == [0.0, 1.0, 1.0, 1.0]
+CUT = torch.tensor([True, False, False, False])
+
+
+def test_mask_no_eos_with_zero_is_zero_after_the_norm() -> None:
+    group = NormConfig(mean_level="group", std_level=None)
+    config = _config(mask_no_eos_with_zero=True, reward_norm=group)
+    got = prepared(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, Beside())
+    assert got["shaped_rewards"].tolist() == [0.0, -0.5, 0.5, -0.5]
+    assert not got["advantages"][0].any()
+    assert got["loss_mask"].equal(MASK)
+
+
+def test_mask_truncated_completions_leaves_them_out_of_the_loss_and_in_the_baseline() -> None:
+    group = NormConfig(mean_level="group", std_level=None)
+    config = _config(mask_truncated_completions=True, reward_norm=group, adv_norm=NormConfig("batch"))
+    got = prepared(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, Beside())
+    assert got["shaped_rewards"].tolist() == [0.5, -0.5, 0.5, -0.5]
+    assert got["loss_mask"].tolist() == [[0, 0, 0, 0], *MASK.tolist()[1:]]
+    rest = got["advantages"][MASK.bool() & ~CUT[:, None]]
+    assert rest.mean().item() == pytest.approx(0.0, abs=1e-6)  # of those that are trained on
+    assert not got["advantages"][0].any()
+
+
+@pytest.mark.parametrize("name", ["mask_truncated_completions", "mask_no_eos_with_zero"])
+def test_truncation_that_nobody_tells_is_an_error_where_a_setting_needs_it(name: str) -> None:
+    with pytest.raises(UsageFault, match=f"actor.{name} needs to know which answers were cut off"):
+        prepared(_batch([1.0] * 4), GROUPS, _config(**{name: True}), Beside())
+
+
+def test_overlong_penalty_factor_of_zero_is_no_penalty() -> None:
+    for factor, want in ((0.0, 1.0), (None, 0.5), (1.0, 0.5)):
+        config = _config(
+            overlong_reward_penalty=True, overlong_tokens=2, max_new_tokens=4, overlong_penalty_factor=factor
+        )
+        got = prepared(_batch([1.0] * 4), GROUPS, config, Beside())["shaped_rewards"]
+        assert got[1].item() == want  # 3 tokens of 4, of which the last 2 are charged
+
+
+def test_second_moment_mask_is_that_of_all_tokens_of_all_ranks() -> None:
+    proximal = torch.full((4, 4), -1.0)
+    moved = torch.tensor([[0, 0.1, 0.1, 9], [0, 2.0, 0.1, 0.1], [0, 0.1, 9, 9], [0, 0.1, 0.1, 3.0]])
+    batch = _batch([1.0] * 4, proximal=proximal) | {"logprobs": proximal + moved}
+    kept = with_second_moment_mask(batch, 0.6)["second_moment_mask"]
+    assert kept.equal(MASK.bool() & (moved < 3.0))  # mean of squares (7 * 0.01 + 4) / 8; with the 9 it is above
+    shares = [{name: column[rows] for name, column in batch.items()} for rows in ([0, 1], [2, 3])]
+    squares = [squared_log_ratios(each["proximal"], each["logprobs"], each["loss_mask"]) for each in shares]
+    parts = [with_second_moment_mask(each, 0.6, lambda mine: squares)["second_moment_mask"] for each in shares]
+    assert torch.cat(parts).equal(kept)
 
 
 def test_divergence_from_the_reference_is_paid_for_from_each_token_on() -> None:

@@ -15,6 +15,24 @@ def test_shaped_overlong_answers_lose_in_proportion_to_their_excess() -> None:
     assert got.tolist() == [1.0, 0.5, 0.0, -1.0]
 
 
+def dapo_punishment(length: int, longest: int, buffer: int) -> float:
+    """R_length of DAPO (arXiv 2503.14476, eq. 13), case by case."""
+    if length <= longest - buffer:
+        return 0.0
+    if length <= longest:
+        return ((longest - buffer) - length) / buffer
+    return -1.0
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
+def test_shaped_adds_the_overlong_punishment_to_the_reward_before_bias_scale_and_clip(factor: float) -> None:
+    how = RewardShaping(scale=10, bias=-0.5, clip=12, overlong_tokens=4, overlong_penalty=factor, max_new_tokens=10)
+    lengths = [0, 6, 7, 9, 10, 11]
+    got = shaped(torch.ones(6), torch.tensor(lengths), how)
+    want = [max(-12.0, (1.0 + factor * dapo_punishment(length, 10, 4) - 0.5) * 10) for length in lengths]
+    assert got.tolist() == pytest.approx(want)
+
+
 def test_shaped_overlong_without_a_limit_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_new_tokens"):
         shaped(torch.ones(1), torch.ones(1), RewardShaping(overlong_tokens=4))
