@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.reconcilers.admin_keys import require_usable_key
 from areal.reconcilers.context import Context, Outcome, Progress
-from areal.reconcilers.converge import Approve, Choose, Desk, Prepared, converge, plan_targets
+from areal.reconcilers.converge import NO_LIMIT, Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.engine_flags import check_engine_args
 from areal.reconcilers.job_service import with_services
@@ -25,7 +25,6 @@ from areal.resources.resource import Rendered
 from areal.state.records import StoredObject
 
 SERVED_KINDS = ("InferenceService", "Model", "TrainJob")
-_NO_LIMIT = 1 << 20
 
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
@@ -95,7 +94,7 @@ def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish) -> Prepared:
     policy = Policy(allow_downtime=request.allow_downtime)
     if request.dry_run == "client":
         scope = Scope(choose(desk.store.list()))
-        plan = without_ops(make_plan(scope, Observed(), replace(policy, free_gpus=_NO_LIMIT)))
+        plan = without_ops(make_plan(scope, Observed(), replace(policy, free_gpus=NO_LIMIT)))
         return Prepared(scope, Observed(), plan)
     return plan_targets(desk, choose, policy, source_of(request, wish.resources))
 

@@ -43,6 +43,7 @@ from areal.state.records import StoredObject
 
 MAX_PASSES = 3  # a second pass follows what the first one could not know, such as a port that had to move
 STABLE_READS = 3
+NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 
 Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 Approve = Callable[[Plan], bool]
@@ -79,8 +80,12 @@ class Prepared:
 def plan_targets(desk: Desk, choose: Choose, policy: Policy, source: dict[str, Any] | None = None) -> Prepared:
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
     snapshot, scope, observed = _look(desk, choose)
-    policy = replace(policy, free_gpus=len(observed.capacity.gpus))
-    plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
+    plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
+    # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
+    if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops) and any(_wants_gpus(t) for t in scope.all):
+        observed = replace(observed, capacity=desk.backend.capacity())
+        policy = replace(policy, free_gpus=len(observed.capacity.gpus))
+        plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
     return Prepared(scope, observed, plan)
 
 
@@ -91,8 +96,7 @@ def _look(desk: Desk, choose: Choose) -> tuple[Snapshot, Scope, Observed]:
     for _ in range(STABLE_READS):
         targets = following_jobs(choose(snapshot.objects), snapshot.objects, desk.backend.observe().values())
         scope = Scope(targets, _context(targets, snapshot.objects))
-        want_gpus = any(_wants_gpus(target) for target in scope.all)
-        observed = observe(desk.ctx.home, desk.backend, [target.object for target in scope.all], want_gpus=want_gpus)
+        observed = observe(desk.ctx.home, desk.backend, [target.object for target in scope.all])
         if desk.store.serial() == snapshot.serial:
             break
         snapshot = desk.store.snapshot()

@@ -1,18 +1,24 @@
-"""``engineArgs`` of vLLM and SGLang, against the flags of the one that is installed.
+"""``engineArgs`` of vLLM and SGLang, against the flags of the installed engine.
 
-It is asked once a version for its ``--help``, which takes it seconds, and the answer is kept. Where it is not installed
-here, cannot be asked or says nothing of use, nothing is checked: the engine itself says so when it starts.
+An engine is asked for its ``--help``, which takes it seconds, once a version. An interpreter is asked once which
+version it has, and again when it or a folder that it imports from has changed: an apply without changes starts no
+process. Where an engine is not installed, cannot be asked or prints no flags, nothing is checked: the engine itself
+reports a wrong argument when it starts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
@@ -37,26 +43,36 @@ Asking = Callable[[str, str], None]
 
 def check_engine_args(found: Rendered, cache: Path, asking: Asking = lambda ref, stage: None) -> None:
     """Raises ManifestError for arguments that the installed engines do not have."""
-    problems = [problem for resource in found.resources for problem in _faults(resource, cache, asking)]
+    known: dict[tuple[str, str], Collection[str] | None] = {}
+    problems: list[Diagnostic] = []
+    for resource in found.resources:
+        engine, python = _engine_of(resource)
+        if not engine:
+            continue
+        if (engine, python) not in known:
+            stage = f"asking {engine} for its flags, once a version"
+            known[engine, python] = installed_flags(engine, python, cache, partial(asking, str(resource.ref), stage))
+        problems += _faults(resource, engine, known[engine, python])
     if problems:
         raise ManifestError(problems)
 
 
-def _faults(resource: Resource, cache: Path, asking: Asking) -> list[Diagnostic]:
-    arguments, backend = resource.spec.get("engineArgs"), resource.spec.get("backend")
-    if resource.kind != "Model" or not arguments or not isinstance(backend, str):
-        return []
+def _engine_of(resource: Resource) -> tuple[str, str]:
+    """The engine to be asked and its interpreter; an empty name where there is nothing to ask."""
+    backend = resource.spec.get("backend")
+    if resource.kind != "Model" or not resource.spec.get("engineArgs") or not isinstance(backend, str):
+        return "", ""
     engine = inference_part(backend).engine
-    if engine not in _HELP:
-        return []
     python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
-    stage = f"asking {engine} for its flags, once a version"
-    known = installed_flags(engine, python, cache, lambda: asking(str(resource.ref), stage))
+    return (engine, python) if engine in _HELP else ("", "")
+
+
+def _faults(resource: Resource, engine: str, known: Collection[str] | None) -> list[Diagnostic]:
     if known is None:
         return []
     return [
         Diagnostic(resource.pos_of(("engineArgs", name)), resource.text_of(("engineArgs", name)), message)
-        for name, message in engine_arg_faults(engine, arguments, known)
+        for name, message in engine_arg_faults(engine, resource.spec["engineArgs"], known)
     ]
 
 
@@ -65,35 +81,75 @@ def installed_flags(
 ) -> Collection[str] | None:
     """The flags, without dashes, of the engine that ``python`` has; None where that cannot be told. ``before`` is
     called when it has to be asked."""
-    version = _version(engine, python)
+    found = shutil.which(python) or python
+    path = os.environ.get("PYTHONPATH", "")
+    installed = cache / f"interpreter-{hashlib.sha256(f'{engine}:{found}:{path}'.encode()).hexdigest()[:16]}.json"
+    version = _unchanged_version(installed)
     if version is None:
+        version, imports = _ask_version(engine, found)
+        _keep(installed, {"version": version, "seen": {name: _stamp(name) for name in (found, *imports)}})
+    if not version:
         return None
-    kept = cache / f"{engine}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}.json"
-    try:
-        flags = json.loads(kept.read_text(encoding="utf-8"))
+    help_of = cache / f"{engine}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}.json"
+    flags = _kept(help_of)
+    if isinstance(flags, list) and len(flags) >= _FEWEST:
         return frozenset(flags)
-    except (OSError, ValueError, TypeError):
-        pass
     before()
-    flags = sorted(set(_FLAG.findall(_output(python, _HELP[engine], _HELP_S) or "")))
-    if len(flags) < _FEWEST:
+    flags = sorted(set(_FLAG.findall(_output(found, _HELP[engine], _HELP_S) or "")))
+    if len(flags) >= _FEWEST:
+        _keep(help_of, flags)
+        return frozenset(flags)
+    _keep(installed, {**(_kept(installed) or {}), "version": ""})  # this installation has no help to give
+    return None
+
+
+def _unchanged_version(installed: Path) -> str | None:
+    """The version that an interpreter had when it was last asked ("": none); None where it may have changed since."""
+    record = _kept(installed)
+    if not isinstance(record, dict) or not isinstance(record.get("seen"), dict):
         return None
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        write_atomic(kept, json.dumps(flags))
-    except (OSError, ArealError):
-        pass  # asked again the next time
-    return frozenset(flags)
+    if any(_stamp(name) != stamp for name, stamp in record["seen"].items()):
+        return None
+    version = record.get("version")
+    return version if isinstance(version, str) else None
 
 
-def _version(engine: str, python: str) -> str | None:
+def _ask_version(engine: str, python: str) -> tuple[str, list[str]]:
+    """(the engine's version or "", the folders that ``python`` imports from)."""
     code = (
-        "import importlib.metadata as m\n"
+        "import importlib.metadata as m, sys\n"
         f"for name in {_DISTRIBUTIONS[engine]!r}:\n"
         "    try:\n        print(m.version(name)); break\n"
-        "    except m.PackageNotFoundError: pass"
+        "    except m.PackageNotFoundError: pass\n"
+        "else: print()\n"
+        "print(*filter(None, sys.path), sep='\\n')"
     )
-    return (_output(python, ("-c", code), _VERSION_S) or "").strip() or None
+    lines = (_output(python, ("-c", code), _VERSION_S) or "").splitlines()
+    return (lines[0].strip() if lines else ""), lines[1:]
+
+
+def _stamp(path: str) -> list[int]:
+    """What changes when an interpreter is replaced, or a package installed in one of its folders."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return []
+    return [found.st_mtime_ns, found.st_ino]
+
+
+def _kept(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(path: Path, value: Any) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(value))
+    except (OSError, ArealError):
+        pass  # asked again the next time
 
 
 def _output(python: str, arguments: tuple[str, ...], timeout_s: float) -> str | None:

@@ -11,7 +11,7 @@ from areal.client.admin import AdminClient
 from areal.errors import ArealError
 from areal.reconcilers.admin_keys import key_path
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
-from areal.runtime.backends.base import Backend, Capacity, Phase, RunSpec, RunState
+from areal.runtime.backends.base import Backend, Phase, RunSpec, RunState
 from areal.runtime.probes import Unreachable, http_get
 from areal.state.credentials import read_key
 from areal.state.home import Home
@@ -21,7 +21,7 @@ PROBE_TIMEOUT_S = 2.0
 PARALLEL_PROBES = 16
 
 
-def observe(home: Home, backend: Backend, objects: Iterable[StoredObject], *, want_gpus: bool = False) -> Observed:
+def observe(home: Home, backend: Backend, objects: Iterable[StoredObject]) -> Observed:
     """Look at the runs of ``objects`` and at the routers among them."""
     wanted = {str(item.ref): item for item in objects}
     states = [state for state in backend.observe().values() if state.spec.owner in wanted]
@@ -30,8 +30,7 @@ def observe(home: Home, backend: Backend, objects: Iterable[StoredObject], *, wa
     for run in sorted(runs, key=lambda run: run.uid):
         grouped.setdefault(run.state.spec.owner, []).append(run)
     routes = _read_tables(home, runs, wanted)
-    capacity = backend.capacity() if want_gpus else Capacity()
-    return Observed({ref: tuple(items) for ref, items in grouped.items()}, routes, capacity)
+    return Observed({ref: tuple(items) for ref, items in grouped.items()}, routes)
 
 
 def probe_all(states: Sequence[RunState]) -> list[ObservedRun]:
