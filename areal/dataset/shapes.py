@@ -2,7 +2,7 @@
 
 rl    messages, and whatever the reward needs (answer)
 sft   input_ids, loss_mask (1 on what is learned)
-rw    chosen_ids, rejected_ids  (preference pairs: reward models, DPO)
+rw    chosen_ids, rejected_ids, prompt_length  (preference pairs: reward models, DPO)
 """
 
 from __future__ import annotations
@@ -81,19 +81,30 @@ def _taught_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Row:
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
+    """``prompt_length`` is said where the row tells its prompt from its answers."""
     if "chosen_ids" in row:
-        return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"])}
-    ids = {}
-    for name in ("chosen", "rejected"):
-        value = row[name]
-        if isinstance(value, str):
-            prompt = next((str(row[each]) for each in _QUESTIONS if each in row), "")
-            ids[f"{name}_ids"] = list(tokenizer.encode(f"{prompt}{value}{tokenizer.eos_token or ''}"))
-        else:
-            asked = row.get("prompt")
-            before = list(asked) if isinstance(asked, list) else []  # else the conversation is whole
-            ids[f"{name}_ids"] = templated(tokenizer, [*before, *value])
-    return ids
+        told = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
+        return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **told}
+    sides = [row["chosen"], row["rejected"]]
+    if all(isinstance(side, str) for side in sides):
+        prompt = next((str(row[each]) for each in _QUESTIONS if each in row), "")
+        ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
+        before = list(tokenizer.encode(prompt)) if prompt else None
+    else:
+        asked = row.get("prompt")
+        said = list(asked) if isinstance(asked, list) else []  # else the conversations are whole
+        chosen, rejected = ([*said, *side] for side in sides)
+        ids = [templated(tokenizer, messages) for messages in (chosen, rejected)]
+        shared = chosen[: len(said) or min(_in_common(chosen, rejected), len(chosen) - 1)]
+        before = templated(tokenizer, shared, add_generation_prompt=True) if shared else None
+    told = {} if before is None else {"prompt_length": min(_in_common(before, side) for side in ids)}
+    return {"chosen_ids": ids[0], "rejected_ids": ids[1], **told}
+
+
+def _in_common(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """With how many equal items both begin."""
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _first(row: Row, names: Sequence[str]) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from areal.api.cli_args import DPOConfig
 from tests.api.test_config import SMALL, faults, load
 
 OVERLONG = "gconfig: {max_new_tokens: 10}\nactor: {overlong_reward_penalty: true, overlong_tokens: 4"
@@ -15,3 +18,21 @@ def test_overlong_penalty_is_linked_to_the_answers_longest_length(tmp_path: Path
     said = faults(tmp_path, SMALL + OVERLONG + ", max_new_tokens: 1024}")
     assert "config.yaml:4: actor.max_new_tokens: " in said
     assert "gconfig.max_new_tokens 10" in said
+
+
+def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
+    assert load(tmp_path, SMALL).actor.disable_dropout
+    assert "config.yaml:3: actor.disable_dropout: " in faults(tmp_path, SMALL + "actor: {disable_dropout: false}")
+
+
+@pytest.mark.parametrize(
+    ("actor", "said"),
+    [
+        ("label_smoothing: 0.5", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
+        ("label_smoothing: -0.1", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
+        ("label_smoothing: 0.1, loss_type: ipo", "actor.label_smoothing: label_smoothing has no effect on loss_type"),
+        ("beta: 0", "actor.beta: beta must be above 0"),
+    ],
+)
+def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, said: str) -> None:
+    assert f"config.yaml:3: {said}" in faults(tmp_path, SMALL + f"actor: {{{actor}}}", cls=DPOConfig)

@@ -72,6 +72,8 @@ def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
     (row,) = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", rows)), type="rw", tokenizer=tokenizer)
     assert tokenizer.decode(row["chosen_ids"]) == "Hello friend<|im_end|>"
     assert tokenizer.decode(row["rejected_ids"]) == "Hello fox<|im_end|>"
+    answer = row["chosen_ids"][row["prompt_length"] :]
+    assert tokenizer.decode(answer).strip() == "friend<|im_end|>"  # also the f that both answers begin with
 
 
 def test_preference_between_answers_to_a_conversation_is_the_same_as_between_whole_ones(
@@ -86,6 +88,7 @@ def test_preference_between_answers_to_a_conversation_is_the_same_as_between_who
         for n, row in enumerate((apart, whole))
     ]
     assert rows[0] == rows[1] and rows[0]["chosen_ids"] != rows[0]["rejected_ids"]
+    assert tokenizer.decode(rows[0]["chosen_ids"][rows[0]["prompt_length"] :]).startswith("chosen")
 
 
 def test_rows_that_are_too_long_are_left_out(tmp_path: Path, tokenizer: Any) -> None:

@@ -177,6 +177,7 @@ class PPOActorConfig(TrainEngineConfig):
     """The policy. Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``; then normalised, then spread over
     tokens with a KL penalty of ``kl_ctl`` against the reference."""
 
+    disable_dropout: bool = True
     group_size: int = 1
     ppo_n_minibatches: int = 4
     eps_clip: float = 0.2
@@ -229,6 +230,8 @@ class PPOActorConfig(TrainEngineConfig):
         super().__post_init__()
         if self.eps_clip <= 0 or (self.eps_clip_higher is not None and self.eps_clip_higher <= 0):
             raise ValueError("eps_clip and eps_clip_higher must be above 0")
+        if not self.disable_dropout:
+            raise ValueError("disable_dropout false is not supported: with dropout the ratio of two policies is noise")
         if self.c_clip is not None and self.c_clip <= 1:
             raise ValueError(f"c_clip must be above 1, not {self.c_clip}")
         if self.use_sapo_loss and self.use_cispo_loss:
@@ -280,5 +283,18 @@ class PPOCriticConfig(TrainEngineConfig):
 
 @dataclass
 class DPOEngineConfig(TrainEngineConfig):
+    """``label_smoothing``: the share of pairs whose labels are thought wrong (conservative DPO)."""
+
+    disable_dropout: bool = True
     beta: float = 0.1
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.beta > 0:
+            raise ValueError(f"beta must be above 0, not {self.beta}")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(f"label_smoothing must be at least 0 and below 0.5, not {self.label_smoothing}")
+        if self.label_smoothing and self.loss_type == "ipo":
+            raise ValueError("label_smoothing has no effect on loss_type ipo: leave it out")

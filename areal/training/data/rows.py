@@ -26,8 +26,8 @@ def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
 
 
 def paired_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
-    """Preferences with ``chosen_ids`` and ``rejected_ids``: both answers of each row, one after the other. What they
-    begin with in common is the prompt."""
+    """Preferences with ``chosen_ids`` and ``rejected_ids``: both answers of each row, one after the other. Answers
+    begin after ``prompt_length`` tokens; without it the prompt is what both have in common, as in TRL."""
     flat = [side for number, row in enumerate(rows) for side in _sides(number, row)]
     return token_batch(flat, pad_id)
 
@@ -41,7 +41,8 @@ def _sides(number: int, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         (place for place, (left, right) in enumerate(zip(chosen, rejected, strict=False)) if left != right),
         min(len(chosen), len(rejected)) - 1,
     )
-    return [{"input_ids": ids, "loss_mask": [0] * shared + [1] * (len(ids) - shared)} for ids in (chosen, rejected)]
+    prompt = min(shared, row.get("prompt_length", shared))
+    return [{"input_ids": ids, "loss_mask": [0] * prompt + [1] * (len(ids) - prompt)} for ids in (chosen, rejected)]
 
 
 def _check(number: int, row: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ class DPOTrainer(PreferenceTrainer):
             micro["reference"],
             micro["loss_mask"],
             beta=self.config.actor.beta,
-            label_smoothing=0.0,
+            label_smoothing=self.config.actor.label_smoothing,
             kind=self.config.actor.loss_type,
         )
         return self.mean_of(result, counting_pairs(micro))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from areal.training.algorithms.losses import dpo_loss, reward_model_loss, sft_loss, value_loss
+from areal.training.data.rows import paired_batch
 
 
 def test_sft_loss_is_the_negative_log_likelihood_of_the_mask() -> None:
@@ -34,3 +35,19 @@ def test_dpo_loss_counts_only_the_answers() -> None:
     assert got.per_pair.item() == pytest.approx(math.log(1 + math.exp(-margin)))
     smooth = dpo_loss(logprobs, reference, mask, beta=0.1, label_smoothing=0.25).per_pair.item()
     assert smooth == pytest.approx(0.75 * math.log(1 + math.exp(-margin)) + 0.25 * math.log(1 + math.exp(margin)))
+
+
+def test_ipo_divides_by_the_whole_answer_also_by_what_both_answers_begin_with() -> None:
+    row = {"chosen_ids": [1, 2, 5, 6, 7], "rejected_ids": [1, 2, 5, 8, 9, 9], "prompt_length": 2}
+    batch = paired_batch([row])
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = torch.randn(2, 6, generator=generator), torch.randn(2, 6, generator=generator)
+    policy[1, 2], reference[1, 2] = policy[0, 2], reference[0, 2]  # the token that both answers begin with
+    got = dpo_loss(policy, reference, batch["loss_mask"], beta=0.1, kind="ipo")
+    chosen, rejected = (policy - reference)[0, 2:5].mean(), (policy - reference)[1, 2:6].mean()
+    assert got.per_pair.item() == pytest.approx(((chosen - rejected) - 1 / (2 * 0.1)).item() ** 2)
+
+
+def test_pairs_that_tell_no_prompt_have_in_common_what_they_begin_with() -> None:
+    batch = paired_batch([{"chosen_ids": [1, 2, 5, 6], "rejected_ids": [1, 2, 5, 8, 9]}])
+    assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from areal.api.cli_args import MicroBatchSpec
 from areal.errors import ArealError, NotFound
@@ -19,6 +20,7 @@ from areal.training.checkpoints import Checkpoints
 from areal.training.data.batches import Batch
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
+from areal.training.engines.fsdp.model import decoder_layers
 from areal.training.engines.fsdp.weights import save_model as save_weights
 from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.failures import NonFinite
@@ -212,6 +214,60 @@ def test_tied_weights_are_published_once(tmp_path: Path) -> None:
     names = list(_weights(engine))
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
+
+
+def with_dropout(folder: Path, kind: str) -> Path:
+    """A model with dropout everywhere that its kind has it."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    made: Any = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=48, attention_dropout=0.5)),
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)),
+        "opt": lambda: OPTForCausalLM(
+            OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5, attention_dropout=0.5, layerdrop=0.5)
+        ),
+    }[kind]()
+    made.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_checkpointing(
+    tmp_path: Path, kind: str, checkpointing: bool
+) -> None:
+    engine = _engine(with_dropout(tmp_path, kind), disable_dropout=True, gradient_checkpointing=checkpointing)
+    before = engine.forward(batch(), lambda logits, micro: token_logprobs(logits, micro["input_ids"]))
+    (layer, *_) = decoder_layers(engine.model)
+    ran = []
+    layer.register_forward_hook(lambda *_: ran.append("forward"))
+    inside = next(module for module in layer.modules() if isinstance(module, torch.nn.LayerNorm | LlamaRMSNorm))
+    inside.register_forward_hook(lambda *_: ran.append("inside"))
+
+    def loss(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
+        wanted = before[: len(micro["input_ids"]), : micro["input_ids"].shape[1]]
+        got = token_logprobs(logits, micro["input_ids"])
+        torch.testing.assert_close(got * micro["loss_mask"], wanted * micro["loss_mask"], rtol=1e-4, atol=1e-5)
+        return sft(logits, micro)
+
+    engine.train_batch(batch(), loss, tokens)
+    assert ran.count("inside") == (2 if checkpointing else 1)  # computed again in the backward pass
+
+
+def test_dropout_is_there_where_it_is_not_disabled(tmp_path: Path) -> None:
+    engine, seen = _engine(with_dropout(tmp_path, "llama")), list[float]()
+
+    def loss(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
+        found = sft(logits, micro)
+        seen.append(found.item())
+        return found * 0.0
+
+    engine.eval_batch(batch(), sft, tokens)  # evaluates, and goes back to training
+    for _ in range(2):
+        engine.train_batch(batch(), loss, tokens)
+    assert len(set(seen)) == 2
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:

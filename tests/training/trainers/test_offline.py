@@ -109,6 +109,20 @@ def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: str) -> N
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
 
 
+def test_label_smoothing_is_conservative_dpo(tmp_path: Path) -> None:
+    actor = DPOEngineConfig(**engine(), label_smoothing=0.2, beta=0.5)
+    with DPOTrainer(DPOConfig(**_common(tmp_path, 1), actor=actor), preferences(16)) as trainer:
+        micro = trainer.collate(preferences(1))
+        mask, generator = micro["loss_mask"], torch.Generator().manual_seed(0)
+        logits = torch.randn(2, mask.shape[1], 16, generator=generator)
+        logp = torch.log_softmax(logits[:, :-1], -1).gather(2, micro["input_ids"][:, 1:, None])[..., 0]
+        micro["reference"] = torch.randn(mask.shape, generator=generator)
+        gained = ((logp - micro["reference"][:, 1:]) * mask[:, 1:]).sum(1)
+        margin = 0.5 * (gained[0] - gained[1])
+        want = -0.8 * torch.nn.functional.logsigmoid(margin) - 0.2 * torch.nn.functional.logsigmoid(-margin)
+        assert trainer.loss(logits, micro).item() == pytest.approx(want.item(), rel=1e-5)
+
+
 def test_a_run_that_meets_no_number_keeps_its_checkpoint(tmp_path: Path) -> None:
     recover = RecoverConfig(mode="auto", freq_steps=2)
     with _sft(tmp_path, 6, recover=recover) as trainer:

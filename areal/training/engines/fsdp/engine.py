@@ -20,7 +20,7 @@ from areal.errors import UsageFault
 from areal.training.data.batches import Batch, lengths, moved, rows, select
 from areal.training.data.packed_rows import Cost, PackedRows, pack
 from areal.training.data.packing import MicroBatches, micro_batches
-from areal.training.engines.fsdp.model import compute_dtype, cost_of, load_model, sharded
+from areal.training.engines.fsdp.model import compute_dtype, cost_of, load_model, set_training, sharded
 from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
 from areal.training.failures import NonFinite
 from areal.training.ranks import Ranks
@@ -64,7 +64,7 @@ class FSDPEngine:
         self.model = sharded(model, self.config, self.ranks)
         if self.config.optimizer is not None:
             self.optimizer = make_optimizer(self.model, self.config.optimizer)
-        self.model.train(self.optimizer is not None and not self.config.disable_dropout)
+        self._leave_evaluation()
 
     # -- forward
 
@@ -190,12 +190,17 @@ class FSDPEngine:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        was = self.model.training
         self.model.eval()
         try:
             yield
         finally:
-            self.model.train(was)
+            self._leave_evaluation()
+
+    def _leave_evaluation(self) -> None:
+        if self.optimizer is not None:
+            set_training(self.model, self.config)
+        else:
+            self.model.eval()
 
 
 def _logits(result: Any) -> Tensor:

@@ -42,10 +42,6 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     else:
         _check_weights(config.path)
         model = loader.from_pretrained(config.path, config=about, dtype=dtype, **settings)
-    if config.disable_dropout:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
     model.config.use_cache = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # names that transformers 5 has still, for us and for peft
@@ -55,6 +51,21 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
             model = _with_adapters(model, config)
     prepared: nn.Module = model.to(ranks.device)
     return prepared
+
+
+def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
+    """Training mode; with ``disable_dropout`` without anything random in it: the outputs are those of evaluation.
+
+    Modules whose activations are checkpointed do so in training mode only. They stay in it, alone, not what they
+    contain: dropout that they apply by themselves, or noise of a router, is a number among their attributes.
+    """
+    model.train(not config.disable_dropout)
+    for module in model.modules() if config.disable_dropout else ():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in vars(module).items():
+                if isinstance(value, float) and ("drop" in name or "jitter" in name):
+                    setattr(module, name, 0.0)
 
 
 def sharded(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
