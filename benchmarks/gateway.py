@@ -8,7 +8,8 @@ counts (all its threads, by the kernel's clock of the process). Four shapes, at 
     plain         2 KB in, 12 KB of JSON out: the gateway, nginx, sglang-router and LiteLLM before one mock worker
     stream        the same call, answered by 64 server-sent events
     turn          gateway and data proxy before a mock engine: a short turn of a conversation in a session, templated,
-                  tokenised (8,000 tokens, trained here), 64 tokens sampled, recorded on disk before the last byte
+                  tokenised (8,000 tokens, trained here), 64 tokens sampled one by one as an engine does, recorded on
+                  disk before the last byte
     turn stream   the same with each token an event
 
 Added latency is the mean through the system minus the mean direct of the same round (its p50 at one connection too).
@@ -45,6 +46,7 @@ STREAMS = {1: 15, 16: 96, 128: 128, 512: 512}
 SLOW_SHARE = 10  # of the requests, for what needs so long that it would be most of the run
 SLOW_STREAMS = 128  # at once
 EVENTS_A_SECOND = 3000
+TOKEN_S = 0.001  # between two tokens of a turn that is not streamed: so fast is a small model
 DIRECT, GATEWAY, WHOLE = "direct", "gateway", "gateway + data proxy"
 SHAPES = {"plain": PLAIN, "stream": STREAMS, "turn": PLAIN, "turn stream": STREAMS}
 
@@ -74,7 +76,7 @@ class Bench:
     def turn(self, shape: str, count: int, requests: int, number: int) -> Iterator[tuple[str, dict[str, float]]]:
         """Each system once, those of a shape in an order that turns."""
         streamed = shape.endswith("stream")
-        ask(self.mock, "POST", "/pace", {"gap_s": count / EVENTS_A_SECOND if streamed else 0})
+        ask(self.mock, "POST", "/pace", {"gap_s": count / EVENTS_A_SECOND if streamed else TOKEN_S})
         if shape.startswith("turn"):
             for system in self.whole:
                 with Spent(system, requests) as spent:
@@ -131,7 +133,7 @@ def _medians(spent: list[dict[str, float]]) -> dict[str, float]:
 
 
 def at_scale(bench: Bench, rounds: int, *, quick: bool) -> dict[str, Any]:
-    ask(bench.mock, "POST", "/pace", {"gap_s": 0})
+    ask(bench.mock, "POST", "/pace", {"gap_s": TOKEN_S})
     most_workers, most_sessions = (50, 2_000) if quick else (1_000, 100_000)
     return {
         "workers": scale.workers(bench.floor, (1, most_workers), rounds),

@@ -3,9 +3,9 @@
     python benchmarks/relaying/mock.py [HOSTS]
 
 Prints its port, which is the same on each of as many loopback addresses. ``POST /v1/chat/completions`` answers 12 KB
-of JSON, or with ``"stream":true`` 64 server-sent events; ``POST /generate`` speaks the embedded engine's NDJSON, 64
-tokens. ``POST /pace`` sets the seconds between two chunks (``{"gap_s": 0.01}``; 0 sends the engine's answer as eight
-lines in one write). Anything else is 200, as for a probe.
+of JSON, or with ``"stream":true`` 64 server-sent events; ``POST /generate`` is the embedded engine's: 64 tokens, each
+in a line of NDJSON as it is sampled, or without ``"stream":true`` the whole answer once they all are. ``POST /pace``
+sets the seconds between two events or tokens (``{"gap_s": 0.01}``). Anything else is 200, as for a probe.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _event(text: str, finish: str | None) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def _line(tokens: int, last: bool) -> bytes:
-    body = {
+def _sampled(tokens: int, last: bool) -> dict[str, object]:
+    return {
         "index": 0,
         "token_ids": [260 + number for number in range(tokens)],
         "logprobs": [-0.25] * tokens,
@@ -49,7 +49,10 @@ def _line(tokens: int, last: bool) -> bytes:
         "finish_reason": "length" if last else None,
         "stop_token_id": None,
     }
-    return json.dumps(body).encode() + b"\n"
+
+
+def _line(last: bool) -> bytes:
+    return json.dumps(_sampled(1, last)).encode() + b"\n"
 
 
 PLAIN = _response(_answer())
@@ -57,9 +60,9 @@ OK = _response(json.dumps({"status": "ready", "component": "mock", "in_flight": 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = [_chunk(_event("word ", "stop" if n == CHUNKS - 1 else None)) for n in range(CHUNKS)]
 EVENTS.append(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-LINES = [_chunk(_line(1, n == CHUNKS - 1)) for n in range(CHUNKS)]
+LINES = [_chunk(_line(n == CHUNKS - 1)) for n in range(CHUNKS)]
 LINES[-1] += b"0\r\n\r\n"
-WHOLE = HEAD % b"application/x-ndjson" + b"".join(_chunk(_line(8, n == 7)) for n in range(8)) + b"0\r\n\r\n"
+WHOLE = _response(json.dumps({"choices": [_sampled(CHUNKS, True)], "prompt_tokens": 100}).encode())
 
 
 @dataclass
@@ -100,10 +103,10 @@ class Mock(asyncio.Protocol):
             else:
                 self._transport.write(PLAIN)
         elif path == b"/generate":
-            if self._pace.gap_s:
+            if b'"stream":true' in body:
                 self._start(b"application/x-ndjson", LINES)
             else:
-                self._transport.write(WHOLE)
+                asyncio.get_running_loop().call_later(self._pace.gap_s * CHUNKS, self._transport.write, WHOLE)
         else:
             if path == b"/pace":
                 self._pace.gap_s = json.loads(body)["gap_s"]

@@ -131,18 +131,30 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
     if script.fail is not None:
         record["ended"] = "failed"
         return web.json_response({"error": {"message": script.fail_message}}, status=script.fail)
+    whole = not body["stream"]
+    choices: dict[int, dict[str, Any]] = {}
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
+    if not whole:
+        await response.prepare(request)
     try:
         for moment in lines(engine, body):
-            await before_line(engine, script, record, response)
+            await before_line(engine, script, record)
             if record["ended"] == "cut":
                 request.transport.close()
+                return response
+            if record["ended"] == "error":
+                error = {"error": {"message": "scripted error line"}}
+                if whole:
+                    return web.json_response(error, status=500)
+                await response.write(json.dumps(error).encode() + b"\n")
                 return response
             for line in moment:
                 for choice in range(body["sampling"].get("n", 1)):
                     said = {**line, "index": line["index"] + choice}
-                    await response.write(json.dumps(said).encode() + b"\n")
+                    if whole:
+                        keep(choices, said)
+                    else:
+                        await response.write(json.dumps(said).encode() + b"\n")
             record["tokens"] += len(moment[0]["token_ids"])
             record["said"] += moment[0]["token_ids"]
             engine.note()
@@ -153,10 +165,21 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
         raise
     finally:
         engine.note()
+    if whole:
+        answer = [{**choice, "top_logprobs": choice["top_logprobs"] or None} for choice in choices.values()]
+        return web.json_response({"choices": answer, "prompt_tokens": 1})
     return response
 
 
-async def before_line(engine: Engine, script: Script, record: dict[str, Any], response: web.StreamResponse) -> None:
+def keep(choices: dict[int, dict[str, Any]], said: dict[str, Any]) -> None:
+    """A whole answer's choice, and what is added to it."""
+    index = said["index"]
+    before = choices.get(index, {**said, "token_ids": [], "logprobs": [], "versions": [], "top_logprobs": []})
+    runs = {name: before[name] + (said[name] or []) for name in ("token_ids", "logprobs", "versions", "top_logprobs")}
+    choices[index] = {**said, **runs}
+
+
+async def before_line(engine: Engine, script: Script, record: dict[str, Any]) -> None:
     tokens = record["tokens"]
     if script.die_after is not None and tokens >= script.die_after:
         os._exit(9)
@@ -165,7 +188,7 @@ async def before_line(engine: Engine, script: Script, record: dict[str, Any], re
     if script.cut_after is not None and tokens >= script.cut_after:
         record["ended"] = "cut"
     if script.error_after is not None and tokens >= script.error_after:
-        await response.write(b'{"error": {"message": "scripted error line"}}\n')
+        record["ended"] = "error"
 
 
 async def serve(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -40,8 +41,9 @@ class Running:
                 await self._changed.wait()
 
 
-def begin(engine: Subject, prompt: list[int] = PROMPT) -> Running:
-    return Running(engine.client.generate(engine.call(prompt, max_new_tokens=COUNT, ignore_eos=True)))
+def begin(engine: Subject, prompt: list[int] = PROMPT, *, stream: bool = True) -> Running:
+    call = replace(engine.call(prompt, max_new_tokens=COUNT, ignore_eos=True), stream=stream)
+    return Running(engine.client.generate(call))
 
 
 async def paused_midway(engine: Subject) -> Running:
@@ -83,6 +85,25 @@ async def test_each_token_has_the_version_that_was_set_when_it_was_sampled(engin
     await asyncio.wait_for(running.task, 60)
     assert running.versions == [3] * held + [4] * (COUNT - held)
     assert (await engine.client.state()).version == 4
+
+
+async def test_answer_that_is_not_streamed_keeps_each_tokens_version_across_a_pause(engine: Subject) -> None:
+    await engine.client.set_version(3)
+    for _ in range(30):
+        quiet = begin(engine, [11, 12], stream=False)
+        running = await paused_midway(engine)
+        await engine.client.set_version(4)
+        await engine.client.resume()
+        await asyncio.wait_for(asyncio.gather(running.task, quiet.task), 60)
+        if quiet.versions[-1] == 4:  # else it was over before the pause
+            break
+        await engine.client.set_version(3)
+    held = quiet.versions.count(3)
+    assert 0 < held < COUNT and quiet.versions == [3] * held + [4] * (COUNT - held)
+    assert gap(engine.models.versions[0], [11, 12], tokens(quiet.deltas), told(quiet.deltas)) < TOLERANCE
+    if engine.client.capabilities.whole_answers:
+        (whole,) = quiet.deltas
+        assert whole.after_first_s > 0
 
 
 async def test_pause_and_resume_are_idempotent(engine: Subject) -> None:

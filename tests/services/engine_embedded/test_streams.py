@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence
 from areal.services.inference.engines.embedded.streams import Streams
 
@@ -99,37 +97,66 @@ async def test_settle_leaves_a_client_that_reads_nothing_after_its_deadline() ->
     await asyncio.wait_for(opened.settle(0.01), 5)
 
 
-async def test_seldom_stream_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = streams()
-    pair = [make_sequence([1], index=index) for index in range(2)]
-    stream = opened.open(pair, whole=False, seldom=True)
-    produce(pair[0], 1, 2, finish=Finish.STOP)
-    produce(pair[1], 3)
-    assert not stream.is_due() and not stream.has_news()
-    await opened.settle(0.01)  # a pause has nobody to wait for, and breaks no answer in two
-    monkeypatch.setattr("areal.services.inference.engines.embedded.streams.SELDOM_S", 0.0)
-    assert stream.has_news(), "whoever waits hears now and then that there is progress"
-    produce(pair[1], 4, finish=Finish.LENGTH)
+async def test_whole_stream_knows_when_its_first_token_was_there() -> None:
+    opened, sequence = streams(), make_sequence([1])
+    stream = opened.open([sequence], whole=True)
+    assert stream.first_at is None
+    produce(sequence, 1)
     opened.progress(True)
-    deltas = await asyncio.wait_for(stream.next(), 5)
-    assert [delta.token_ids for delta in deltas] == [[1, 2], [3, 4]]
-    assert stream.ended
+    await asyncio.sleep(0)
+    first_at = stream.first_at
+    assert first_at is not None
+    produce(sequence, 2, finish=Finish.LENGTH)
+    opened.progress(True)
+    await asyncio.wait_for(stream.next(), 5)
+    assert stream.first_at == first_at
 
 
-async def test_stream_that_is_read_along_is_told_soon_where_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal.services.inference.engines.embedded.streams.SELDOM_S", 3600.0)
+async def test_stream_with_an_interval_waits_for_so_many_tokens() -> None:
+    opened, sequence = streams(), make_sequence([1])
+    stream = opened.open([sequence], whole=False, interval=4)
+    received: list[list[int]] = []
+
+    async def consume() -> None:
+        while not stream.ended:
+            received.extend(delta.token_ids for delta in await stream.next())
+
+    consuming = asyncio.create_task(consume(), name="consume")
+    await asyncio.sleep(0)
+    produce(sequence, 1)
+    opened.progress(True)
+    await asyncio.sleep(0.01)
+    assert received == [[1]], "the first token is told at once"
+    produce(sequence, 2, 3, 4)
+    assert not stream.has_news()
+    produce(sequence, 5)
+    assert stream.has_news()
+    produce(sequence, 6)
+    await opened.settle(10)
+    assert received == [[1], [2, 3, 4, 5, 6]], "a pause waits for no interval"
+    produce(sequence, 7, finish=Finish.STOP)
+    opened.progress(True)
+    await asyncio.wait_for(consuming, 10)
+    assert received[-1] == [7]
+
+
+async def test_no_step_wakes_the_loop_while_nobody_reads_a_stream() -> None:
     opened = streams()
     patient, eager = make_sequence([1]), make_sequence([2])
-    opened.open([patient], whole=False, seldom=True)
-    produce(patient, 1)
-    opened.progress(False)
-    await asyncio.sleep(0)  # the long timer runs
+    opened.open([patient], whole=True)
+    woken: list[object] = []
+    loop = asyncio.get_running_loop()
+    threadsafe, later = loop.call_soon_threadsafe, loop.call_later
+    loop.call_soon_threadsafe = lambda *given, **more: woken.append(given) or threadsafe(*given, **more)  # type: ignore[method-assign,func-returns-value,assignment]
+    loop.call_later = lambda *given, **more: woken.append(given) or later(*given, **more)  # type: ignore[method-assign,func-returns-value,assignment]
+    for token in range(100):
+        produce(patient, token)
+        opened.progress(False)
+        await asyncio.sleep(0)
+    assert len(woken) == 1
     stream = opened.open([eager], whole=False)
-    produce(eager, 5)
-    opened.progress(False)
-    (delta,) = await asyncio.wait_for(stream.next(), 5)
-    assert delta.token_ids == [5]
-    produce(eager, 6)
-    opened.progress(False)
-    (delta,) = await asyncio.wait_for(stream.next(), 5)
-    assert delta.token_ids == [6]
+    for token in (5, 6):
+        produce(eager, token)
+        opened.progress(False)
+        (delta,) = await asyncio.wait_for(stream.next(), 5)
+        assert delta.token_ids == [token]

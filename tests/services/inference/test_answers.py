@@ -50,6 +50,30 @@ def test_chat_streamed_arrives_token_by_token(house: House) -> None:
     assert seen[-1] == "[DONE]" and chat_text(seen) == ANSWER
 
 
+@pytest.mark.parametrize(
+    ("fields", "stream", "interval"),
+    [
+        ({}, False, None),
+        ({"n": 4, "max_tokens": 16}, False, None),
+        ({"logprobs": True}, False, None),
+        ({"stream": True}, True, None),
+        ({"stop": ["zzz"]}, True, 16),
+        ({"logprobs": True, "top_logprobs": 2}, True, 16),
+        ({"n": 128}, True, 16),  # 128 times the context
+    ],
+)
+def test_engine_sends_events_only_where_somebody_reads_along_or_may_end_the_answer(
+    house: House, fields: dict[str, object], stream: bool, interval: int | None
+) -> None:
+    if fields.get("stream"):
+        assert chat_text(list(house.stream_chat().events())) == ANSWER
+    else:
+        assert house.chat(**fields).json()["choices"][0]["message"]["content"] == ANSWER
+    assert house.engine_saw()["stream"] is stream
+    if stream:
+        assert house.engine_saw().get("stream_interval") == interval
+
+
 def test_chat_streamed_has_openais_chunks(house: House) -> None:
     events = list(house.stream_chat(stream_options={"include_usage": True}).events())
     assert events.pop() == "[DONE]"

@@ -52,7 +52,7 @@ class Answering:
 
         def note(update: Update) -> None:
             nonlocal since
-            clock.heard(since)
+            clock.heard(since, update.after_first_s)
             watchdog.kick()
             on_update(update)
             since = now()

@@ -18,7 +18,7 @@ from areal.services.inference.engines.base import EngineDelta, FinishReason, Top
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class Update:
     """What one delta brought to choice ``index``: text, and the tokens from ``start`` to ``end`` of it. ``pieces`` are
-    what became certain of the content, the reasoning and the calls in it."""
+    what became certain of the content, the reasoning and the calls in it. ``after_first_s``: the delta's."""
 
     index: int
     text: str
@@ -26,6 +26,7 @@ class Update:
     end: int
     finish_reason: FinishReason | None = None
     pieces: tuple[Piece, ...] = ()
+    after_first_s: float = 0.0
 
 
 class Choice:
@@ -80,7 +81,7 @@ class Choice:
         if finish is not None:
             self.stop_token_id = delta.stop_token_id if hidden and taken is None else None
             self._pieces.extend(self._reader.flush())
-        return Update(self.index, text, start, len(self.token_ids), finish, self._new_pieces())
+        return Update(self.index, text, start, len(self.token_ids), finish, self._new_pieces(), delta.after_first_s)
 
     def _push_plain(self, delta: EngineDelta) -> Update:
         """As ``push``, where all text is content and none of it ends the choice."""
@@ -101,7 +102,8 @@ class Choice:
         self._text.append(text)
         if finish is not None:
             self.reply.content = self.text
-        return Update(self.index, text, start, len(self.token_ids), finish, (Content(text),) if text else ())
+        pieces = (Content(text),) if text else ()
+        return Update(self.index, text, start, len(self.token_ids), finish, pieces, delta.after_first_s)
 
     def _new_pieces(self) -> tuple[Piece, ...]:
         pieces = joined(self._pieces)

@@ -16,7 +16,8 @@ _LOST_AFTER = 2
 
 class EngineWatch:
     """``state`` is the newest answer; a single lost one after good ones is noise. ``suspension`` hears of pauses.
-    ``losses``: how often the engine was gone, or made way for another: what it had taken since its start is lost."""
+    ``on_progress`` is called where the engine says that it sampled more since it was asked last. ``losses``: how often
+    the engine was gone, or made way for another: what it had taken since its start is lost."""
 
     def __init__(
         self,
@@ -24,8 +25,10 @@ class EngineWatch:
         *,
         period_s: float = _PERIOD_S,
         suspension: Suspension | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._ask = ask
+        self._on_progress = on_progress
         self._period_s = period_s
         self._suspension = suspension
         self._failures = 0
@@ -59,6 +62,8 @@ class EngineWatch:
         was_ready = self.state.not_ready is None
         if answer.not_ready is None:
             self._failures = 0
+            if answer.generated != self.state.generated:
+                self._on_progress()
             self.state = answer
             if not was_ready:
                 report_stage("serving")

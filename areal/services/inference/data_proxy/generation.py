@@ -20,7 +20,8 @@ OnUpdate = Callable[[Update], None]
 
 
 class Pulse:
-    """When the engine last gave any token to anyone: a call that waits in a busy engine's queue is not stuck."""
+    """When the engine last gave any token to anyone, or said that it sampled more: a call that waits in its queue, or
+    for an answer that comes whole, is not stuck."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

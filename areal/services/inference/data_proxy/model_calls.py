@@ -34,6 +34,10 @@ from areal.services.web.errors import bad_request
 from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import json_response
 
+_MOST_AT_ONCE = 65_536  # tokens of an answer that is read in one go: some milliseconds
+_SEVERAL_TOKENS = 16
+_WATCHED_S = 10.0  # the engine is asked every second
+
 
 @dataclass(frozen=True)
 class ProxyLimits:
@@ -43,6 +47,17 @@ class ProxyLimits:
     request_timeout_s: float
     max_model_len: Callable[[], int | None]
     adapters: Callable[[], tuple[str, ...]] = tuple
+
+
+def how_told(ask: Ask, choices: int, sampling: Sampling, idle_s: float) -> tuple[bool, int]:
+    """``EngineCall.stream`` and ``stream_interval``. Where nobody reads along, an answer comes whole; but where our own
+    reading may end it, where reading it at once would hold the event loop, or where less than the engine's own word
+    (``EngineState.generated``) shows that it is stuck, it comes in events of several tokens."""
+    if ask.answering.stream:
+        return True, 1
+    ends_early = bool(ask.answering.stops) or ask.reading.tools.one_call
+    long = sampling.top_logprobs > 0 or choices * (sampling.max_new_tokens or _MOST_AT_ONCE + 1) > _MOST_AT_ONCE
+    return ends_early or long or idle_s < _WATCHED_S, _SEVERAL_TOKENS
 
 
 class ModelCalls:
@@ -112,13 +127,14 @@ class ModelCalls:
             room = self._room(ask, prompts.longest)
         sampling = ask.sampling if ask.sampling.max_new_tokens == room else replace(ask.sampling, max_new_tokens=room)
         frame = self._frame(ask, prompts.ids, visit.answer_id(asked.id_prefix))
+        patience_s = idle_s(request, self._limits.request_timeout_s)
         prepared = Prepared(
             request=request,
             ask=ask,
             frame=frame,
             shape=asked.shape(frame),
-            drives=self._drives(frame, ask, sampling),
-            idle_s=idle_s(request, self._limits.request_timeout_s),
+            drives=self._drives(frame, ask, sampling, patience_s),
+            idle_s=patience_s,
             clock=clock,
             visit=visit,
             prompt_text=prompts.text,
@@ -188,12 +204,12 @@ class ModelCalls:
     def _tail(self, prompt: list[int]) -> str:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
 
-    def _drives(self, frame: Frame, ask: Ask, sampling: Sampling) -> tuple[Drive, ...]:
+    def _drives(self, frame: Frame, ask: Ask, sampling: Sampling, idle_s: float) -> tuple[Drive, ...]:
         how, count = ask.answering, len(frame.prompts)
-        # A group's samples: only their end is waited for. A stop string ends its own prompt's work in the engine.
-        seldom = len(frame.choices) > 1 and not how.stream and not how.stops
-        together = count if seldom and self._capabilities.many_prompts else 1
+        # A stop string ends its own prompt's work in the engine.
+        together = count if self._capabilities.many_prompts and not how.stream and not how.stops else 1
         each = frame.per_prompt
+        stream, interval = how_told(ask, len(frame.choices), sampling, idle_s)
         return tuple(
             Drive(
                 EngineCall(
@@ -202,7 +218,8 @@ class ModelCalls:
                     sampling,
                     how.response_format,
                     ask.adapter,
-                    seldom=seldom,
+                    stream=stream,
+                    stream_interval=interval,
                 ),
                 frame.choices[first * each : (first + together) * each],
             )

@@ -22,11 +22,12 @@ class Clock:
     first: float = 0.0  # when the first token was here
     last: float = 0.0
 
-    def heard(self, since: float) -> None:
-        """The engine says something, for the first time since ``since``, or since it was heard last."""
+    def heard(self, since: float, after_first_s: float = 0.0) -> None:
+        """The engine says something, for the first time since ``since``, or since it was heard last. It had its first
+        token ``after_first_s`` ago, if this is the first that it says."""
         now = time.perf_counter()
         self.engine_s += now - since
-        self.first = self.first or now
+        self.first = self.first or max(since, now - after_first_s)
         self.last = now
 
     def overhead_us(self) -> int:

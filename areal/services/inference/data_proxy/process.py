@@ -75,7 +75,8 @@ def _token_engine(args: argparse.Namespace) -> Build:
         headers, http = options.key.bearer() if options.key else {}, HttpClient(idle_s=ENGINE_IDLE_S)
         engine = open_engine(args.engine, http, args.engine_url, headers)
         suspension = Suspension()
-        watch = EngineWatch(engine.state, suspension=suspension)
+        generator = Generator(engine, suspension)
+        watch = EngineWatch(engine.state, suspension=suspension, on_progress=generator.pulse.beat)
 
         def context() -> int | None:
             """The least of what we and the engine were told: what the engine would cut short is refused here."""
@@ -104,7 +105,6 @@ def _token_engine(args: argparse.Namespace) -> Build:
         held.set_function(lambda: calls.tokens_in_flight)
         paused = service.metrics.gauge("areal_paused", "1 while generation is held still.")
         paused.set_function(lambda: float(suspension.active))
-        generator = Generator(engine, suspension)
         visits = Visits(vault, options.key)
         calls = ModelCalls(args.model, codec, pool, generator, engine.capabilities, limits, counts, parsers, visits)
         control.add_to(service)

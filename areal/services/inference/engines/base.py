@@ -54,15 +54,17 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), i
 class EngineCall:
     """``sampling.n`` choices of each of ``prompts``, counted through: the first prompt's come first. More than one
     prompt only where the engine has ``many_prompts``. ``request_id`` is unique to the call. ``response_format`` only
-    where the engine has it; ``adapter`` is one of those that ``EngineState`` lists, None the model itself. ``seldom``:
-    nobody reads along, so the engine may tell what it has now and then, and at the end."""
+    where the engine has it; ``adapter`` is one of those that ``EngineState`` lists, None the model itself.
+    ``stream`` false: nobody reads along, and an engine with ``whole_answers`` answers once, at the end.
+    ``stream_interval``: how many tokens of a choice an event of the stream may wait for."""
 
     request_id: str
     prompts: Sequence[Sequence[int]]
     sampling: Sampling
     response_format: Mapping[str, Any] | None = None
     adapter: str | None = None
-    seldom: bool = False
+    stream: bool = True
+    stream_interval: int = 1
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -75,7 +77,8 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class EngineDelta:
-    """New tokens of choice ``index``; the lists run in step. ``versions`` is -1 where the engine does not say."""
+    """New tokens of choice ``index``; the lists run in step. ``versions`` is -1 where the engine does not say.
+    ``after_first_s``: how long ago the call had its first token, where these are the first to come."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -84,6 +87,7 @@ class EngineDelta:
     top_logprobs: tuple[TopLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    after_first_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ class EngineState:
     """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens.
 
     ``root`` is where the engine has its model from. ``paused`` is None where the engine does not tell. ``adapters`` are
-    the LoRA adapters that a call may name.
+    the LoRA adapters that a call may name. ``generated`` counts the tokens sampled since its start, where it tells: by
+    it an engine whose answers come whole shows that it makes progress.
     """
 
     not_ready: str | None
@@ -100,6 +105,7 @@ class EngineState:
     root: str | None = None
     paused: bool | None = None
     adapters: tuple[str, ...] = ()
+    generated: int | None = None
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Capabilities:
     no_response_format: str = ""  # why not, where that is known
     max_top_logprobs: int = 20
     many_prompts: bool = False  # in one call
+    whole_answers: bool = False  # it says with each token, at the end too, which weights sampled it
     swaps_between_steps: bool = False  # staged weights: it need not be paused for that
 
 

@@ -40,3 +40,16 @@ async def test_engine_is_not_ready_until_it_says_so() -> None:
 async def test_one_lost_answer_is_noise_and_two_are_not() -> None:
     states = await states_after(READY, LOST, READY, LOST, LOST, READY)
     assert [state.not_ready is None for state in states] == [True, True, True, True, False, True]
+
+
+async def test_progress_is_heard_while_the_engine_samples() -> None:
+    answers = [EngineState(None, generated=count) for count in (5, 5, 9)]
+    beats: list[int] = []
+
+    async def ask() -> EngineState:
+        return answers.pop(0)
+
+    watch = EngineWatch(ask, on_progress=lambda: beats.append(len(answers)))
+    for _ in range(3):
+        await watch.refresh()
+    assert beats == [2, 0]

@@ -71,8 +71,24 @@ class JsonLines:
         if failure is not None:
             raise failure
 
-    def end(self) -> None:
-        """The body has ended. Raises EngineFailed when the answer has not."""
+    def end(self) -> Iterable[EngineDelta]:
+        """The body has ended: what is left of it. Raises EngineFailed when the answer has not."""
+        return ()
+
+
+class JsonWhole(JsonLines):
+    """An answer that is read at its end, in one object or in many."""
+
+    def __init__(self, read: ReadObject) -> None:
+        super().__init__(read)
+        self._parts: list[bytes] = []
+
+    def feed(self, part: bytes) -> Iterable[EngineDelta]:
+        self._parts.append(part)
+        return ()
+
+    def end(self) -> Iterable[EngineDelta]:
+        return self._deltas(self._lines.feed(b"".join([*self._parts, b"\n"])))
 
 
 class JsonEvents(JsonLines):
@@ -92,9 +108,10 @@ class JsonEvents(JsonLines):
             if payload and not self._done:
                 yield payload
 
-    def end(self) -> None:
+    def end(self) -> Iterable[EngineDelta]:
         if not self._done:
             raise EngineFailed("the engine's stream was cut")
+        return ()
 
 
 def check_event(data: Mapping[str, Any]) -> None:

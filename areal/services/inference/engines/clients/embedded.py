@@ -1,8 +1,9 @@
-"""The embedded engine's routes: ``/generate`` as NDJSON, ``/abort``, ``/ready``, pause and versions."""
+"""The embedded engine's routes: ``/generate`` whole or as NDJSON, ``/abort``, ``/ready``, pause and versions."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from areal.services.inference.engines.base import (
@@ -16,7 +17,7 @@ from areal.services.inference.engines.base import (
     FinishReason,
     OnFlow,
 )
-from areal.services.inference.engines.clients.deltas import JsonLines
+from areal.services.inference.engines.clients.deltas import JsonLines, JsonWhole
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
 from areal.services.web.client import HttpClient
 
@@ -33,13 +34,13 @@ class EmbeddedClient:
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
-        self.capabilities = Capabilities(many_prompts=True, swaps_between_steps=True)
+        self.capabilities = Capabilities(many_prompts=True, whole_answers=True, swaps_between_steps=True)
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        return self._engine.deltas("/generate", _body(call), JsonLines(_read))
+        return self._engine.deltas("/generate", _body(call), _reader(call))
 
     async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        await self._engine.pour("/generate", _body(call), JsonLines(_read), sink, flowing)
+        await self._engine.pour("/generate", _body(call), _reader(call), sink, flowing)
 
     def point_to(self, url: str) -> None:
         self._engine.point_to(url)
@@ -65,6 +66,7 @@ class EmbeddedClient:
             max_model_len=_whole(data, "max_model_len"),
             root=root if isinstance(root, str) else None,
             paused=paused if isinstance(paused, bool) else None,
+            generated=_whole(data, "generated"),
         )
 
     async def pause(self) -> None:
@@ -118,12 +120,12 @@ class EmbeddedClient:
 
 
 def _body(call: EngineCall) -> dict[str, Any]:
-    body: dict[str, Any] = {"sampling": _wire(call), "stream": True, "request_id": call.request_id}
+    body: dict[str, Any] = {"sampling": _wire(call), "stream": call.stream, "request_id": call.request_id}
     body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
     if call.adapter is not None:
         body["adapter"] = call.adapter
-    if call.seldom:
-        body["seldom"] = True
+    if call.stream_interval > 1:
+        body["stream_interval"] = call.stream_interval
     if call.response_format is not None:
         body["response_format"] = call.response_format
     return body
@@ -136,8 +138,15 @@ def _wire(call: EngineCall) -> dict[str, Any]:
     return sampling
 
 
-def _read(data: dict[str, Any]) -> tuple[EngineDelta]:
-    return (read_delta(data),)
+def _reader(call: EngineCall) -> JsonLines:
+    return JsonLines(_read) if call.stream else JsonWhole(_read)
+
+
+def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:
+    if "choices" not in data:
+        return (read_delta(data),)
+    since = float(data.get("after_first_s", 0.0))
+    return [replace(read_delta(choice), after_first_s=since) for choice in data["choices"]]
 
 
 def read_delta(data: dict[str, Any]) -> EngineDelta:

@@ -61,7 +61,8 @@ class EngineHttp:
             while part := await answer.part():
                 for delta in reader.feed(part):
                     yield delta
-            reader.end()
+            for delta in reader.end():
+                yield delta
 
     async def pour(
         self,
@@ -80,7 +81,8 @@ class EngineHttp:
         async with self.post(path, body) as answer:
             flowing(answer)
             await answer.pour(feed)
-            reader.end()
+            for delta in reader.end():
+                sink(delta)
 
     async def control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short call whose failure is nobody's: abort."""

@@ -18,6 +18,7 @@ from areal.services.inference.engines.embedded.generation import (
     make_sequences,
     read_adapter,
     read_grammar,
+    read_interval,
     read_prompts,
     read_sampling,
 )
@@ -57,6 +58,7 @@ class EngineRoutes:
         return {
             "version": engine.version,
             "paused": engine.paused,
+            "generated": engine.counters.generated_tokens,
             "max_model_len": engine.limits.max_length,
             "memory_released": engine.memory_released,
             "adapters": sorted(self._loaded.adapters),
@@ -110,12 +112,12 @@ class EngineRoutes:
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
-        whole, seldom = not body.get("stream", False), body.get("seldom") is True
+        whole, interval = not body.get("stream", False), read_interval(body.get("stream_interval"))
         sequences = make_sequences(prompts, sampling, loaded, adapter, matcher)
-        stream = self._streams.open(sequences, whole=whole, seldom=seldom)
+        stream = self._streams.open(sequences, whole=whole, interval=interval)
         self._requests[request_id] = stream
         try:
-            _submit(loaded, stream, company=seldom)
+            _submit(loaded, stream, company=whole and len(sequences) > 1)
             if whole:
                 return await answer_whole(stream, prompt_tokens)
             return await answer_stream(request, stream)

@@ -1,15 +1,18 @@
 """One request to generate: what it asks for, and how it is answered.
 
-POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new. The last token
-of a sequence that stopped is the end token itself, with its logprob and version, and is named in ``stop_token_id``: a
-trainer needs it, a text does not. Where the engine ends before its sequences do, the answer is an error, never a short
-text: status 503, or in a stream a line with the error object.
+POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new, or with
+``stream_interval`` so many new tokens; else one object with all ``choices``, and how many seconds before its end the
+first token was there (``after_first_s``). The last token of a sequence that stopped is the end token itself, with its
+logprob and version, and is named in ``stop_token_id``: a trainer needs it, a text does not. Where the engine ends
+before its sequences do, the answer is an error, never a short text: status 503, or in a stream a line with the error
+object.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from typing import Any
 
 import orjson
@@ -82,6 +85,15 @@ def read_grammar(raw: Any, sampling: Sampling, loaded: Loaded) -> Matcher | None
         raise bad_request(fault.message, param=name) from fault
 
 
+def read_interval(raw: Any) -> int:
+    """``stream_interval``: how many new tokens a line of a stream waits for."""
+    if raw is None:
+        return 1
+    if type(raw) is not int or raw < 1:
+        raise bad_request("stream_interval must be a whole number from 1", param="stream_interval")
+    return raw
+
+
 def make_sequences(
     prompts: list[list[int]],
     sampling: Sampling,
@@ -120,7 +132,10 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
     if any(choice.finish_reason is Finish.LOST for choice in choices):
         raise _lost()
     choices.sort(key=lambda choice: choice.index)
-    return json_response({"choices": [_fields(choice) for choice in choices], "prompt_tokens": prompt_tokens})
+    body: dict[str, Any] = {"choices": [_fields(choice) for choice in choices], "prompt_tokens": prompt_tokens}
+    if stream.first_at is not None:
+        body["after_first_s"] = time.monotonic() - stream.first_at
+    return json_response(body)
 
 
 async def answer_stream(request: Request, stream: Stream) -> AnyResponse:

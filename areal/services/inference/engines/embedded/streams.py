@@ -2,8 +2,8 @@
 
 A step may append a token to each of many sequences every millisecond; waking the loop, and a client, each time would
 cost more than the step. So the loop is woken at once when a sequence began or ended, and otherwise at most every
-``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. Whoever does not read along is
-told about once in ``SELDOM_S``, and at the end; while nobody does, the loop is left alone for as long.
+``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. While nobody reads a stream, the
+loop is left alone until a sequence ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence, TopLogprobs
 
 FLUSH_S = 0.005
-SELDOM_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,15 @@ class Delta:
 class Stream:
     """One request's sequences, as far as they were handed on. Used by the event loop only.
 
-    ``whole``: the consumer wants everything at the end and nothing before. ``seldom``: it wants to know now and then
-    that there is progress, and otherwise all at once.
+    ``whole``: the consumer wants everything at the end and nothing before. ``interval``: how many new tokens a sequence
+    that runs waits for. ``first_at``: when the first token was there, by ``time.monotonic``.
     """
 
-    def __init__(self, sequences: list[Sequence], *, whole: bool, seldom: bool = False) -> None:
+    def __init__(self, sequences: list[Sequence], *, whole: bool, interval: int = 1) -> None:
         self.sequences = sequences
-        self._whole = whole
-        self._seldom = seldom
-        self._told_at = time.monotonic()
-        self.read_along = not (whole or seldom)
+        self.whole = whole
+        self.first_at: float | None = None
+        self._interval = interval
         self._live = list(sequences)
         self._sent = {id(sequence): 0 for sequence in sequences}
         self._news = asyncio.Event()
@@ -57,14 +55,18 @@ class Stream:
 
     def is_due(self) -> bool:
         """It has its first token to send, or its last."""
-        if self._whole or self._seldom:
+        if self.first_at is None and any(each.produced for each in self._live):
+            self.first_at = time.monotonic()
+        if self.whole:
             return all(each.finish for each in self._live)
         return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
 
-    def has_news(self) -> bool:
-        if self._whole or (self._seldom and time.monotonic() < self._told_at + SELDOM_S):
+    def has_news(self, interval: int | None = None) -> bool:
+        """``interval``: another than its own."""
+        if self.whole:
             return self.is_due()
-        return any(each.finish or each.produced > self._sent[id(each)] for each in self._live)
+        least = self._interval if interval is None else interval
+        return any(each.finish or each.produced >= self._sent[id(each)] + least for each in self._live)
 
     def wake(self) -> None:
         self.settled.clear()
@@ -75,7 +77,6 @@ class Stream:
         self.settled.set()
         await self._news.wait()
         self._news.clear()
-        self._told_at = time.monotonic()
         return [delta for sequence in list(self._live) if (delta := self._take(sequence)) is not None]
 
     def _take(self, sequence: Sequence) -> Delta | None:
@@ -107,11 +108,10 @@ class Streams:
         self._armed = False  # a timer runs, or is about to
         self._timer: asyncio.TimerHandle | None = None
 
-    def open(self, sequences: list[Sequence], *, whole: bool, seldom: bool = False) -> Stream:
-        stream = Stream(sequences, whole=whole, seldom=seldom)
+    def open(self, sequences: list[Sequence], *, whole: bool, interval: int = 1) -> Stream:
+        stream = Stream(sequences, whole=whole, interval=interval)
         self._open.add(stream)
-        if stream.read_along and self._timer is not None:  # which may be a long one
-            self._timer.cancel()
+        if self._armed:  # perhaps without a timer, while nobody read
             self._arm()
         return stream
 
@@ -129,13 +129,14 @@ class Streams:
             self._loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
-        delay_s = FLUSH_S if any(stream.read_along for stream in self._open) else SELDOM_S / 4
-        self._timer = self._loop.call_later(delay_s, self._flush)
+        """Where nobody reads a stream the flag stays up without a timer: no step wakes the loop."""
+        if self._timer is None and not all(stream.whole for stream in self._open):
+            self._timer = self._loop.call_later(FLUSH_S, self._flush)
 
     async def settle(self, deadline_s: float) -> None:
         """Hand on all that somebody reads along and wait until it was written; a client too slow for the deadline is
         left."""
-        self._tell()
+        self._tell(interval=1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 for stream in list(self._open):
@@ -151,7 +152,7 @@ class Streams:
         self._timer, self._armed = None, False
         self._tell()
 
-    def _tell(self) -> None:
+    def _tell(self, interval: int | None = None) -> None:
         for stream in self._open:
-            if stream.has_news():
+            if stream.has_news(interval):
                 stream.wake()
