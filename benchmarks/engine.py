@@ -31,6 +31,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.reporting import RESULTS
+
 PROMPT_TOKENS = 22
 ARMS = ("embedded", "generate", "continuous batching")
 Prompts = list[list[int]]
@@ -378,10 +380,9 @@ def main() -> int:
     ]
     print(table(found))
     if options.write:
-        results = REPOSITORY / "benchmarks" / "results"
-        results.mkdir(parents=True, exist_ok=True)
-        (results / "engine.json").write_text(json.dumps(found, indent=2) + "\n")
-        (results / "engine.md").write_text(table(found))
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        (RESULTS / "engine.json").write_text(json.dumps(found, indent=2) + "\n")
+        (RESULTS / "engine.md").write_text(table(found))
     slower = [
         row
         for run in found["runs"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(os.environ.get("AREAL_BENCH_RESULTS") or Path(__file__).resolve().parent / "results")
 
 
 def header(name: str, **versions: str) -> dict[str, Any]:

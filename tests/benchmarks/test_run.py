@@ -1,0 +1,134 @@
+"""Benchmarks again: which figures got worse, and which results are older than the code they measure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import run
+from benchmarks.comparison import Benchmark, commits_since, compare, figures_of
+
+BENCHMARK = Benchmark("b", ("src",), {"rows.ours*.cpu": "lower", "rate": "higher"}, ("mid", "low", "high"))
+
+
+def rows(cpu: float, low: float = 1.0, high: float = 1.0, **more: Any) -> dict[str, Any]:
+    ours = {"system": "ours", "connections": 16, "cpu": cpu, "mid": 1.0, "low": low, "high": high}
+    return {"rows": [ours, {"system": "theirs", "connections": 16, "cpu": 1.0}], **more}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        (rows(100), rows(109), []),  # within the least spread
+        (rows(100), rows(111), ["rows.ours connections=16.cpu"]),
+        (rows(100, 0.8, 1.3), rows(125), []),  # within what the old result scattered
+        (rows(100), rows(125, 0.7, 1.1), []),  # within what the new one does
+        (rows(100, 0.8, 1.3), rows(135), ["rows.ours connections=16.cpu"]),
+        (rows(100), rows(20), []),
+        (rows(1, rate=100), rows(1, rate=85), ["rate"]),  # more is better
+        (rows(1, rate=100), rows(1, rate=500), []),
+        (rows(1, rate=[80, 100, 120]), rows(1, rate=70), []),  # a sample has a range
+        (rows(0), rows(1), ["rows.ours connections=16.cpu"]),
+    ],
+)
+def test_figure_is_worse_when_it_moved_further_than_its_spread(
+    before: dict[str, Any], after: dict[str, Any], worse: list[str]
+) -> None:
+    assert [change.path for change in compare(BENCHMARK, before, after) if change.worse] == worse
+
+
+def test_other_programs_figures_are_not_ours_and_missing_ones_are_not_worse() -> None:
+    assert list(figures_of(BENCHMARK, rows(1))) == ["rows.ours connections=16.cpu"]
+    (only, _) = compare(BENCHMARK, rows(1, rate=3), {"rows": [], "rate": 3})
+    assert (only.before, only.after, only.worse) == (1, None, False)
+
+
+def test_verdicts_say_themselves_which_way_is_better() -> None:
+    def verdict(measured: float, wanted: str) -> dict[str, Any]:
+        return {"verdicts": [{"what": "w", "measured": measured, "wanted": wanted}]}
+
+    bare = Benchmark("b", ())
+    (less,) = compare(bare, verdict(10, "over 5"), verdict(6, "over 5"))
+    (more,) = compare(bare, verdict(10, "under 50"), verdict(60, "under 50"))
+    assert less.worse and more.worse
+
+
+def test_every_benchmark_compares_something_that_its_checked_in_result_has() -> None:
+    scripts = {path.stem for path in Path(run.REPOSITORY, "benchmarks").glob("*.py")}
+    catalog = {each.name: each for each in run.CATALOG}
+    assert set(catalog) == scripts - {"__init__", "run", "comparison", "reporting"}
+    for name, benchmark in catalog.items():
+        assert all(Path(run.REPOSITORY, path).exists() for path in benchmark.measures), name
+        result = run.checked_in(benchmark)
+        assert result is None or figures_of(benchmark, result), name
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *words], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    for number, name in enumerate(("src", "other")):
+        (tmp_path / name).write_text(name)
+        git("add", name)
+        git("commit", "-q", "-m", f"change {name}", f"--date=2026-01-0{number + 1}T00:00:00Z")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("date", "paths", "since"),
+    [
+        ("2026-01-01T12:00:00Z", ["src"], []),
+        ("2025-12-31T12:00:00Z", ["src"], ["change src"]),
+        ("2026-01-01T12:00:00Z", ["src", "other"], ["change other"]),
+        ("2026-01-02T00:00:00Z", ["src", "other"], []),
+    ],
+)
+def test_result_is_old_when_a_measured_path_was_changed_after_it(
+    repository: Path, date: str, paths: list[str], since: list[str]
+) -> None:
+    found = [line.partition(" ")[2] for line in commits_since(repository, paths, date)]
+    assert found == since
+
+
+def test_uncommitted_change_makes_a_result_old(repository: Path) -> None:
+    (repository / "src").write_text("changed")
+    assert commits_since(repository, ["src"], "2026-06-01T00:00:00Z") == ["uncommitted changes"]
+    assert commits_since(repository, ["other"], "2026-06-01T00:00:00Z") == []
+
+
+SCRIPT = """
+import json, os, pathlib
+folder = pathlib.Path(os.environ["AREAL_BENCH_RESULTS"])
+rows = [{"program": "areal get", "ratio": %s}]
+(folder / "cli.json").write_text(json.dumps({"date": "2030-01-01T00:00:00Z", "rows": rows}))
+raise SystemExit(%s)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ratio", "exits", "code"), [(1.0, 0, 0), (2.0, 0, 1), (1.0, 1, 1)], ids=["same", "worse", "fails"]
+)
+def test_exit_code_says_whether_a_figure_got_worse(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, exits: int, code: int
+) -> None:
+    (repository / "benchmarks" / "results").mkdir(parents=True)
+    (repository / "benchmarks" / "cli.py").write_text(SCRIPT % (ratio, exits))
+    before = {"date": "2031-01-01T00:00:00Z", "rows": [{"program": "areal get", "ratio": 1.0}]}
+    (repository / "benchmarks" / "results" / "cli.json").write_text(json.dumps(before))
+    monkeypatch.setattr(run, "REPOSITORY", repository)
+    monkeypatch.setattr(run, "RESULTS", repository / "benchmarks" / "results")
+    monkeypatch.setattr(run, "CATALOG", (run.CATALOG[0],))
+    monkeypatch.setattr(run, "reasons_to_repeat", lambda benchmark: [])
+    assert run.main(["cli"]) == code
+
+
+def test_unknown_name_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as caught:
+        run.main(["nothing"])
+    assert caught.value.code == 2
