@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
@@ -177,8 +177,8 @@ class InferenceClient:
     def acknowledge(self, export: Trajectories | str) -> None:
         self._thread.run(self._client.acknowledge(export))
 
-    def lend(self, limit: int = 1, wait_s: float = 0.0) -> list[Lease]:
-        return self._thread.run(self._client.lend(limit, wait_s))
+    def lend(self, limit: int = 1, wait_s: float = 0.0, kind: Literal["tokens", "text"] | None = None) -> list[Lease]:
+        return self._thread.run(self._client.lend(limit, wait_s, kind))
 
     def acknowledge_leases(self, leases: Sequence[Lease]) -> None:
         self._thread.run(self._client.acknowledge_leases(leases))

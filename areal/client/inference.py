@@ -54,6 +54,7 @@ class AsyncInferenceClient:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.timeout_s = timeout_s
+        self._skipped: set[tuple[str, int]] = set()
         self._transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
         self.workers = AsyncWorkers(self._transport)
 
@@ -278,11 +279,20 @@ class AsyncInferenceClient:
         export_id = export if isinstance(export, str) else export.export_id
         await self._transport.call(Call("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True))
 
-    async def lend(self, limit: int = 1, wait_s: float = 0.0) -> list[Lease]:
+    async def lend(
+        self, limit: int = 1, wait_s: float = 0.0, kind: Literal["tokens", "text"] | None = None
+    ) -> list[Lease]:
         """Ready trajectories of online sessions, up to ``limit``; waits for the first up to ``wait_s`` (at most
-        300). What is not acknowledged comes again."""
-        call = Call("GET", f"/trajectories?wait={wait_s:g}&limit={limit}", timeout_s=wait_s + self.timeout_s)
-        return [lease_from_json(item) for item in (await self._transport.call(call)).json()["items"]]
+        300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The
+        service skips trajectories that it cannot hand out; each of them is logged once."""
+        path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
+        answer = (await self._transport.call(Call("GET", path, timeout_s=wait_s + self.timeout_s))).json()
+        for skipped in answer.get("skipped") or ():
+            place = skipped["session_id"], skipped["trajectory_id"]
+            if place not in self._skipped:
+                self._skipped.add(place)
+                _log.warning("trajectory %s of session %s cannot be leased: %s", *reversed(place), skipped["message"])
+        return [lease_from_json(item) for item in answer["items"]]
 
     async def acknowledge_leases(self, leases: Sequence[Lease]) -> None:
         body = {"lease_ids": [lease.lease_id for lease in leases]}

@@ -4,7 +4,7 @@
     rewards float32, original_rewards float32                                                                  [B]
 
 A row is an interaction (``individual``) or a leaf of the conversation tree (``concat``); ``rows`` says of each what it
-was. Sessions of external models have no tokens: their turns are in ``interactions``.
+was. Calls of external models have no tokens: they are in ``interactions``.
 """
 
 from __future__ import annotations
@@ -36,13 +36,20 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Trajectories:
-    """``failures`` counts calls that failed, by code; they scored nothing."""
+    """``failures`` counts calls that failed, by code; they scored nothing. ``errors`` names trajectories that could not
+    be exported: they are not in it, and stay in the service."""
 
     columns: Mapping[str, np.ndarray[Any, Any]]
     rows: Sequence[Mapping[str, Any]]
     export_id: str | None = None
     interactions: Sequence[Mapping[str, Any]] = ()
     failures: Sequence[Mapping[str, Any]] = ()
+    errors: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def token_rows(self) -> Sequence[Mapping[str, Any]]:
+        """The entries in ``rows`` of the columns' rows; those of ``interactions`` follow them."""
+        return self.rows[: len(self.rows) - len(self.interactions)]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -75,6 +82,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectories:
         data.get("export_id"),
         traj.get("interactions") or (),
         data.get("failures") or (),
+        data.get("errors") or (),
     )
 
 
@@ -84,7 +92,8 @@ def from_npz(body: bytes) -> Trajectories:
         about = orjson.loads(archive.read(_ABOUT))
         names = [name for name in archive.namelist() if name.endswith(".npy")]
         columns = {name.removesuffix(".npy"): _array(archive.read(name)) for name in names}
-    return Trajectories(columns, about["rows"], about["export_id"], (), about.get("failures") or ())
+    rest = (about.get(name) or () for name in ("interactions", "failures", "errors"))
+    return Trajectories(columns, about["rows"], about["export_id"], *rest)
 
 
 def _array(body: bytes) -> np.ndarray[Any, Any]:

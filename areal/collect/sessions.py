@@ -54,11 +54,24 @@ class SessionService:
         return [Session(each["session_id"], each["session_api_key"]) for each in document["sessions"]]
 
     def reward(self, session: Session, value: float, interaction_id: str = "") -> bool:
-        """Whether the trajectory is sealed now. The same reward again is only answered again."""
+        """Whether everything of the session is sealed now. The same reward again is only answered again."""
         body: dict[str, Any] = {"session_id": session.session_id, "reward": value}
         if interaction_id:
             body["interaction_id"] = interaction_id
-        return bool(self._call("POST", "/rl/set_reward", body)["trajectory_ready"])
+        answer = self._call("POST", "/rl/set_reward", body)
+        several = answer["trajectory_id"] > 0
+        if several and not interaction_id:
+            self._reward_open(session, value)
+        return bool(answer["trajectory_ready"]) and not (several and interaction_id)
+
+    def _reward_open(self, session: Session, value: float) -> None:
+        """The trajectories that a change between token and external models left open have the episode's reward too."""
+        document = self._call("GET", f"/rl/sessions/{quote(session.session_id, safe='')}")
+        for trajectory in document["trajectories"]:
+            if trajectory["state"] == "open" and trajectory["interactions"]:
+                newest = trajectory["interactions"][-1]["interaction_id"]
+                body = {"session_id": session.session_id, "reward": value, "interaction_id": newest}
+                self._call("POST", "/rl/set_reward", body)
 
     def end(self, session: Session) -> None:
         self._call("POST", "/rl/end_session", {"session_id": session.session_id})

@@ -139,12 +139,13 @@ def rows_of_export(answer: Mapping[str, Any]) -> tuple[Interaction, ...]:
     """The rows of an export's answer (``traj`` and ``rows``), without padding. Raises ValueError."""
     try:
         traj, rows = answer["traj"], answer["rows"]
-        if "interactions" in traj:
-            return tuple(
-                _interaction({**_about(row), **each}) for row, each in zip(rows, traj["interactions"], strict=True)
-            )
-        return tuple(_token_row(traj, row, place) for place, row in enumerate(rows))
-    except (KeyError, TypeError, IndexError) as error:
+        texts = traj.get("interactions") or ()
+        tokens = rows[: len(rows) - len(texts)]
+        return (
+            *(_token_row(traj, row, place) for place, row in enumerate(tokens)),
+            *(_interaction({**_about(row), **each}) for row, each in zip(rows[len(tokens) :], texts, strict=True)),
+        )
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"no export: {error!r}") from error
 
 

@@ -82,7 +82,7 @@ async def exported(session: AsyncSession, **how: Any) -> Trajectory | dict[str, 
             raise
         taken = await session.export(**how, format="json")  # an external model's: text, no columns
     await session.client.acknowledge(taken)
-    return {"interactions": list(taken.interactions)} if taken.interactions else rows_of(taken)
+    return rows_of(taken) if taken.columns else {"interactions": list(taken.interactions)}
 
 
 def rows_of(exported: Trajectories) -> Trajectory:
@@ -90,13 +90,16 @@ def rows_of(exported: Trajectories) -> Trajectory:
     import torch
 
     columns: Trajectory = exported.torch()
-    return {**columns, "truncated": torch.tensor([bool(about["truncated"]) for about in exported.rows])}
+    return {**columns, "truncated": torch.tensor([bool(about["truncated"]) for about in exported.token_rows])}
 
 
 async def give(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
     """Reward the episode and seal it, whatever time the service leaves for further rewards."""
     if not isinstance(reward, Mapping):
-        ready = (await session.reward(float(reward))).trajectory_ready
+        given = await session.reward(float(reward))
+        ready = given.trajectory_ready
+        if given.trajectory_id > 0:
+            await _reward_open(session, float(reward))
     else:
         ready = await _give_by_turn(session, reward)
     if not ready:
@@ -110,8 +113,17 @@ async def _give_by_turn(session: AsyncSession, rewards: Mapping[str, float]) -> 
         if name not in order:
             raise UsageFault(f"the agent rewards {name!r}, which is no interaction of its session")
     for name in sorted(rewards, key=order.index):
-        ready = (await session.reward(float(rewards[name]), name)).trajectory_ready
+        given = await session.reward(float(rewards[name]), name)
+        ready = given.trajectory_ready and given.trajectory_id == 0
     return ready
+
+
+async def _reward_open(session: AsyncSession, reward: float) -> None:
+    """The trajectories that a change between token and external models left open have the episode's reward too."""
+    known = await session.client.session(session.session_id)
+    for trajectory in known["trajectories"]:
+        if trajectory["state"] == "open" and trajectory["interactions"]:
+            await session.reward(reward, trajectory["interactions"][-1]["interaction_id"])
 
 
 async def _interactions(session: AsyncSession) -> list[str]:
@@ -138,7 +150,7 @@ class OnlineEpisodes(RolloutWorkflow):
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
         while True:
-            leases = await engine.client.lend(1, wait_s=_ONLINE_WAIT_S)
+            leases = await engine.client.lend(1, wait_s=_ONLINE_WAIT_S, kind="tokens")
             if leases:
                 trajectory = rows_of(leases[0].trajectories)
                 await engine.client.acknowledge_leases(leases)

@@ -146,3 +146,13 @@ def test_missing_file_and_empty_folder_are_not_found(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing.jsonl"):
         with pytest.raises(NotFound):
             list(read_episodes(path))
+
+
+def test_export_of_both_kinds_is_read_side_by_side() -> None:
+    columns = {"input_ids": [[1, 2]], "loss_mask": [[0, 1]], "logprobs": [[0.0, -0.5]], "versions": [[-1, 3]]}
+    columns |= {"turn_ids": [[-1, 0]], "attention_mask": [[True, True]], "rewards": [1.0], "original_rewards": [1.0]}
+    text = {"messages": [], "response": {"role": "assistant", "content": "b"}, "reward": 0.5, "original_reward": 0.5}
+    rows = [{"interaction_id": "a", "kind": "tokens"}, {"interaction_id": "b", "kind": "text"}]
+    tokens, message = rows_of_export({"traj": {**columns, "interactions": [text]}, "rows": rows})
+    assert (tokens.interaction_id, list(tokens.input_ids), tokens.reward) == ("a", [1, 2], 1.0)
+    assert (message.interaction_id, message.response, message.reward) == ("b", text["response"], 0.5)

@@ -204,13 +204,15 @@ async def test_export_refusals_take_nothing(journal: Journal, calls: Calls) -> N
     ready, ready_id = await start(journal)
     _, open_id = await start(journal)
     text, text_id = await start(journal)
+    columns = ExportRequest((ready_id, text_id), columns_only=True)
     await journal.record(ready, calls.tokens([1]))
     await journal.reward(ready, 1.0)
     await journal.record(text, calls.text([user("a")], "b"))
     await journal.reward(text, 1.0)
     assert (await refused(journal.export(ExportRequest((ready_id, "nobody"))))).status == 404
     assert (await refused(journal.export(ExportRequest((ready_id, open_id))))).status == 425
-    assert (await refused(journal.export(ExportRequest((ready_id, text_id))))).code == "mixed_sessions"
+    error = await refused(journal.export(columns))
+    assert (error.status, error.param) == (400, "format")
     assert (await refused(journal.export(ExportRequest((ready_id,), trajectory=1)))).status == 404
     _, export = await journal.export(ExportRequest((ready_id,)))
     assert len(export.rows) == 1

@@ -78,6 +78,11 @@ def test_full_trajectory_of_a_standing_session_is_left_behind_open() -> None:
     assert not place(standing, OPEN, 3, 0.0, limit=4).opened
 
 
+def test_call_of_another_kind_opens_the_next_trajectory_and_leaves_the_last_one_open() -> None:
+    placed = place(SESSION, OPEN, 4, 0.0, limit=None, same_kind=False)
+    assert (placed.opened, placed.before, placed.trajectory) == (True, None, Trajectory(1, 4))
+
+
 @pytest.mark.parametrize("life", [Life.ENDED, Life.REMOVED])
 def test_chat_after_the_end_is_409(life: Life) -> None:
     with pytest.raises(ApiError) as caught:
@@ -86,20 +91,30 @@ def test_chat_after_the_end_is_409(life: Life) -> None:
 
 
 def test_end_seals_what_is_open_and_keeps_what_is_ready() -> None:
-    ended, last = end(SESSION, OPEN, 3.0)
-    assert (ended.life, last) == (Life.ENDED, replace(OPEN, phase=Phase.READY, sealed=Sealed.END, ready_at=3.0))
-    assert end(ended, READY, 4.0) == (ended, READY)
-    assert end(SESSION, None, 3.0)[1] is None
+    ended, trajectories = end(SESSION, [OPEN, replace(OPEN, number=1, first=2)], 3.0)
+    sealed = replace(OPEN, phase=Phase.READY, sealed=Sealed.END, ready_at=3.0)
+    assert (ended.life, trajectories) == (Life.ENDED, [sealed, replace(sealed, number=1, first=2)])
+    assert end(ended, [READY], 4.0) == (ended, [READY])
+    assert end(SESSION, [], 3.0)[1] == []
 
 
 def test_standing_session_never_ends() -> None:
     standing = replace(SESSION, standing=True)
-    assert end(standing, OPEN, 3.0)[0] is standing
+    assert end(standing, [OPEN], 3.0)[0] is standing
 
 
 @pytest.mark.parametrize(
-    ("last", "held"), [(None, True), (OPEN, True), (SEALING, True), (READY, False), (Trajectory(1, 3), False)]
+    ("trajectories", "held"),
+    [
+        ([], True),
+        ([OPEN], True),
+        ([SEALING], True),
+        ([READY], False),
+        ([OPEN, Trajectory(1, 3)], True),
+        ([OPEN, replace(READY, number=1)], False),
+    ],
 )
-def test_key_is_held_until_the_first_trajectory_is_ready(last: Trajectory | None, held: bool) -> None:
-    assert holds_key(SESSION, last) is held
-    assert not holds_key(replace(SESSION, life=Life.ENDED), last)
+def test_key_is_held_until_the_first_trajectory_is_ready(trajectories: list[Trajectory], held: bool) -> None:
+    assert holds_key(SESSION, trajectories, 5.0) is held
+    assert not holds_key(replace(SESSION, life=Life.ENDED), trajectories, 5.0)
+    assert not holds_key(replace(SESSION, next_trajectory=1), trajectories, 5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,6 +15,7 @@ from areal.services.inference.recording.leases import Leases
 from areal.services.inference.recording.names import ExportName, GroupName, LeaseName, SessionName
 from areal.services.inference.recording.npz import npz
 from areal.services.inference.recording.rows import Export
+from areal.services.inference.recording.session import read_kind
 from areal.services.inference.recording.vault import Vault
 from areal.services.web import headers as names
 from areal.services.web.access import Access
@@ -25,19 +27,23 @@ from areal.services.web.service import Service, json_response
 _BODY_BYTES = 4 * 1024 * 1024
 _LONGEST_WAIT_S = 300.0
 _MOST_ITEMS = 1024
+_MOST_SKIPPED = 100
 JSON, NPZ = "json", "npz"
 
 
 class ExportRoutes:
     def __init__(self, vault: Vault) -> None:
         self._vault = vault
-        self._leases = Leases(vault)
+        self._leases = Leases(vault, lambda code: self._errors.labels(code).inc())
 
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter
         self._exports = counter("areal_exports_total", "Exports answered, repeated ones too.")
         self._rows = counter("areal_exported_rows_total", "Training rows in those answers.")
         self._acknowledged = counter("areal_exports_acknowledged_total", "Exports that were received, and are gone.")
+        self._errors = counter(
+            "areal_trajectory_errors_total", "Trajectories left out of an export or skipped by leases.", ("code",)
+        )
         service.route("POST", "/export_trajectories", self.export, Access.ADMIN)
         service.route("POST", "/export_trajectories/ack", self.acknowledge_exports, Access.ADMIN)
         service.route("GET", "/trajectories", self.lend, Access.ADMIN)
@@ -50,14 +56,16 @@ class ExportRoutes:
         if form not in (JSON, NPZ):
             raise bad_request(f"format must be {JSON} or {NPZ}", param="format")
         self._name_the_group(data)
-        wanted = read_export_request(data)
+        wanted = replace(read_export_request(data), columns_only=form == NPZ)
         journal = self._journal(wanted)
         if data.get("dry_run") is True:
-            export = await journal.check_export(wanted)
-            return json_response({"status": "ok", "kind": "text" if export.interactions is not None else "tokens"})
+            await journal.check_export(wanted)
+            return json_response({"status": "ok"})
         kept, export = await journal.export(wanted)
         self._exports.inc()
         self._rows.inc(len(export.rows))
+        for error in export.errors:
+            self._errors.labels(error["code"]).inc()
         return await asyncio.to_thread(_answer, str(kept.name), export, form)
 
     def _name_the_group(self, data: dict[str, Any]) -> None:
@@ -69,7 +77,7 @@ class ExportRoutes:
         journal = self._vault.journal(group.tag) if group is not None else None
         if group is None or journal is None:
             raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-        data["session_ids"] = journal.member_names(group)
+        data["session_ids"] = [name for _, name in journal.members(group)]
 
     def _journal(self, wanted: ExportRequest) -> Journal:
         """The one journal of all these sessions. Raises 404, 421, and 400 for sessions of several journals, which only
@@ -100,11 +108,13 @@ class ExportRoutes:
         return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
-        """With ``limit=0`` nothing is lent; the answer says whether anything could be."""
+        """With ``limit=0`` nothing is lent; the answer says whether anything could be. ``skipped`` names what is ready
+        and cannot be handed out."""
         wait_s, limit = _wait(request.query.get("wait")), _items(request.query.get("limit"))
+        kind = read_kind(request.query.get("kind"))
         if limit == 0:
-            return json_response({"items": [], "ready": await self._leases.wait_for_any(wait_s)})
-        lent = await self._leases.lend(limit, wait_s)
+            return json_response({"items": [], "ready": await self._leases.wait_for_any(wait_s, kind)})
+        lent = await self._leases.lend(limit, wait_s, kind)
         try:
             items = [
                 {
@@ -116,7 +126,9 @@ class ExportRoutes:
                 }
                 for each in lent
             ]
-            response = json_response({"items": items})
+            skipped = list(self._leases.skipped.values())
+            more = {"skipped": skipped[:_MOST_SKIPPED], "skipped_count": len(skipped)}
+            response = json_response({"items": items, **more})
             await request.answer(response)
         except BaseException:
             self._leases.give_back(each.lease for each in lent)
@@ -135,12 +147,10 @@ class ExportRoutes:
 
 
 def _answer(export_id: str, export: Export, form: str) -> Response:
-    more = {"rows": export.rows, "failures": export.failures or [], "export_id": export_id}
+    more = {"rows": export.rows, "failures": export.failures, "errors": export.errors, "export_id": export_id}
     if form == JSON:
         return json_response({"traj": export.traj(), **more})
-    if export.interactions is not None:
-        raise bad_request("sessions of external models have text, no columns: format must be json", param="format")
-    body = npz(export.columns, {"about.json": orjson.dumps(more)})
+    body = npz(export.columns, {"about.json": orjson.dumps({**more, "interactions": export.interactions})})
     headers = {names.EXPORT_ID: export_id}
     return Response(body=body, content_type="application/octet-stream", headers=headers)
 

@@ -12,7 +12,8 @@ from areal.services.inference.data_proxy.callers import Caller, Callers
 from areal.services.inference.recording.changes import STANDING
 from areal.services.inference.recording.journal import Journal
 from areal.services.inference.recording.names import HITL, GroupName, SessionName, tag_of_key
-from areal.services.inference.recording.rows import Style, export
+from areal.services.inference.recording.packing import CorruptRecord
+from areal.services.inference.recording.rows import RewardOverflow, Style, export
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, check_reward
 from areal.services.inference.recording.values import TrajectoryTurns
 from areal.services.inference.recording.vault import Vault
@@ -119,7 +120,7 @@ class SessionRoutes:
         journal = self._vault.journal(group.tag) if group is not None else None
         if group is None or journal is None:
             raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-        return [Caller(journal, number, admin=True) for number in journal.members(group)]
+        return [Caller(journal, number, admin=True) for number, _ in journal.members(group)]
 
     async def find_key(self, request: Request) -> Response:
         """Which journal has the session of a key that its caller chose, by the key's digest."""
@@ -208,7 +209,16 @@ def _summary(journal: Journal, session: Session) -> dict[str, Any]:
 
 
 async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory, whole: bool) -> dict[str, Any]:
-    turns = await journal.turns(session, trajectory)
+    about = {"trajectory_id": trajectory.number, "state": trajectory.phase.name.lower()}
+    try:
+        turns = await journal.turns(session, trajectory)
+        rows = await asyncio.to_thread(_rows, turns) if whole else {}
+    except ApiError as error:
+        if error.code != CorruptRecord.code:
+            raise
+        return {**about, "interactions": [], "failures": {}, "error": error.message}
+    except RewardOverflow as error:
+        return {**about, "interactions": [], "failures": {}, "error": str(error)}
     names = {turn.seq: turn.interaction_id for turn in turns.turns}
     interactions = [
         {
@@ -221,13 +231,7 @@ async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory
         }
         for turn in turns.turns
     ]
-    return {
-        "trajectory_id": trajectory.number,
-        "state": trajectory.phase.name.lower(),
-        "interactions": interactions,
-        "failures": dict(turns.failures),
-        **(await asyncio.to_thread(_rows, turns) if whole else {}),
-    }
+    return {**about, "interactions": interactions, "failures": dict(turns.failures), **rows}
 
 
 def _rows(turns: TrajectoryTurns) -> dict[str, Any]:

@@ -11,42 +11,47 @@ import orjson
 from areal.services.inference.recording.npz import npz
 from areal.services.inference.recording.rows import KINDS, PADDINGS, Column
 from areal.services.web import headers as names
-from areal.services.web.errors import bad_request
 from areal.services.web.server import Response
 from areal.services.web.service import json_response
 
 
-def merged_answer(parts: Sequence[bytes], session_ids: Sequence[str], form: str) -> Response:
-    """``parts`` are whole JSON exports. To be run off the event loop."""
+def merged_answer(
+    parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, Any]] = ()
+) -> Response:
+    """``parts`` are whole JSON exports; ``errors`` are of those that gave none. To be run off the event loop."""
     exports = [orjson.loads(part) for part in parts]
     export_id = "~".join(export["export_id"] for export in exports)
-    order = _order(exports, session_ids)
+    tokens, texts = _order(exports, session_ids, "tokens"), _order(exports, session_ids, "text")
     more = {
-        "rows": [exports[part]["rows"][row] for part, row in order],
+        "rows": [about for _, about, _ in (*tokens, *texts)],
         "failures": [failure for export in exports for failure in export["failures"]],
+        "errors": [error for export in exports for error in export["errors"]] + list(errors),
         "export_id": export_id,
     }
-    if any("interactions" in export["traj"] for export in exports):
-        if form == "npz":
-            raise bad_request("sessions of external models have text, no columns: format must be json", param="format")
-        interactions = [exports[part]["traj"]["interactions"][row] for part, row in order]
-        return json_response({"traj": {"interactions": interactions}, **more})
-    traj = {name: _column([exports[part]["traj"][name][row] for part, row in order], name) for name in KINDS}
+    interactions = [part["traj"]["interactions"][row] for part, _, row in texts]
+    traj = {
+        name: _column([part["traj"][name][row] for part, _, row in tokens], name)
+        for name in (KINDS if tokens or not texts else ())
+    }
     if form == "json":
-        return json_response({"traj": traj, **more})
-    body = npz([_packed(name, values) for name, values in traj.items()], {"about.json": orjson.dumps(more)})
+        return json_response({"traj": {**traj, **({"interactions": interactions} if texts else {})}, **more})
+    about = orjson.dumps({**more, "interactions": interactions})
+    body = npz([_packed(name, values) for name, values in traj.items()], {"about.json": about})
     return Response(body=body, content_type="application/octet-stream", headers={names.EXPORT_ID: export_id})
 
 
-def _order(exports: Sequence[dict[str, Any]], session_ids: Sequence[str]) -> list[tuple[int, int]]:
-    """(part, row) of every row, by its session's place in the request."""
+def _order(
+    exports: Sequence[dict[str, Any]], session_ids: Sequence[str], kind: str
+) -> list[tuple[dict[str, Any], dict[str, Any], int]]:
+    """Export, entry in ``rows`` and place among the rows of this kind, by the session's place in the request."""
     place = {session_id: number for number, session_id in enumerate(session_ids)}
     rows = [
         (place[about["session_id"]], part, row)
         for part, export in enumerate(exports)
-        for row, about in enumerate(export["rows"])
+        for row, about in enumerate(each for each in export["rows"] if each["kind"] == kind)
     ]
-    return [(part, row) for _, part, row in sorted(rows)]
+    of_kind = [[each for each in export["rows"] if each["kind"] == kind] for export in exports]
+    return [(exports[part], of_kind[part][row], row) for _, part, row in sorted(rows)]
 
 
 def _column(values: list[Any], name: str) -> list[Any]:

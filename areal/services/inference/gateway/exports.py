@@ -15,6 +15,9 @@ import orjson
 from areal.services.inference.gateway.journal_client import JournalClient, Said
 from areal.services.inference.gateway.sessions import passed_on, read_limit, tag_of_session
 from areal.services.inference.recording.names import ExportName, GroupName, LeaseName
+from areal.services.inference.recording.packing import CorruptRecord
+from areal.services.inference.recording.rows import RewardOverflow
+from areal.services.inference.recording.session import read_kind
 from areal.services.inference.router.table import WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.access import Access
@@ -28,6 +31,7 @@ _EXPORT_S = 600.0
 _LOOK_AGAIN_S = 0.5
 _BETWEEN = "~"  # in the id of an export that several data proxies hold
 _PATH = "/export_trajectories"
+UNEXPORTABLE = (CorruptRecord.code, RewardOverflow.code)
 
 
 class ExportRoutes:
@@ -60,18 +64,24 @@ class ExportRoutes:
         if form not in ("json", "npz"):
             raise bad_request("format must be json or npz", param="format")
         common = {name: value for name, value in data.items() if name != "group_id"} | {"format": "json"}
-        checks = await self._ask_each(places, {**common, "dry_run": True}, headers)
-        if (refusal := next((said for said in checks if said.status != 200), None)) is not None:
-            return passed_on(refusal)
-        if len({orjson.loads(said.body)["kind"] for said in checks}) > 1:
-            message = "sessions of external models have text, those of engines have tokens: export them apart"
-            raise ApiError(400, message, code="mixed_sessions", param="session_ids")
-        parts = await self._ask_each(places, common, headers)
+        checks = await self._ask_each(places, {**common, "format": form, "dry_run": True}, headers)
+        damaged = {tag: said for tag, said in zip(places, checks, strict=True) if _is_damaged(said)}
+        refusals = [said for said in checks if said.status != 200 and not _is_damaged(said)]
+        if refusals or len(damaged) == len(places):
+            return passed_on((refusals or checks)[0])
+        sound = {tag: ids for tag, ids in places.items() if tag not in damaged}
+        parts = await self._ask_each(sound, common, headers)
         if (refusal := next((said for said in parts if said.status != 200), None)) is not None:
             return passed_on(refusal)
+        errors = [
+            {"session_id": session_id, "trajectory_id": None, **_error_of(said)}
+            for tag, said in damaged.items()
+            for session_id in places[tag]
+        ]
         from areal.services.inference.gateway.export_merging import merged_answer
 
-        return await asyncio.to_thread(merged_answer, [said.body for said in parts], data["session_ids"], form)
+        bodies = [said.body for said in parts]
+        return await asyncio.to_thread(merged_answer, bodies, data["session_ids"], form, errors)
 
     async def _ask_each(
         self, places: Mapping[str, list[str]], common: Mapping[str, Any], headers: Mapping[str, str]
@@ -105,29 +115,44 @@ class ExportRoutes:
             if said is not None and said.status != 503:
                 return passed_on(said)
         limit = read_limit(request.query.get("limit"), default=1, most=1024)
+        wanted = read_kind(request.query.get("kind"))
+        kind = f"&kind={wanted.name.lower()}" if wanted is not None else ""
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
-            items = await self._lend_now(keepers, limit, headers)
+            items, more = await self._lend_now(keepers, limit, kind, headers)
             left = deadline - asyncio.get_running_loop().time()
             if items or left <= 0:
-                return json_response({"items": items})
-            await self._wait_for_any(keepers, left, headers)
+                return json_response({"items": items, **more})
+            await self._wait_for_any(keepers, left, kind, headers)
             keepers = self._journals.keepers()
 
-    async def _lend_now(self, keepers: Sequence[WorkerEntry], limit: int, headers: Mapping[str, str]) -> list[Any]:
+    async def _lend_now(
+        self, keepers: Sequence[WorkerEntry], limit: int, kind: str, headers: Mapping[str, str]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """What is lent, and what is not: trajectories that were skipped, and journals that nobody answers for."""
         items: list[Any] = []
+        skipped: list[Any] = []
+        away: list[str] = []
+        count = 0
         for worker in keepers:
             if len(items) == limit:
                 break
-            said = await self._journals.at(worker, f"/trajectories?limit={limit - len(items)}", headers, 60.0)
-            if said is not None and said.status == 200:
-                items += orjson.loads(said.body)["items"]
-        return items
+            said = await self._journals.at(worker, f"/trajectories?limit={limit - len(items)}{kind}", headers, 60.0)
+            if said is None or said.status != 200:
+                away += worker.journals
+                continue
+            answer = said.object()
+            items += answer["items"]
+            skipped += answer["skipped"]
+            count += answer["skipped_count"]
+        return items, {"skipped": skipped, "skipped_count": count, "journals_away": sorted(away)}
 
-    async def _wait_for_any(self, keepers: Sequence[WorkerEntry], wait_s: float, headers: Mapping[str, str]) -> None:
+    async def _wait_for_any(
+        self, keepers: Sequence[WorkerEntry], wait_s: float, kind: str, headers: Mapping[str, str]
+    ) -> None:
         """Return when some data proxy says that it has something; a table that changes meanwhile is looked at soon."""
         wait_s = min(wait_s, 10.0)
-        path = f"/trajectories?limit=0&wait={wait_s:g}"
+        path = f"/trajectories?limit=0&wait={wait_s:g}{kind}"
         asks = {
             asyncio.create_task(self._journals.at(worker, path, headers, wait_s + 10.0), name=f"wait-{worker.id}")
             for worker in keepers
@@ -176,6 +201,16 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
     for session_id in ids:
         places.setdefault(tag_of_session(session_id), []).append(session_id)
     return places
+
+
+def _is_damaged(said: Said) -> bool:
+    """Whether nothing of what this data proxy was asked for can be exported."""
+    return said.status == 500 and _error_of(said)["code"] in UNEXPORTABLE
+
+
+def _error_of(said: Said) -> dict[str, Any]:
+    error = said.object()["error"]
+    return {"code": error["code"], "message": error["message"]}
 
 
 def _has_some(said: Said | None) -> bool:

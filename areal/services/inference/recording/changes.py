@@ -14,10 +14,10 @@ from areal.services.inference.recording import session as rules
 from areal.services.inference.recording.conversation import token_digest
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger, row_id
-from areal.services.inference.recording.lineage import Parent, StoredTurns, Turns, find_parent
+from areal.services.inference.recording.lineage import Parent, StoredTurns, Turns, find_parent, kind_of
 from areal.services.inference.recording.names import HITL, GroupName
 from areal.services.inference.recording.packing import pack, runs, token_array
-from areal.services.inference.recording.session import Life, Phase, Session, Target, Trajectory
+from areal.services.inference.recording.session import Kind, Life, Phase, Session, Target, Trajectory
 from areal.services.inference.recording.values import Call, Sample, TextSample, TokenSample
 from areal.services.inference.recording.warm import WarmSessions, WarmTurns
 from areal.services.web.errors import ApiError, bad_request
@@ -66,7 +66,7 @@ def start(
     old = [(number, key) for key in keys if (number := ledger.session_by_key(key)) is not None]
     for number, _ in old:
         holder = _known(ledger, number)
-        if rules.holds_key(holder, _last(ledger, number, now)):
+        if rules.holds_key(holder, ledger.trajectories(number), now):
             message = f"this api_key is in use by session {ledger.name(holder)}, which has no finished trajectory yet"
             raise ApiError(409, message, code="api_key_in_use", param="api_key")
     first = ledger.counter(_NEXT_SESSION)
@@ -91,9 +91,16 @@ def record(ledger: Ledger, warm: WarmSessions, number: int, call: Call, now: flo
         newest = ledger.newest(row_id(number, 0), row_id(number + 1, 0))
         last = ledger.last_trajectory(number)
     seq = 0 if newest is None else newest % SEQUENCES + 1
-    placed = rules.place(session, last, seq, now, standing_limit if session.standing else None)
-    low = row_id(number, placed.trajectory.first)
-    turns: Turns = StoredTurns(ledger, number, low) if draft is None else WarmTurns(draft.held, low, draft.added)
+
+    def turns_of(trajectory: Trajectory) -> Turns:
+        low = row_id(number, trajectory.first)
+        return StoredTurns(ledger, number, low) if draft is None else WarmTurns(draft.held, low, draft.added)
+
+    kind = Kind.TEXT if isinstance(call.samples[0], TextSample) else Kind.TOKENS
+    same_kind = last is None or last.phase is not Phase.OPEN or kind_of(turns_of(last)) is kind
+    limit = standing_limit if session.standing else None
+    placed = rules.place(session, last, seq, now, limit, same_kind=same_kind)
+    turns = turns_of(placed.trajectory)
     rows = [_row(number, turns, seq + choice, call, choice, now) for choice in range(len(call.samples))]
     if placed.before is not None:
         ledger.save_trajectory(number, placed.before)
@@ -206,17 +213,15 @@ def _reward_answer(ledger: Ledger, session: Session, target: int, verdict: rules
 def end(ledger: Ledger, number: int, now: float) -> Ended:
     """Idempotent."""
     session = _known(ledger, number)
-    before = ledger.last_trajectory(number)
-    ended, last = rules.end(session, before, now)
-    trajectories = ledger.trajectories(number)
-    ready = [item.number for item in trajectories if rules.matured(item, now).phase is Phase.READY]
-    if last is not None and last != before:
-        ledger.save_trajectory(number, last)
-        if last.number not in ready:
-            ready.append(last.number)
+    before = ledger.trajectories(number)
+    ended, trajectories = rules.end(session, before, now)
+    for old, new in zip(before, trajectories, strict=True):
+        if new != old:
+            ledger.save_trajectory(number, new)
     if ended != session:
         ledger.save_session(ended)
-    return Ended(ledger.name(session), tuple(ready))
+    ready = tuple(each.number for each in trajectories if each.phase is Phase.READY)
+    return Ended(ledger.name(session), ready)
 
 
 def note_failure(ledger: Ledger, number: int, code: str, now: float) -> None:

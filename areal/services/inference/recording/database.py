@@ -11,11 +11,14 @@ SQLite checks its log but not its tables, so every row carries its own CRC.
 
 ``interactions.id`` is session * 2^32 + sequence number: one session's rows lie together and in order, a trajectory
 is a range of them.
+
+``rewards.value`` has no type: a REAL column stores -0.0 as the integer 0.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 SEQUENCES = 2**32
@@ -24,6 +27,7 @@ _PAGES_A_CHECKPOINT = 4000
 _WRITER_CACHE_KB = 4096
 _READER_CACHE_KB = 1024
 _BUSY_S = 10.0
+_text = partial(str, encoding="utf-8", errors="replace")  # damaged text is read, and fails its row's checksum
 
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -44,7 +48,7 @@ CREATE TABLE interactions (
 CREATE INDEX interactions_after ON interactions (session, after) WHERE after IS NOT NULL;
 CREATE INDEX interactions_idempotency ON interactions (session, idempotency) WHERE idempotency IS NOT NULL;
 CREATE TABLE rewards (
-    interaction INTEGER PRIMARY KEY, value REAL NOT NULL, at REAL NOT NULL, crc INTEGER NOT NULL);
+    interaction INTEGER PRIMARY KEY, value NOT NULL, at REAL NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE failures (
     session INTEGER NOT NULL, trajectory INTEGER NOT NULL, code TEXT NOT NULL, count INTEGER NOT NULL,
     PRIMARY KEY (session, trajectory, code)) WITHOUT ROWID;
@@ -80,5 +84,6 @@ def open_reader(file: Path) -> sqlite3.Connection:
 def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
     # Statements run on the event loop's thread and commits in another, but never at the same time.
     db = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=_BUSY_S, cached_statements=128)
+    db.text_factory = _text
     db.execute(f"PRAGMA cache_size=-{cache_kb}")
     return db

@@ -1,5 +1,7 @@
 """Exports: trajectories handed out once, and the same answer again for whoever asks the same.
 
+A trajectory that cannot be handed out is named among the ``errors`` of the answer, and is not taken; the others are.
+
 An export takes its trajectories durably before it answers, and they stay on disk until it is acknowledged or its
 retention has passed. Its answer is made anew each time from what is on disk, which no longer changes.
 
@@ -8,6 +10,7 @@ Nothing that was not exported is ever removed with a session: one that still has
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +21,16 @@ import orjson
 
 from areal.services.inference.recording import session as rules
 from areal.services.inference.recording.changes import release
+from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger
 from areal.services.inference.recording.names import HITL, ExportName, SessionName
-from areal.services.inference.recording.packing import checksum
-from areal.services.inference.recording.rows import Style
+from areal.services.inference.recording.packing import CorruptRecord, checksum
+from areal.services.inference.recording.rows import RewardOverflow, Style
 from areal.services.inference.recording.session import Life, Phase, Session, Trajectory
 from areal.services.web.errors import ApiError, bad_request
 
 Taken = tuple[int, int]  # session, trajectory
+Errors = tuple[dict[str, Any], ...]
 _MOST_SESSIONS = 4096
 
 
@@ -38,6 +43,7 @@ class ExportRequest:
     discount: float = 1.0
     style: Style = Style.INDIVIDUAL
     remove: bool = True
+    columns_only: bool = False  # the answer holds no text; no part of what tells one request from another
 
     @property
     def digest(self) -> bytes:
@@ -56,6 +62,8 @@ def read_export_request(data: Mapping[str, Any]) -> ExportRequest:
     trajectory = _default(data, "trajectory_id", None)
     if trajectory is not None and (isinstance(trajectory, bool) or not isinstance(trajectory, int) or trajectory < 0):
         raise bad_request("trajectory_id must be a whole number, not below 0", param="trajectory_id")
+    if trajectory is not None and trajectory >= SEQUENCES:
+        raise ApiError(404, f"no trajectory {trajectory}", code="trajectory_not_found", param="trajectory_id")
     discount = _default(data, "discount", 1.0)
     if isinstance(discount, bool) or not isinstance(discount, int | float) or not 0.0 <= discount <= 1.0:
         raise bad_request("discount must be between 0 and 1", param="discount")
@@ -80,6 +88,7 @@ class Kept:
     name: ExportName
     items: tuple[Taken, ...]
     until: float
+    errors: Errors = ()
 
 
 def find_kept(ledger: Ledger, digest: bytes, now: float) -> Kept | None:
@@ -96,25 +105,40 @@ def _by_digest(ledger: Ledger, digest: bytes) -> Kept | None:
 def _kept(ledger: Ledger, row: tuple[Any, ...]) -> Kept:
     number, nonce, request, until, crc = row
     if checksum(number, nonce, request, until) != crc:
-        raise ApiError(500, f"the record of export {number} is damaged", code="record_corrupted")
-    items = tuple((session, trajectory) for session, trajectory in orjson.loads(request))
-    return Kept(ExportName(ledger.tag, number, nonce), items, until)
+        raise CorruptRecord(f"export {number}: the checksum does not match")
+    stored = orjson.loads(request)
+    found, errors = (stored["items"], stored["errors"]) if isinstance(stored, dict) else (stored, ())
+    items = tuple((session, trajectory) for session, trajectory in found)
+    return Kept(ExportName(ledger.tag, number, nonce), items, until, tuple(errors))
 
 
-def choose(ledger: Ledger, request: ExportRequest, now: float) -> tuple[Taken, ...]:
-    """What the request takes, in its order. Raises 404 for a session or trajectory that is not there, 425 for one
-    that is not ready."""
+def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
+    """Of ``errors``."""
+    return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
+
+
+def choose(ledger: Ledger, request: ExportRequest, now: float) -> tuple[tuple[Taken, ...], Errors]:
+    """What the request takes, in its order, and what of it is damaged. Raises 404 for a session or trajectory that is
+    not there, 425 for one that is not ready."""
     items: list[Taken] = []
+    errors: list[dict[str, Any]] = []
     for session_id in request.session_ids:
-        session = session_named(ledger, session_id)
-        if request.trajectory is not None:
-            items.append((session.number, _one(ledger, session, request.trajectory, now)))
+        damaged: list[CorruptRecord] = []
+        try:
+            session = session_named(ledger, session_id)
+            if request.trajectory is not None:
+                items.append((session.number, _one(ledger, session, request.trajectory, now)))
+                continue
+            trajectories = ledger.trajectories(session.number, damaged.append)
+        except CorruptRecord as error:
+            errors.append(error_entry(session_id, request.trajectory, error))
             continue
-        ready = [item.number for item in ledger.trajectories(session.number) if _is_ready(item, now)]
-        if not ready:
+        ready = [item.number for item in trajectories if _is_ready(item, now)]
+        if not ready and not damaged:
             raise _not_ready(f"session {session_id} has no trajectory that is ready")
         items += [(session.number, number) for number in ready]
-    return tuple(items)
+        errors += [error_entry(session_id, None, error) for error in damaged]
+    return tuple(items), tuple(errors)
 
 
 def session_named(ledger: Ledger, session_id: str) -> Session:
@@ -147,19 +171,29 @@ def _not_ready(message: str) -> ApiError:
     return ApiError(425, message, code="trajectory_not_ready", headers={"Retry-After": "1"})
 
 
-def take(ledger: Ledger, request: ExportRequest, items: Sequence[Taken], now: float, retention_s: float) -> Kept | None:
-    """Hand ``items`` out: their trajectories are taken, their sessions removed where nothing else is left.
+def take(
+    ledger: Ledger,
+    request: ExportRequest,
+    chosen: Sequence[Taken],
+    items: Sequence[Taken],
+    errors: Errors,
+    now: float,
+    retention_s: float,
+) -> Kept | None:
+    """Hand out ``items``, those of ``chosen`` that can be: their trajectories are taken, their sessions removed where
+    nothing else is left. ``errors`` says of the others why not.
 
     None when something changed since they were chosen: the caller looks again.
     """
     kept = find_kept(ledger, request.digest, now)
     if kept is not None:
         return kept
-    if choose_again(ledger, request, now) != tuple(items):
+    if choose_again(ledger, request, now) != tuple(chosen):
         return None
     if (outlived := _by_digest(ledger, request.digest)) is not None:
         forget(ledger, outlived.name)
-    number, nonce, text = ledger.counter("next_export"), secrets.token_hex(4), orjson.dumps(items).decode()
+    number, nonce = ledger.counter("next_export"), secrets.token_hex(4)
+    text = orjson.dumps({"items": items, "errors": errors} if errors else items).decode()
     ledger.set_counter("next_export", number + 1)
     until = now + retention_s
     values = (number, nonce, request.digest, text, until, checksum(number, nonce, text, until))
@@ -169,12 +203,12 @@ def take(ledger: Ledger, request: ExportRequest, items: Sequence[Taken], now: fl
     if request.remove:
         for session in dict.fromkeys(session for session, _ in items):
             _remove_if_done(ledger, session)
-    return Kept(ExportName(ledger.tag, number, nonce), tuple(items), until)
+    return Kept(ExportName(ledger.tag, number, nonce), tuple(items), until, errors)
 
 
 def choose_again(ledger: Ledger, request: ExportRequest, now: float) -> tuple[Taken, ...] | None:
     try:
-        return choose(ledger, request, now)
+        return choose(ledger, request, now)[0]
     except ApiError:
         return None
 
@@ -189,22 +223,26 @@ def _mark_taken(ledger: Ledger, session: int, number: int, export: int, now: flo
 def _remove_if_done(ledger: Ledger, number: int) -> None:
     session = ledger.session(number)
     assert session is not None
-    if session.standing or any(item.phase is not Phase.TAKEN for item in ledger.trajectories(number)):
+    damaged: list[CorruptRecord] = []
+    trajectories = ledger.trajectories(number, damaged.append)
+    if session.standing or damaged or any(item.phase is not Phase.TAKEN for item in trajectories):
         return
     ledger.void_key(number)
     ledger.save_session(replace(session, life=Life.REMOVED))
 
 
 def forget(ledger: Ledger, name: ExportName) -> bool:
-    """The export was received, or nobody came for it: what it took is deleted. False when it is gone already."""
+    """The export was received, or nobody came for it: what it took is deleted. False when it is gone already. What is
+    damaged meanwhile stays."""
     query = "SELECT number, nonce, request, until, crc FROM exports WHERE number=? AND nonce=?"
     row = ledger.db.execute(query, (name.number, name.nonce)).fetchone()
     if row is None:
         return False
     for session, number in _kept(ledger, row).items:
-        trajectory = ledger.trajectory(session, number)
-        if trajectory is not None:
-            release(ledger, session, trajectory)
+        with contextlib.suppress(CorruptRecord):
+            trajectory = ledger.trajectory(session, number)
+            if trajectory is not None:
+                release(ledger, session, trajectory)
     ledger.db.execute("DELETE FROM exports WHERE number=?", (name.number,))
     return True
 

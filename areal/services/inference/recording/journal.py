@@ -36,14 +36,15 @@ from areal.services.inference.recording.names import (
 )
 from areal.services.inference.recording.packing import CorruptRecord, token_array
 from areal.services.inference.recording.recent import Known, RecentTurns
-from areal.services.inference.recording.rows import Export, Style, export
-from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, matured
+from areal.services.inference.recording.rows import Export, Part, RewardOverflow, Style, join_parts, part_of
+from areal.services.inference.recording.session import Kind, Phase, Session, Trajectory, matured
 from areal.services.inference.recording.values import Call, TokenSample, TrajectoryTurns, Turn
 from areal.services.inference.recording.warm import WarmSession, WarmSessions, WarmTurns, read_warm
-from areal.services.web.errors import ApiError
+from areal.services.web.errors import ApiError, bad_request
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
+_MOST_NOTED = 100  # damaged records, by name
 
 
 @dataclass(frozen=True)
@@ -174,21 +175,17 @@ class Journal:
         """Raises 404."""
         return self._look(lambda ledger: exporting.session_named(ledger, str(name)))
 
-    def members(self, group: GroupName) -> list[int]:
-        """The sessions of a group that are still here."""
-        found = self._look(lambda ledger: ledger.sessions(group.first - 1, group.size))
-        return [each.number for each in found if each.group == str(group) and each.life is not Life.REMOVED]
-
-    def member_names(self, group: GroupName) -> list[str]:
-        sessions = (self.session(number) for number in self.members(group))
-        return [self.name(session) for session in sessions if session is not None]
+    def members(self, group: GroupName) -> list[tuple[int, str]]:
+        """Number and id of the sessions of a group that are still here."""
+        return self._look(lambda ledger: ledger.members(group.first, group.size, str(group)))
 
     def session(self, number: int) -> Session | None:
         held = self._held(number)
         return held.session if held is not None else self._look(lambda ledger: ledger.session(number))
 
     def sessions(self, after: int, limit: int) -> list[Session]:
-        return self._look(lambda ledger: ledger.sessions(after, limit))
+        """Those that can be read."""
+        return self._look(lambda ledger: ledger.sessions(after, limit, self._note))
 
     def name(self, session: Session) -> str:
         return self._read.name(session)
@@ -248,7 +245,8 @@ class Journal:
         return held
 
     def trajectories(self, session: int) -> list[Trajectory]:
-        return self._look(lambda ledger: ledger.trajectories(session))
+        """Those that can be read."""
+        return self._look(lambda ledger: ledger.trajectories(session, self._note))
 
     async def turns(self, session: Session, trajectory: Trajectory) -> TrajectoryTurns:
         return await self._read_apart(lambda ledger: ledger.turns(session, trajectory))
@@ -269,50 +267,82 @@ class Journal:
     # -- exports
 
     async def export(self, request: ExportRequest) -> tuple[Kept, Export]:
-        """Raises 404, 425, 400, and 500 when what is recorded is damaged; nothing is taken then."""
+        """Raises 404, 425, 400, and 500 where all of it is damaged; nothing is taken then."""
         while True:
-            items, built = await self._read_apart(lambda ledger: self._build(ledger, request))
-            kept = await self._take(request, items)
-            if kept is not None and kept.items == items:
+            chosen, items, built = await self._read_apart(lambda ledger: self._build(ledger, request))
+            kept = await self._take(request, chosen, items, tuple(built.errors))
+            if kept is not None and kept.items in (chosen, items):
                 return kept, built
 
     async def check_export(self, request: ExportRequest) -> Export:
         """What ``export`` would answer, or raise; takes nothing."""
-        return (await self._read_apart(lambda ledger: self._build(ledger, request)))[1]
+        return (await self._read_apart(lambda ledger: self._build(ledger, request)))[2]
 
-    async def _take(self, request: ExportRequest, items: Sequence[Taken]) -> Kept | None:
+    async def _take(
+        self, request: ExportRequest, chosen: Sequence[Taken], items: Sequence[Taken], errors: exporting.Errors
+    ) -> Kept | None:
         retention = self.rules.export_retention_s
-        return await self._change(lambda now: exporting.take(self._write, request, items, now, retention))
+        return await self._change(
+            lambda now: exporting.take(self._write, request, chosen, items, errors, now, retention)
+        )
 
-    def _build(self, ledger: Ledger, request: ExportRequest) -> tuple[tuple[Taken, ...], Export]:
+    def _build(self, ledger: Ledger, request: ExportRequest) -> tuple[tuple[Taken, ...], tuple[Taken, ...], Export]:
+        """What the request means, what of it can be handed out, and the answer."""
         now = self.clock()
         kept = exporting.find_kept(ledger, request.digest, now)
-        items = kept.items if kept is not None else exporting.choose(ledger, request, now)
-        return items, export(self._load(ledger, items), request.style, request.discount)
+        chosen, known = (kept.items, kept.errors) if kept is not None else exporting.choose(ledger, request, now)
+        names = {name.number: each for each in request.session_ids if (name := SessionName.parse(each))}
+        items, parts, errors = [], [], list(known)
+        for item in chosen:
+            try:
+                parts.append(self._part(ledger, item, request.style, request.discount))
+                items.append(item)
+            except (CorruptRecord, RewardOverflow) as error:
+                errors.append(exporting.error_entry(names[item[0]], item[1], error))
+        for entry in errors:
+            if entry["code"] == CorruptRecord.code:
+                self._note(CorruptRecord(entry["message"]))
+        if errors and not items:
+            raise ApiError(500, f"nothing of it can be exported: {errors[0]['message']}", code=errors[0]["code"])
+        if request.columns_only and (only_text := _without_tokens(parts)):
+            message = f"session {only_text} has text only, of an external model: format must be json"
+            raise bad_request(message, param="format")
+        return chosen, tuple(items), join_parts(parts, errors)
 
-    def _load(self, ledger: Ledger, items: Sequence[Taken]) -> list[TrajectoryTurns]:
-        loaded = []
-        for number, trajectory_number in items:
-            session, trajectory = ledger.session(number), ledger.trajectory(number, trajectory_number)
-            if session is None or trajectory is None:
-                raise ApiError(404, "the export was released meanwhile", code="export_not_found")
-            loaded.append(ledger.turns(session, trajectory))
-        return loaded
+    def _part(self, ledger: Ledger, item: Taken, style: Style, discount: float) -> Part:
+        """Raises CorruptRecord, RewardOverflow, and 404 where it is gone meanwhile."""
+        session, trajectory = ledger.session(item[0]), ledger.trajectory(*item)
+        if session is None or trajectory is None:
+            raise ApiError(404, "the export was released meanwhile", code="export_not_found")
+        return part_of(ledger.turns(session, trajectory), style, discount)
 
     async def acknowledge(self, name: ExportName) -> bool:
         return await self._change(lambda now: exporting.forget(self._write, name))
 
-    async def online(self, items: Sequence[Taken]) -> list[tuple[TrajectoryTurns, Export]]:
-        """Each item's turns and rows; nothing is taken."""
+    async def online(self, items: Sequence[Taken]) -> list[Part | CorruptRecord | RewardOverflow | None]:
+        """Each item's rows, or why it has none; None for what was released meanwhile. Nothing is taken."""
 
-        def load(ledger: Ledger) -> list[tuple[TrajectoryTurns, Export]]:
-            return [(turns, export([turns], Style.INDIVIDUAL, 1.0)) for turns in self._load(ledger, items)]
+        def load(ledger: Ledger) -> list[Part | CorruptRecord | RewardOverflow | None]:
+            found: list[Part | CorruptRecord | RewardOverflow | None] = []
+            for item in items:
+                try:
+                    found.append(self._part(ledger, item, Style.INDIVIDUAL, 1.0))
+                except (CorruptRecord, RewardOverflow) as error:
+                    self._note(error)
+                    found.append(error)
+                except ApiError:
+                    found.append(None)
+            return found
 
         return await self._read_apart(load)
 
-    def ready_online(self, limit: int, but: frozenset[Taken]) -> list[Taken]:
+    def session_id(self, number: int) -> str | None:
+        """Of a session, damaged or not; None where there is none."""
+        return self._look(lambda ledger: ledger.session_id(number))
+
+    def ready_online(self, limit: int, but: frozenset[Taken], kind: Kind | None = None) -> list[Taken]:
         """Trajectories of online sessions that nobody took, the oldest first."""
-        return self._look(lambda ledger: sweeping.ready_online(ledger, self.clock(), limit, but))
+        return self._look(lambda ledger: sweeping.ready_online(ledger, self.clock(), limit, but, kind))
 
     def next_due(self) -> float | None:
         """When the next trajectory becomes ready by its finish timeout."""
@@ -322,7 +352,9 @@ class Journal:
 
     async def sweep(self) -> int:
         """One slice of the upkeep: how much it found to do. Call it again while that is not 0."""
-        found, self._cursor = await self._change(lambda now: sweeping.sweep(self._write, now, self.rules, self._cursor))
+        found, self._cursor = await self._change(
+            lambda now: sweeping.sweep(self._write, now, self.rules, self._cursor, self._note)
+        )
         if found:
             self.on_ready()
         return found
@@ -359,11 +391,21 @@ class Journal:
             raise store_failure(error) from error
 
     def _damaged(self, error: CorruptRecord) -> ApiError:
+        self._note(error)
+        return ApiError(500, f"the journal is damaged: {error}", code=error.code)
+
+    def _note(self, error: CorruptRecord | RewardOverflow) -> None:
+        """Damage is counted, and logged once."""
         text = str(error)
-        if text not in self.corrupt and len(self.corrupt) < 100:
+        if isinstance(error, CorruptRecord) and text not in self.corrupt and len(self.corrupt) < _MOST_NOTED:
             self.corrupt.append(text)
-        _log.error("the journal %s is damaged: %s", self.folder.path, text)
-        return ApiError(500, f"the journal is damaged: {text}", code="record_corrupted")
+            _log.error("the journal %s is damaged: %s", self.folder.path, text)
+
+
+def _without_tokens(parts: Sequence[Part]) -> str | None:
+    """The first session of which there is text only."""
+    having = {part.session_id for part in parts if part.tokens}
+    return next((part.session_id for part in parts if part.texts and part.session_id not in having), None)
 
 
 async def open_journal(folder: Folder, rules: Rules, clock: Callable[[], float] = time.time) -> Journal:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.names import SessionName
@@ -18,12 +19,21 @@ from areal.services.inference.recording.recent import Known
 from areal.services.inference.recording.session import Life, Phase, Sealed, Session, Trajectory
 from areal.services.inference.recording.values import TextTurn, TokenTurn, TrajectoryTurns, Turn
 
+_T = TypeVar("_T")
 _SESSION = "number, task, grp, created, life, online, standing, next_trajectory, crc, key"
 _TRAJECTORY = "number, first, phase, due, sealed, ready_at, crc, session, export"
 
 
 def row_id(session: int, seq: int) -> int:
     return session * SEQUENCES + seq
+
+
+Report = Callable[[CorruptRecord], None]
+"""Is told of a damaged row among several, which are read on."""
+
+
+def _refuse(error: CorruptRecord) -> None:
+    raise error
 
 
 class Ledger:
@@ -43,6 +53,10 @@ class Ledger:
         row = self.db.execute(f"SELECT {_SESSION} FROM sessions WHERE number=?", (number,)).fetchone()
         return _session(row) if row else None
 
+    def session_id(self, number: int) -> str | None:
+        row = self.db.execute("SELECT task FROM sessions WHERE number=?", (number,)).fetchone()
+        return str(SessionName(row[0], self.tag, number)) if row else None
+
     def session_by_key(self, digest: bytes) -> int | None:
         row = self.db.execute("SELECT number FROM sessions WHERE key=?", (digest,)).fetchone()
         return row[0] if row else None
@@ -52,9 +66,16 @@ class Ledger:
         row = self.db.execute("SELECT key FROM sessions WHERE number=?", (number,)).fetchone()
         return row[0] if row else None
 
-    def sessions(self, after: int, limit: int) -> list[Session]:
-        query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number LIMIT ?"
-        return [_session(row) for row in self.db.execute(query, (after, limit)).fetchall()]
+    def sessions(self, after: int, limit: int, report: Report = _refuse) -> list[Session]:
+        query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number"
+        rows = self.db.execute(query, (after,))
+        return list(islice(_read_each(_session, rows, report), limit))
+
+    def members(self, first: int, size: int, group: str) -> list[tuple[int, str]]:
+        """Number and name of the sessions of a group that were not removed, damaged or not."""
+        query = "SELECT number, task FROM sessions WHERE number>=? AND number<? AND grp=? AND life!=? ORDER BY number"
+        rows = self.db.execute(query, (first, first + size, group, int(Life.REMOVED)))
+        return [(number, str(SessionName(task, self.tag, number))) for number, task in rows]
 
     def add_session(self, session: Session, key: bytes | None) -> None:
         values = (*astuple(session), checksum(*map(_plain, astuple(session))), key)
@@ -94,9 +115,10 @@ class Ledger:
         row = self.db.execute(query, (session,)).fetchone()
         return _trajectory(row) if row else None
 
-    def trajectories(self, session: int) -> list[Trajectory]:
+    def trajectories(self, session: int, report: Report = _refuse) -> list[Trajectory]:
         query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number"
-        return [_trajectory(row) for row in self.db.execute(query, (session,)).fetchall()]
+        rows = self.db.execute(query, (session,)).fetchall()
+        return list(_read_each(_trajectory, rows, report))
 
     def trajectory(self, session: int, number: int) -> Trajectory | None:
         query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND number=?"
@@ -192,7 +214,11 @@ class Ledger:
         """Raises CorruptRecord."""
         low, high = self.bounds(session.number, trajectory)
         rewards = self._rewards(low, high)
-        turns = list(_turns(self._packed(session, low, high), rewards))
+        try:
+            turns = list(_turns(self._packed(session, low, high), rewards))
+        except (LookupError, TypeError, ValueError) as error:  # its checksum is right: another version wrote it
+            what = f"trajectory {trajectory.number} of session {self.name(session)}"
+            raise CorruptRecord(f"{what} cannot be read: {error!r}") from error
         return TrajectoryTurns(
             self.name(session), trajectory.number, turns, self.failures(session.number, trajectory.number)
         )
@@ -272,6 +298,16 @@ def _turns(packed: Iterator[tuple[int, Packed]], rewards: Mapping[int, float]) -
         )
 
 
+def _read_each(read: Callable[[tuple[Any, ...]], _T], rows: Iterable[tuple[Any, ...]], report: Report) -> Iterator[_T]:
+    for row in rows:
+        try:
+            value = read(row)
+        except CorruptRecord as error:
+            report(error)
+        else:
+            yield value
+
+
 def _plain(value: object) -> object:
     """As SQLite gives it back, so that checksums agree."""
     return int(value) if isinstance(value, int) else value
@@ -295,5 +331,7 @@ def _trajectory(row: tuple[Any, ...]) -> Trajectory:
 
 def _reward(interaction: int, value: float, at: float, crc: int) -> float:
     if checksum(interaction, value, at) != crc:
+        if value == 0.0 and checksum(interaction, -0.0, at) == crc:  # a column of type REAL has lost the sign
+            return -0.0
         raise CorruptRecord(f"reward of interaction {interaction}: the checksum does not match")
     return value

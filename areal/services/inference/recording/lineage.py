@@ -15,12 +15,13 @@ from typing import Protocol
 from areal.services.inference.recording.conversation import Conversation, TokenPrefix
 from areal.services.inference.recording.database import SEQUENCES
 from areal.services.inference.recording.ledger import Ledger, row_id
+from areal.services.inference.recording.session import Kind
 
 _PREFIXES_AT_A_TIME = 32
 _TOKEN_CANDIDATES = 64  # by tokens alone only the newest turns are tried
 
 Candidate = tuple[int, int, bytes | None]
-"""A turn: its row id, how many tokens it has, their digest."""
+"""A turn: its row id, how many tokens it has, their digest (None: it has messages only)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class StoredTurns:
     def newest(self, limit: int) -> list[Candidate]:
         query = "SELECT id, total, tokens FROM interactions WHERE id>=? AND id<? ORDER BY id DESC LIMIT ?"
         return self.ledger.db.execute(query, (self.low, row_id(self.session + 1, 0), limit)).fetchall()
+
+
+def kind_of(turns: Turns) -> Kind:
+    """The kind of a trajectory, from its newest turn."""
+    newest = turns.newest(1)
+    return Kind.TEXT if newest and newest[0][2] is None else Kind.TOKENS
 
 
 def find_parent(turns: Turns, conversation: Conversation | None, prompt: array[int] | None) -> Parent | None:

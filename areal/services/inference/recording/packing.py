@@ -23,7 +23,10 @@ _FRONT = struct.Struct("<4sII")
 
 
 class CorruptRecord(Exception):
-    """Stored bytes that are not those that were written. Names what they belong to."""
+    """Stored bytes that are not those that were written, or that this version cannot read. Names what they belong
+    to."""
+
+    code = "record_corrupted"
 
 
 @dataclass(frozen=True)

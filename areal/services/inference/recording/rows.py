@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from areal.services.inference.recording.session import LARGEST_F32
 from areal.services.inference.recording.tree import Path, discounted, own_reward, paths
 from areal.services.inference.recording.values import TextTurn, TokenTurn, TrajectoryTurns, Turn
-from areal.services.web.errors import ApiError
 
 
 class Style(StrEnum):
@@ -133,6 +133,7 @@ class _About:
             "truncated": turn.truncated,
             "rewarded": turn.reward is not None,
             "model": turn.model,
+            "kind": "text" if isinstance(turn, TextTurn) else "tokens",
         }
 
 
@@ -161,52 +162,85 @@ def columns(rows: Sequence[Row]) -> list[Column]:
     return found
 
 
+class RewardOverflow(Exception):
+    """A trajectory whose returns do not fit the float32 of a training row."""
+
+    code = "reward_overflow"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one trajectory: those of token models and, beside them, the interactions of external ones."""
+
+    session_id: str
+    tokens: list[Row]
+    texts: list[tuple[dict[str, Any], dict[str, Any]]]  # entry in ``rows``, interaction
+    failures: list[dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Export:
-    """What an export answers: columns of token rows, or the interactions of an external model."""
+    """What an export answers: columns of token rows and, beside them, the interactions of external models.
+
+    ``rows`` has an entry for each row of the columns, then one for each interaction. ``errors`` names what was asked
+    for and is left out.
+    """
 
     rows: list[dict[str, Any]]
     columns: list[Column]
-    interactions: list[dict[str, Any]] | None = None
-    failures: list[dict[str, Any]] | None = None
+    interactions: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    errors: list[dict[str, Any]] = field(default_factory=list)
 
     def traj(self) -> dict[str, Any]:
-        if self.interactions is not None:
-            return {"interactions": self.interactions}
-        return {column.name: column.tolist() for column in self.columns}
+        columns = {column.name: column.tolist() for column in self.columns}
+        if not self.interactions:
+            return columns
+        return {**(columns if len(self.rows) > len(self.interactions) else {}), "interactions": self.interactions}
+
+
+def part_of(trajectory: TrajectoryTurns, style: Style, discount: float) -> Part:
+    """Raises RewardOverflow."""
+    tokens = [turn for turn in trajectory.turns if isinstance(turn, TokenTurn)]
+    texts = [turn for turn in trajectory.turns if isinstance(turn, TextTurn)]
+    failures = [
+        {"session_id": trajectory.session_id, "trajectory_id": trajectory.number, "code": code, "count": count}
+        for code, count in trajectory.failures.items()
+    ]
+    rows = token_rows(replace(trajectory, turns=tokens), style, discount) if tokens else []
+    for row in rows:
+        if max(abs(row.reward), abs(row.original_reward)) > LARGEST_F32:
+            where = f"trajectory {trajectory.number} of session {trajectory.session_id}"
+            raise RewardOverflow(f"{where}: its rewards add up to more than a float32 holds")
+    about = _About(trajectory)
+    returns = discounted(trajectory.turns, discount)
+    interactions = [
+        (
+            about.turn(turn),
+            {
+                "messages": list(turn.messages),
+                "response": dict(turn.response),
+                "reward": returns[turn.seq],
+                "original_reward": own_reward(turn),
+            },
+        )
+        for turn in texts
+    ]
+    return Part(trajectory.session_id, rows, interactions, failures)
+
+
+def join_parts(parts: Sequence[Part], errors: Sequence[dict[str, Any]] = ()) -> Export:
+    rows = [row for part in parts for row in part.tokens]
+    texts = [text for part in parts for text in part.texts]
+    return Export(
+        rows=[row.about for row in rows] + [about for about, _ in texts],
+        columns=columns(rows),
+        interactions=[interaction for _, interaction in texts],
+        failures=[failure for part in parts for failure in part.failures],
+        errors=list(errors),
+    )
 
 
 def export(trajectories: Iterable[TrajectoryTurns], style: Style, discount: float) -> Export:
-    """Raises 400 when text and token sessions are mixed."""
-    trajectories = list(trajectories)
-    kinds = {isinstance(turn, TextTurn) for trajectory in trajectories for turn in trajectory.turns}
-    failures = [
-        {"session_id": each.session_id, "trajectory_id": each.number, "code": code, "count": count}
-        for each in trajectories
-        for code, count in each.failures.items()
-    ]
-    if len(kinds) > 1:
-        message = "sessions of external models have text, those of engines have tokens: export them apart"
-        raise ApiError(400, message, code="mixed_sessions", param="session_ids")
-    if kinds == {True}:
-        return _text_export(trajectories, discount, failures)
-    rows = [row for trajectory in trajectories for row in token_rows(trajectory, style, discount)]
-    return Export([row.about for row in rows], columns(rows), failures=failures)
-
-
-def _text_export(trajectories: Sequence[TrajectoryTurns], discount: float, failures: list[dict[str, Any]]) -> Export:
-    rows, interactions = [], []
-    for trajectory in trajectories:
-        about, returns = _About(trajectory), discounted(trajectory.turns, discount)
-        for turn in trajectory.turns:
-            assert isinstance(turn, TextTurn)
-            rows.append(about.turn(turn))
-            interactions.append(
-                {
-                    "messages": list(turn.messages),
-                    "response": dict(turn.response),
-                    "reward": returns[turn.seq],
-                    "original_reward": own_reward(turn),
-                }
-            )
-    return Export(rows, [], interactions, failures)
+    """Raises RewardOverflow."""
+    return join_parts([part_of(each, style, discount) for each in trajectories])

@@ -7,18 +7,21 @@ sealed::
       \\______________(no finish timeout)_______________________________________________^
       \\______________________________end: unrewarded______________________________________^
 
-An interaction belongs to the trajectory that is open when it is recorded, that is when its answer is complete.
+An interaction belongs to the trajectory that is open when it is recorded, that is when its answer is complete. A
+trajectory has calls of token models or of external ones, never both: a change of kind opens the next, and leaves the
+last one open until it is rewarded or the session ends.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from areal.services.web.errors import ApiError, bad_request
 
-_LARGEST_F32 = 3.4028234663852886e38
+LARGEST_F32 = 3.4028234663852886e38
 
 
 class Phase(IntEnum):
@@ -26,6 +29,13 @@ class Phase(IntEnum):
     SEALING = 1
     READY = 2
     TAKEN = 3
+
+
+class Kind(IntEnum):
+    """What the calls of a trajectory are made of: tokens of an engine, or messages of an external model."""
+
+    TOKENS = 0
+    TEXT = 1
 
 
 class Sealed(IntEnum):
@@ -113,9 +123,11 @@ def _ready(trajectory: Trajectory, how: Sealed, at: float) -> Trajectory:
     return replace(trajectory, phase=Phase.READY, due=None, sealed=how, ready_at=at)
 
 
-def place(session: Session, last: Trajectory | None, seq: int, now: float, limit: int | None) -> Placed:
-    """Where the interaction with number ``seq`` goes. ``limit``: how many a trajectory of a standing session may hold;
-    a fuller one is left behind, open. Raises 409 for a session that ended."""
+def place(
+    session: Session, last: Trajectory | None, seq: int, now: float, limit: int | None, *, same_kind: bool = True
+) -> Placed:
+    """Where the interaction with number ``seq`` goes. ``limit``: how many a trajectory of a standing session may hold.
+    A fuller one, and one of another kind, is left behind, open. Raises 409 for a session that ended."""
     if session.life is not Life.ACTIVE:
         raise ApiError(409, "the session has ended", code="session_ended")
     if last is None:
@@ -124,10 +136,20 @@ def place(session: Session, last: Trajectory | None, seq: int, now: float, limit
     following = Trajectory(max(last.number + 1, session.next_trajectory), seq)
     if last.phase is Phase.OPEN:
         full = limit is not None and seq - last.first >= limit
-        return Placed(following, opened=True) if full else Placed(last, opened=False)
+        return Placed(following, opened=True) if full or not same_kind else Placed(last, opened=False)
     if last.phase is Phase.SEALING:
         return Placed(following, opened=True, before=_ready(last, Sealed.CHAT, now))
     return Placed(following, opened=True)
+
+
+def read_kind(text: str | None) -> Kind | None:
+    """Of a query. Raises 400."""
+    if text is None:
+        return None
+    try:
+        return {"tokens": Kind.TOKENS, "text": Kind.TEXT}[text]
+    except KeyError:
+        raise bad_request("kind must be tokens or text", param="kind") from None
 
 
 def check_reward(value: object) -> float:
@@ -138,7 +160,7 @@ def check_reward(value: object) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number) or abs(number) > _LARGEST_F32:
+    if not math.isfinite(number) or abs(number) > LARGEST_F32:
         raise bad_request("reward must be finite, within the range of float32", param="reward")
     return number
 
@@ -159,18 +181,18 @@ def reward(trajectory: Trajectory, target: Target, value: float, now: float, fin
     return Rewarded(_ready(trajectory, Sealed.REWARD, now), changed=True, transition=True)
 
 
-def end(session: Session, last: Trajectory | None, now: float) -> tuple[Session, Trajectory | None]:
-    """The session and its last trajectory after its end; ending it again changes nothing. A standing session goes
-    on with its next trajectory."""
-    if last is not None:
-        last = matured(last, now)
-        if last.phase < Phase.READY:
-            last = _ready(last, Sealed.END, now)
+def end(session: Session, trajectories: Sequence[Trajectory], now: float) -> tuple[Session, list[Trajectory]]:
+    """The session and its trajectories after its end: all are ready. Ending it again changes nothing. A standing
+    session goes on with its next trajectory."""
+    ended = [matured(each, now) for each in trajectories]
+    ended = [each if each.phase >= Phase.READY else _ready(each, Sealed.END, now) for each in ended]
     if session.standing or session.life is not Life.ACTIVE:
-        return session, last
-    return replace(session, life=Life.ENDED), last
+        return session, ended
+    return replace(session, life=Life.ENDED), ended
 
 
-def holds_key(session: Session, last: Trajectory | None) -> bool:
+def holds_key(session: Session, trajectories: Sequence[Trajectory], now: float) -> bool:
     """Whether its key is in use, so that no other session may start with it: until its first trajectory is ready."""
-    return session.life is Life.ACTIVE and (last is None or (last.number == 0 and last.phase < Phase.READY))
+    if session.life is not Life.ACTIVE or session.next_trajectory > 0:
+        return False
+    return not any(matured(each, now).phase >= Phase.READY for each in trajectories)

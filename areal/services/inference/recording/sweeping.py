@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from areal.services.inference.recording import exporting
 from areal.services.inference.recording import session as rules
 from areal.services.inference.recording.changes import release
-from areal.services.inference.recording.ledger import Ledger, row_id
-from areal.services.inference.recording.session import Life, Phase, Session, Trajectory
+from areal.services.inference.recording.database import SEQUENCES
+from areal.services.inference.recording.ledger import Ledger, Report, row_id
+from areal.services.inference.recording.packing import CorruptRecord
+from areal.services.inference.recording.session import Kind, Life, Phase, Session, Trajectory
 
 if TYPE_CHECKING:
     from areal.services.inference.recording.exporting import Taken
@@ -22,10 +24,14 @@ _SLICE = 64
 _FREE_PAGES = 1024
 
 
-def ready_online(ledger: Ledger, now: float, limit: int, but: frozenset[Taken]) -> list[Taken]:
+def ready_online(
+    ledger: Ledger, now: float, limit: int, but: frozenset[Taken], kind: Kind | None = None
+) -> list[Taken]:
+    of_kind = f" AND (SELECT i.tokens IS NULL FROM interactions i WHERE i.id=t.session*{SEQUENCES}+t.first)={kind}"
     query = (
         "SELECT t.session, t.number FROM trajectories t JOIN sessions s ON s.number=t.session"
-        " WHERE (t.phase=2 OR (t.phase=1 AND t.due<=?)) AND s.online=1 ORDER BY t.phase DESC, t.ready_at"
+        " WHERE (t.phase=2 OR (t.phase=1 AND t.due<=?)) AND s.online=1"
+        f"{'' if kind is None else of_kind} ORDER BY t.phase DESC, t.ready_at"
     )
     found: list[Taken] = []
     for item in ledger.db.execute(query, (now,)):
@@ -50,39 +56,56 @@ def is_spent(ledger: Ledger) -> bool:
     return bool(ledger.db.execute(query).fetchone()[0])
 
 
-def sweep(ledger: Ledger, now: float, limits: Rules, cursor: int) -> tuple[int, int]:
-    """One slice: how much was found to do, and from which session the next slice goes on."""
-    matured = _seal_due(ledger, now)
-    outdated = exporting.outdated(ledger, now, _SLICE)
-    for name in outdated:
-        exporting.forget(ledger, name)
-    sessions = ledger.sessions(cursor - 1, _SLICE)
-    expired = sum(_expire(ledger, session, now, limits) for session in sessions)
+def sweep(ledger: Ledger, now: float, limits: Rules, cursor: int, report: Report) -> tuple[int, int]:
+    """One slice: how much was done, and from which session the next slice goes on. What is damaged is left as it is,
+    and ``report`` is told."""
+    matured = _seal_due(ledger, now, report)
+    outdated = _forget_outdated(ledger, now, report)
+    sessions = ledger.sessions(cursor - 1, _SLICE, report)
+    expired = sum(_expire(ledger, session, now, limits, report) for session in sessions)
     (free,) = ledger.db.execute("PRAGMA freelist_count").fetchone()
     if free > 2 * _FREE_PAGES:
         ledger.db.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
     following = sessions[-1].number + 1 if len(sessions) == _SLICE else 0
-    return matured + len(outdated) + expired, following
+    return matured + outdated + expired, following
 
 
-def _seal_due(ledger: Ledger, now: float) -> int:
+def _forget_outdated(ledger: Ledger, now: float, report: Report) -> int:
+    done = 0
+    for name in exporting.outdated(ledger, now, _SLICE):
+        try:
+            done += exporting.forget(ledger, name)
+        except CorruptRecord as error:
+            report(error)
+    return done
+
+
+def _seal_due(ledger: Ledger, now: float, report: Report) -> int:
     query = "SELECT session, number FROM trajectories WHERE phase=1 AND due<=? LIMIT ?"
-    rows = ledger.db.execute(query, (now, _SLICE)).fetchall()
-    for session, number in rows:
-        trajectory = ledger.trajectory(session, number)
+    done = 0
+    for session, number in ledger.db.execute(query, (now, _SLICE)).fetchall():
+        try:
+            trajectory = ledger.trajectory(session, number)
+        except CorruptRecord as error:
+            report(error)
+            continue
         assert trajectory is not None
         ledger.save_trajectory(session, rules.matured(trajectory, now))
-    return len(rows)
+        done += 1
+    return done
 
 
-def _expire(ledger: Ledger, session: Session, now: float, limits: Rules) -> int:
-    trajectories = ledger.trajectories(session.number)
+def _expire(ledger: Ledger, session: Session, now: float, limits: Rules, report: Report) -> int:
+    damaged: list[CorruptRecord] = []
+    trajectories = ledger.trajectories(session.number, damaged.append)
+    for error in damaged:
+        report(error)
     last_at = _last_activity(ledger, session)
     if session.standing:
-        return _expire_standing(ledger, session, trajectories, now, limits)
+        return _expire_standing(ledger, session, trajectories, now, limits, report)
     if session.life is Life.REMOVED or any(item.phase is Phase.TAKEN for item in trajectories):
         return 0  # its exports say when it goes
-    waiting = any(item.phase is not Phase.OPEN for item in trajectories)
+    waiting = bool(damaged) or any(item.phase is not Phase.OPEN for item in trajectories)
     if now - last_at < (limits.ready_ttl_s if waiting else limits.session_ttl_s):
         return 0
     ledger.delete_session(session.number)
@@ -100,10 +123,11 @@ def _last_activity(ledger: Ledger, session: Session) -> float:
 
 
 def _expire_standing(
-    ledger: Ledger, session: Session, trajectories: list[Trajectory], now: float, limits: Rules
+    ledger: Ledger, session: Session, trajectories: list[Trajectory], now: float, limits: Rules, report: Report
 ) -> int:
     """The standing session stays; trajectories of it that nobody rewarded, or fetched, go."""
     dropped = 0
+    last = ledger.newest(row_id(session.number, 0), row_id(session.number + 1, 0)) or 0
     for item in trajectories:
         low, high = ledger.bounds(session.number, item)
         newest = ledger.newest(low, high)
@@ -111,8 +135,11 @@ def _expire_standing(
             continue
         (at,) = ledger.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
         ttl = limits.session_ttl_s if item.phase is Phase.OPEN else limits.ready_ttl_s
-        left_behind = item.phase is Phase.OPEN and item.number < trajectories[-1].number - 1
+        left_behind = item.phase is Phase.OPEN and last - newest > limits.standing_turns
         if left_behind or now - at >= ttl:
-            release(ledger, session.number, item)
-            dropped += 1
+            try:
+                release(ledger, session.number, item)
+                dropped += 1
+            except CorruptRecord as error:
+                report(error)
     return dropped

@@ -73,8 +73,9 @@ class Vault:
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return when a trajectory may have become ready, or after ``timeout_s``."""
+        now = self.own.clock()
         due = [at for journal in self if (at := journal.next_due()) is not None]
-        patience = min([timeout_s, *(max(0.0, at - self.own.clock()) for at in due)])
+        patience = min([timeout_s, *(at - now for at in due if at > now)])  # the upkeep wakes us for the others
         event = self._ready
         try:
             async with asyncio.timeout(patience):
@@ -88,10 +89,11 @@ class Vault:
         """Sweep, and adopt what stays free, for as long as the process lives."""
         while True:
             for journal in self:
-                if await journal.sweep():
-                    continue
-                if journal is not self.own and journal.is_spent():
-                    await self._retire(journal)
+                try:
+                    if not await journal.sweep() and journal is not self.own and journal.is_spent():
+                        await self._retire(journal)
+                except ApiError as error:  # of this journal's store; the others have their upkeep
+                    _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
             if not self.leaving():
                 await self.adopt(self._adopt_after_s)
             await asyncio.sleep(_SWEEP_S)

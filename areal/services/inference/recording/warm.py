@@ -77,7 +77,7 @@ class WarmTurns:
         return []
 
     def newest(self, limit: int) -> list[Candidate]:
-        turns = [*self.held.turns, *(turn for turn, _ in self.added)]
+        turns = [*self.held.turns[-limit:], *(turn for turn, _ in self.added)]
         return [turn for turn in turns[-limit:] if turn[0] >= self.low]
 
 

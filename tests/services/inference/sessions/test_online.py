@@ -47,8 +47,9 @@ def reward(house: RecordingHouse, value: float, **more: Any) -> dict[str, Any]:
     return said
 
 
-def take(house: RecordingHouse, limit: int = 10, wait: float = 0.0) -> list[dict[str, Any]]:
-    answer = house.admin("GET", f"/trajectories?limit={limit}&wait={wait}")
+def take(house: RecordingHouse, limit: int = 10, wait: float = 0.0, kind: str = "") -> list[dict[str, Any]]:
+    wanted = f"&kind={kind}" if kind else ""
+    answer = house.admin("GET", f"/trajectories?limit={limit}&wait={wait}{wanted}")
     assert answer.status == 200, answer.body
     items: list[dict[str, Any]] = answer.json()["items"]
     return items

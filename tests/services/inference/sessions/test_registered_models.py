@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from areal.client.inference import AsyncInferenceClient
+from areal.workflow.agents import give, rows_of
 from tests.services.inference.houses import CHAT
 from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
+from tests.services.inference.sessions.test_online import take
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import Answer, engine_calls, script, wait_until
 
@@ -64,17 +67,52 @@ def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingHo
         assert interaction["reward"] == 1.0
 
 
-def test_text_and_token_sessions_are_not_exported_together(friend: RecordingHouse) -> None:
+def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingHouse) -> None:
     text, tokens = friend.on_each_replica(model="tiny")
     text.chat("a", model="friend")
     tokens.chat("a", model="tiny")
     for rollout in (text, tokens):
         rollout.reward(1.0)
     ids = [text.session_id, tokens.session_id]
-    error = refused(friend.admin("POST", "/export_trajectories", {"session_ids": ids}))
-    assert error["code"] == "mixed_sessions"
-    assert "interactions" in text.export()["traj"]
-    assert "input_ids" in tokens.export()["traj"]
+    npz = friend.admin("POST", "/export_trajectories", {"session_ids": ids, "format": "npz"})
+    assert refused(npz)["param"] == "format"
+    exported = friend.admin("POST", "/export_trajectories", {"session_ids": ids}).json()
+    assert [(row["session_id"], row["kind"]) for row in exported["rows"]] == [
+        (tokens.session_id, "tokens"),
+        (text.session_id, "text"),
+    ]
+    assert len(exported["traj"]["input_ids"]) == len(exported["traj"]["interactions"]) == 1
+    assert exported["traj"]["rewards"] == [1.0]
+
+
+def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_nobody(friend: RecordingHouse) -> None:
+    session = friend.begin(model="tiny")
+    session.chat("a", model="tiny")
+    session.chat("b", model="friend")
+    assert session.reward(0.5)["trajectory_id"] == 1  # of the newest interaction, the judge's
+    session.post("/rl/end_session", {})
+    found = {item["trajectory_id"]: item for item in take(friend) if item["session_id"] == session.session_id}
+    assert sorted(found) == [0, 1]
+    assert ([*found[1]["traj"]], found[0]["traj"]["rewards"]) == (["interactions"], [0.0])
+    assert [row["rewarded"] for row in (*found[0]["rows"], *found[1]["rows"])] == [False, True]
+    assert not [item for item in take(friend, kind="text") if item["session_id"] == session.session_id]  # lent
+    exported = session.export()
+    assert [row["kind"] for row in exported["rows"]] == ["tokens", "text"]
+    assert len(exported["traj"]["input_ids"]) == len(exported["traj"]["interactions"]) == 1
+
+
+async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_policy(friend: RecordingHouse) -> None:
+    async with AsyncInferenceClient(friend.gateway.url, friend.key) as client:
+        session = await client.start_session("task", model="tiny", online=False)
+        for model in ("tiny", "friend"):
+            await session.chat([{"role": "user", "content": "a"}], model=model)
+        await give(session, 0.5)
+        exported = await session.export()
+        assert exported.columns["rewards"].tolist() == [0.5]
+        assert [each["reward"] for each in exported.interactions] == [0.5]
+        assert [row["rewarded"] for row in exported.rows] == [True, True]
+        assert exported.token_rows == exported.rows[:1]
+        assert len(rows_of(exported)["truncated"]) == 1
 
 
 @pytest.mark.parametrize(
