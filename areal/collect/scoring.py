@@ -7,9 +7,7 @@ a single turn ``prompt_ids`` and ``completion_ids``.
 
 from __future__ import annotations
 
-import re
-
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+from areal.reward.answers import final_answer, right_number, same_number
 
 
 def exact(completion: str, answer: object) -> float:
@@ -18,14 +16,9 @@ def exact(completion: str, answer: object) -> float:
 
 
 def number(completion: str, answer: object) -> float:
-    """1 when the last number of the completion is the last one of the answer, as in GSM8K."""
-    said, wanted = _last(completion), _last(str(answer))
-    return float(said is not None and said == wanted)
-
-
-def _last(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    """1 when the final answer is the number of the example's, as in GSM8K. Answers that are not in digits, such as
+    ``\\boxed{\\frac{36}{2}}``, need math-verify."""
+    return float(same_number(final_answer(completion), right_number(answer)))
 
 
 BUILT_IN = {"exact": "areal.collect.scoring:exact", "number": "areal.collect.scoring:number"}

@@ -1,10 +1,10 @@
-"""GSM8K: 1 where the answer's final number is the right one."""
+"""GSM8K: 1 where the final answer is the right number."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from areal.reward.numbers import final_answer, same_answer
+from areal.reward.answers import final_answer, right_number, same_number
 
 
 def gsm8k_reward_fn(
@@ -12,8 +12,9 @@ def gsm8k_reward_fn(
     completions: str,
     prompt_ids: list[int] | None = None,
     completion_ids: list[int] | None = None,
-    answer: str = "",
+    answer: Any = "",
     **data: Any,
 ) -> float:
-    """``answer`` is the data set's: a solution that ends with ``#### 72``, or the number alone."""
-    return float(same_answer(final_answer(completions), final_answer(str(answer))))
+    """``answer`` is the data set's: a solution that ends with ``#### 72``, or the number alone. Raises ValueError where
+    it has no number, which no completion could match."""
+    return float(same_number(final_answer(completions), right_number(answer)))

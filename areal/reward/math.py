@@ -1,11 +1,15 @@
-"""Mathematics: 1 where the answer is equal to the right one as mathematics (``math-verify``)."""
+"""Mathematics: 1 where the final answer is equal to the right one as mathematics (``math-verify``)."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from areal.reward.numbers import final_answer, same_answer
+from areal.reward.answers import final_answer, right_answer, same_expression, same_number
+from areal.reward.deadline import call_within
+
+_log = logging.getLogger(__name__)
+_DEADLINE_S = 10.0
 
 
 def math_verify_reward_fn(
@@ -13,21 +17,21 @@ def math_verify_reward_fn(
     completions: str,
     prompt_ids: list[int] | None = None,
     completion_ids: list[int] | None = None,
-    answer: str = "",
+    answer: Any = "",
     **data: Any,
 ) -> float:
-    """Expressions, fractions, sets, intervals. Where one side cannot be read as mathematics, as
-    ``areal.reward.gsm8k`` does. Raises ImportError without math-verify."""
-    from math_verify import parse, verify
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    right, said = parse(_delimited(str(answer)), parsing_timeout=None), parse(completions, parsing_timeout=None)
-    if right and said:
-        return float(verify(right, said, timeout_seconds=None))
-    return float(same_answer(final_answer(completions), final_answer(str(answer))))
-
-
-def _delimited(answer: str) -> str:
-    """A bare formula, so that it is read as one."""
-    answer = answer.rpartition("####")[2].strip()
-    return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
+    """Expressions, fractions, sets, intervals; a number as in ``areal.reward.gsm8k``. An answer that takes math-verify
+    over 10 s is wrong. Raises ImportError without math-verify, ValueError for a row without an answer."""
+    right = right_answer(answer)
+    said = final_answer(completions)
+    if said is None:
+        return 0.0
+    if same_number(said, right):
+        return 1.0
+    try:
+        return float(call_within(_DEADLINE_S, lambda: same_expression(said, right)))
+    except TimeoutError:
+        _log.warning(
+            "%.80r could not be compared with %.80r within %g s: it is taken as wrong", said, right, _DEADLINE_S
+        )
+        return 0.0

@@ -151,7 +151,7 @@ def test_rewards_go_in_the_order_of_the_conversation_so_that_the_last_seals() ->
         (exact, " 42\n", 42, 1.0),
         (exact, "42.", 42, 0.0),
         (number, "first 7, then 1,234.50", "x #### 1234.5", 1.0),
-        (number, "none", "none", 0.0),
+        (number, "none", "3", 0.0),
         (number, "-3", "3", 0.0),
     ],
 )

@@ -2,59 +2,307 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal.collect.scoring import number
+from areal.reward.answers import as_number, final_answer
+from areal.reward.deadline import call_within
 from areal.reward.gsm8k import gsm8k_reward_fn
 from areal.reward.math import math_verify_reward_fn
-from areal.reward.numbers import as_number, last_boxed
 
 GOLD = "Natalia sold 48/2 = 24 clips in May.\n#### 1,072"
 
+RIGHT = [
+    # the last answer, wherever it is
+    (r"The answer is \boxed{18}.", "18"),
+    (r"$\boxed{18}$ dollars, which is less than 20", "18"),
+    (r"\[ \boxed{18} \]", "18"),
+    (r"\boxed{20}, no: \boxed{18}", "18"),
+    (r"\boxed{\boxed{18}}", "18"),
+    (r"\fbox{18}", "18"),
+    (r"\boxed {18}", "18"),
+    (r"\boxed 18", "18"),
+    (r"\boxed{18}<|im_end|>", "18"),
+    ("#### 20\n\\boxed{18}", "18"),
+    ("\\boxed{20}\n#### 18", "18"),
+    ("#### 18", "18"),
+    ("####18", "18"),
+    ("#### 18<|im_end|>", "18"),
+    ("#### 5\nno:\n#### 18", "18"),
+    ("#### 18\nThat is 3 dozen and a half.", "18"),
+    (r"#### \boxed{18}", "18"),
+    ("#### **18**", "18"),
+    ("#### Step 2\nSo it is 18", "18"),
+    ("#### Final Answer\n18", "18"),
+    ("The answer is 18.", "18"),
+    ("first 5, then 1072", GOLD),
+    ("1072.0", GOLD),
+    ("She has 5 + 13 = 18 eggs", "18"),
+    ("answer: $18", "18"),
+    ("She pays $5 and has $18 left", "18"),
+    (r"It is $\frac{36}{2}$.", "18"),
+    (r"\(18\)", "18"),
+    ("**18**", "18"),
+    # numbers as they are written
+    (r"\boxed{1,072} in all", GOLD),
+    (r"\boxed{\$1,072}", GOLD),
+    (r"\boxed{70{,}000}", "70000"),
+    (r"\boxed{70,000}", "70000"),
+    (r"\boxed{70,\!000}", "70000"),
+    (r"\boxed{70\,000}", "70000"),
+    (r"\boxed{70\ 000}", "70000"),
+    (r"\boxed{1,00,000}", "100000"),
+    (r"\boxed{1,234,567.5}", "1234567.5"),
+    (r"\boxed{18.0}", "18"),
+    (r"\boxed{18.}", "18"),
+    (r"\boxed{18}", "18.00"),
+    (r"\boxed{.5}", "0.5"),
+    (r"\boxed{-18}", "-18"),
+    (r"\boxed{ - 18 }", "-18"),
+    (r"\boxed{−18}", "-18"),
+    ("#### -5", "-5"),
+    (r"\boxed{-0}", "0"),
+    (r"\boxed{１８}", "18"),
+    (r"\boxed{1.8e1}", "18"),
+    (r"\boxed{1.8 \times 10^1}", "18"),
+    (r"\boxed{10^{12}}", "1000000000000"),
+    # units and typography
+    (r"\boxed{\$18}", "18"),
+    (r"\boxed{$18}", "18"),
+    (r"\boxed{£18}", "18"),
+    (r"\boxed{18\%}", "18"),
+    (r"\boxed{18%}", "18%"),
+    (r"\boxed{18 percent}", "18"),
+    (r"\boxed{18^\circ}", "18"),
+    (r"\boxed{18°C}", "18"),
+    (r"\boxed{18\text{ dollars per hour}}", "18"),
+    (r"\boxed{\text{18 dollars}}", "18"),
+    (r"\boxed{18 eggs}", "18"),
+    (r"\boxed{18\ \text{cm}^2}", "18"),
+    (r"\boxed{18 km/h}", "18"),
+    (r"\boxed{18\,\mathrm{kg}}", "18"),
+    (r"\boxed{\text{June has }18\text{ eggs}}", "18"),
+    (r"\boxed{\mathbf{18}}", "18"),
+    (r"\boxed{{18}}", "18"),
+    (r"\boxed{\left(18\right)}", "18"),
+    (r"\boxed{\color{red}{18}}", "18"),
+    # expressions
+    (r"\boxed{x=18}", "18"),
+    (r"\boxed{x_1 = 18}", "18"),
+    (r"\boxed{\text{Tom and Jerry} = 18}", "18"),
+    (r"\boxed{9 \times 2 = 18}", "18"),
+    (r"\boxed{9 \times 2}", "18"),
+    (r"\boxed{17+1}", "18"),
+    (r"\boxed{\frac{36}{2}}", "18"),
+    (r"\boxed{36/2}", "18"),
+    (r"\boxed{36 \div 2}", "18"),
+    (r"\boxed{\dfrac{1}{2}}", "0.5"),
+    (r"\boxed{\frac12}", "0.5"),
+    (r"\boxed{1\frac{1}{2}}", "1.5"),
+    (r"\boxed{1 1/2}", "1.5"),
+    (r"\boxed{3/4 cup}", "3/4"),
+    (r"\boxed{2^3}", "8"),
+    (r"\boxed{2**3}", "8"),
+    (r"\boxed{\sqrt{324}}", "18"),
+    (r"\boxed{3!}", "6"),
+]
 
-@pytest.mark.parametrize(
-    ("said", "reward"),
-    [
-        ("The answer is \\boxed{1072}.", 1.0),
-        ("so \\boxed{\\$1,072} altogether", 1.0),
-        ("1072.0", 1.0),
-        ("first 5, then 1072", 1.0),
-        ("#### 1072", 1.0),
-        ("The answer is \\boxed{1072}, not 3", 1.0),
-        ("1073", 0.0),
-        ("no idea", 0.0),
-        ("", 0.0),
-        ("\\boxed{", 0.0),
-    ],
-)
-def test_gsm8k_answer(said: str, reward: float) -> None:
-    assert gsm8k_reward_fn("q", said, [], [], answer=GOLD) == reward
+WRONG = [
+    # several answers
+    (r"\boxed{18, 19, 20}", "18"),
+    (r"\boxed{18, 19, 20}", "20"),
+    (r"\boxed{18 or 20}", "18"),
+    (r"\boxed{18 or 20}", "20"),
+    (r"\boxed{18 \text{ or } \text{20}}", "18"),
+    (r"\boxed{18;20}", "18"),
+    (r"\boxed{18-20}", "18"),
+    (r"\boxed{18 to 20}", "18"),
+    (r"\boxed{\pm 18}", "18"),
+    (r"\boxed{\{18,19\}}", "18"),
+    (r"\boxed{[17, 18]}", "18"),
+    (r"\boxed{17 1}", "18"),
+    (r"\boxed{x=20 \text{ or } x=18}", "18"),
+    (r"\boxed{x=20,y=18}", "18"),
+    (r"\boxed{18 \text{ out of } 20}", "18"),
+    ("#### 18 19 20 21", "18"),
+    ("#### 18 19 20 21", "21"),
+    ("#### 18, 19", "18"),
+    ("#### 18 or 19", "18"),
+    ("It is 18 or 20", "20"),
+    # another number
+    (r"\boxed{\frac{18}{5}}", "18"),
+    (r"\boxed{\frac{18}{5}}", "5"),
+    (r"\boxed{-18}", "18"),
+    (r"\boxed{18}", "-18"),
+    (r"\boxed{18.4}", "18"),
+    (r"\boxed{180}", "18"),
+    (r"\boxed{1,8}", "18"),
+    ("17.9999999", "18"),
+    (r"\boxed{5000000}", "5000004"),
+    (r"\boxed{18\pi}", "18"),
+    (r"\boxed{18 pi}", "18"),
+    (r"\boxed{18\text{ million}}", "18"),
+    (r"\boxed{18 dozen}", "18"),
+    (r"\boxed{18k}", "18"),
+    (r"\boxed{18 squared}", "18"),
+    (r"\boxed{18:00}", "18"),
+    (r"\boxed{20 = 18}", "18"),
+    ("18 then 20", "18"),
+    # no number, or an unknown one
+    (r"\boxed{18x}", "18"),
+    (r"\boxed{18 + x}", "18"),
+    (r"\boxed{x > 18}", "18"),
+    (r"\boxed{\text{less than }18}", "18"),
+    (r"\boxed{not 18}", "18"),
+    (r"\boxed{eighteen}", "18"),
+    (r"\boxed{\frac{18}{0}}", "18"),
+    (r"\boxed{18/0}", "18"),
+    (r"\boxed{\infty}", "18"),
+    (r"\boxed{nan}", "18"),
+    # an earlier answer, or one that was cut off
+    (r"\boxed{18} but \boxed{20}", "18"),
+    ("#### 18\n#### 20", "18"),
+    ("\\boxed{18}\n#### 20", "18"),
+    (r"18 \boxed{", "18"),
+    (r"\boxed{18", "18"),
+    (r"\boxed{}", "18"),
+    ("18\n####", "18"),
+    ("no idea", "18"),
+    ("", "18"),
+    # what must not take long
+    (r"\boxed{9^{9^{9^9}}}", "18"),
+    (r"\boxed{2^{10^{10}}}", "18"),
+    (r"\boxed{(10^9)!}", "18"),
+    (r"\boxed{((9^{999})^{999})^{999}}", "18"),
+    (r"\boxed{" + "(" * 60 + "17" + ")" * 60 + "}", "18"),
+    (r"\boxed{" + "9^" * 200 + "9}", "18"),
+    (r"\boxed{" + "1" * 50_000 + "}", "18"),
+    ("a" * 50_000 + "!", "18"),
+]
+
+
+def reward_of(function: Callable[..., float], said: str, answer: str) -> float:
+    return function("q", said, [], [], answer=answer)
+
+
+def collected(prompt: str, completion: str, prompt_ids: object, completion_ids: object, answer: str) -> float:
+    return number(completion, answer)
+
+
+@pytest.mark.parametrize("function", [gsm8k_reward_fn, collected])
+@pytest.mark.parametrize(("said", "answer"), RIGHT)
+def test_right_number_is_rewarded(function: Callable[..., float], said: str, answer: str) -> None:
+    assert reward_of(function, said, answer) == 1.0
+
+
+@pytest.mark.parametrize("function", [gsm8k_reward_fn, collected])
+@pytest.mark.parametrize(("said", "answer"), WRONG)
+def test_wrong_number_is_not_rewarded(function: Callable[..., float], said: str, answer: str) -> None:
+    assert reward_of(function, said, answer) == 0.0
 
 
 @pytest.mark.parametrize(
     ("said", "answer", "reward"),
     [
-        ("\\boxed{\\frac{1}{2}}", "0.5", 1.0),
+        *((said, answer, 1.0) for said, answer in RIGHT),
+        *((said, answer, 0.0) for said, answer in WRONG if not said.startswith(r"\boxed{(((")),
+        (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
         ("$x = 3$", "3", 1.0),
-        ("\\boxed{4}", "5", 0.0),
-        ("the answer is 1072", GOLD, 1.0),
+        (r"\boxed{1+x^2}", "$x^2+1$", 1.0),
+        (r"\boxed{x^2+2}", "$x^2+1$", 0.0),
+        ("so it is $x^2+1$", "x^2+1", 1.0),
+        (r"\boxed{\frac{\pi}{2}}", r"\frac{\pi}{2}", 1.0),
+        (r"\boxed{2\sqrt{3}}", r"\sqrt{12}", 1.0),
+        (r"\boxed{(3, \frac{\pi}{2})}", r"\left( 3, \frac{\pi}{2} \right)", 1.0),
+        (r"\boxed{\frac{\sqrt{3}}{2}, 1}", r"\frac{\sqrt{3}}{2}", 0.0),
+        (r"\boxed{\{1,2\}}", r"\{2,1\}", 1.0),
+        (r"\boxed{[0,1)}", "[0,1)", 1.0),
+        (r"\boxed{[0,1]}", "[0,1)", 0.0),
+        (r"\boxed{\binom{5}{2}}", "10", 1.0),
+        (r"\boxed{\log_2 8}", "3", 1.0),
+        (r"\boxed{\text{Even}}", "even", 1.0),
+        (r"\boxed{neve}", "even", 0.0),
+        (r"\boxed{\text{(A)}}", "(A)", 1.0),
+        (r"\boxed{x^{10^{9}}}", "x^2", 0.0),
     ],
 )
 def test_math_answer(said: str, answer: str, reward: float) -> None:
-    assert math_verify_reward_fn("q", said, [], [], answer=answer) == reward
+    assert reward_of(math_verify_reward_fn, said, answer) == reward
 
 
-@given(st.text(), st.text(alphabet=st.characters(exclude_characters="{}")))
-def test_last_boxed_is_found_whatever_is_around(before: str, inside: str) -> None:
-    assert last_boxed(f"{before}\\boxed{{{inside}}} end") == inside.strip()
+@pytest.mark.parametrize("function", [gsm8k_reward_fn, math_verify_reward_fn])
+def test_reward_is_computed_off_the_main_thread(function: Callable[..., float]) -> None:
+    def both() -> tuple[float, float]:
+        return reward_of(function, r"\boxed{\sqrt{324}}", "18"), reward_of(function, r"\boxed{2^{10^{10}}}", "18")
+
+    assert asyncio.run(asyncio.to_thread(both)) == (1.0, 0.0)
+
+
+def test_math_answer_past_the_deadline_is_wrong_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("areal.reward.math._DEADLINE_S", 0.1)
+    reward = reward_of(math_verify_reward_fn, r"\boxed{" + "(" * 60 + "x^2+0" + ")" * 60 + "}", "x^2")
+    assert reward == 0.0
+    assert "could not be compared" in caplog.text
+
+
+@pytest.mark.parametrize("function", [gsm8k_reward_fn, math_verify_reward_fn, collected])
+@pytest.mark.parametrize("answer", ["", None, "####"])
+def test_row_without_an_answer_is_an_error_and_no_reward_of_0(function: Callable[..., float], answer: str) -> None:
+    with pytest.raises(ValueError, match="the row has no answer"):
+        reward_of(function, r"\boxed{18}", answer)
+
+
+def test_call_within_interrupts_what_takes_too_long_on_any_thread() -> None:
+    ended = threading.Event()
+
+    def endless() -> None:
+        try:
+            while True:
+                pass
+        except BaseException:
+            ended.set()
+            raise
+
+    def limited() -> str:
+        with pytest.raises(TimeoutError, match=r"not done within 0.05 s"):
+            call_within(0.05, endless)
+        return call_within(60.0, lambda: "done")
+
+    assert asyncio.run(asyncio.to_thread(limited)) == "done"
+    assert ended.wait(60.0)
+    with pytest.raises(KeyError):
+        call_within(60.0, lambda: {}["no"])
+
+
+@given(st.text(), st.text(alphabet=st.characters(exclude_characters="{}\\<>|")))
+@settings(deadline=None)
+def test_last_box_is_found_whatever_is_around(before: str, inside: str) -> None:
+    assert final_answer(f"{before}\\boxed{{{inside}}} end") == inside.strip()
 
 
 @given(st.integers(-(10**9), 10**9))
+@settings(deadline=None)
 def test_number_is_read_with_or_without_separators(value: int) -> None:
     assert as_number(f"{value:,}") == as_number(str(value)) == value
 
 
-@given(st.text(alphabet="0123456789,./$- \\boxed{}#"))
+@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))
+@settings(deadline=None)
+def test_number_is_right_if_and_only_if_it_is_the_number(said: int, right: int) -> None:
+    for written in (rf"\boxed{{{said}}}", f"#### {said:,}", f"so {said}", rf"\boxed{{{said}.0\text{{ eggs}}}}"):
+        assert gsm8k_reward_fn("q", written, [], [], answer=str(right)) == float(said == right)
+        assert gsm8k_reward_fn("q", written, [], [], answer=f"{said}") == 1.0
+
+
+@given(st.text(alphabet="0123456789,./$- \\boxed{}#^!()or"))
+@settings(deadline=None)
 def test_no_text_breaks_the_reward(text: str) -> None:
-    assert gsm8k_reward_fn("q", text, [], [], answer=text) in (0.0, 1.0)
+    assert gsm8k_reward_fn("q", text, [], [], answer="18") in (0.0, 1.0)
