@@ -1,4 +1,4 @@
-"""Rewards: any function of this signature, run in a process of its own with a deadline."""
+"""Rewards: any callable of this signature, run in a process of its own with a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class RewardFunction(Protocol):
-    """``data`` is the rest of the data set's row: ``answer``, ``messages``, ... A module-level function."""
+    """``data`` is the rest of the data set's row: ``answer``, ``messages``, ... Any callable."""
 
     def __call__(
         self, prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any

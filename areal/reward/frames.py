@@ -4,7 +4,7 @@ parent and child; nothing of this ever crosses a network."""
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 HEAD = 8
@@ -12,13 +12,14 @@ HEAD = 8
 
 @dataclass(frozen=True)
 class Target:
-    """A module-level function: ``file`` instead of a module name where it was defined in the main script. With
-    ``argument`` it makes the function that is called, once a process."""
+    """A function by its name in a module, or ``copy``, its pickle. ``file``: the main script, where either needs it.
+    With ``argument`` it makes the function that is called, once a process."""
 
     module: str
     qualname: str
     file: str | None = None
     argument: str | None = None
+    copy: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

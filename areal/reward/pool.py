@@ -15,12 +15,15 @@ import logging
 import math
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from areal.reward.deadline import call_within
 from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
 from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
+from areal.reward.functions import Parameters, is_async, target_of
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
@@ -30,22 +33,6 @@ _HOPELESS = 8  # misses in a row: from then on none is tried again, and each mis
 _FORGETTING = 0.99  # a call
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def target_of(function: Callable[..., Any] | str) -> Target:
-    """Where a worker finds the function. Raises ValueError for one that only this process has."""
-    if isinstance(function, str):
-        module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
-        return Target(module, name)
-    name = getattr(function, "__qualname__", type(function).__name__)
-    if "<" in name or not hasattr(function, "__module__") or not hasattr(function, "__qualname__"):
-        raise ValueError(
-            f"rewards are computed in processes of their own: {name} must be a function of a module, "
-            "not a lambda, a closure or an instance"
-        )
-    if function.__module__ == "__main__":
-        return Target("__main__", name, getattr(sys.modules["__main__"], "__file__", None))
-    return Target(function.__module__, name)
 
 
 class _Worker:
@@ -82,9 +69,15 @@ class _Worker:
             await self._in.drain()
             head = await self._out.readexactly(HEAD)
             done: Done = unpack(await self._out.readexactly(int.from_bytes(head, "big")))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self._in.is_closing():  # uvloop's error for a closed pipe
+                raise
             raise RewardProcessLost(f"the process that computed the reward ended{await self._status()}") from error
         return done
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.returncode is None and not self._in.is_closing()
 
     async def _status(self) -> str:
         with contextlib.suppress(TimeoutError):
@@ -119,7 +112,7 @@ class RewardPool:
             raise RewardRaised(f"{target.qualname}: its arguments cannot go to another process: {error}") from error
         async with self._slots:
             before()
-            worker = self._idle.pop() if self._idle else await self._start()
+            worker = await self._free_worker()
             try:
                 await worker.load(target)
                 async with asyncio.timeout(timeout_s):
@@ -131,6 +124,14 @@ class RewardPool:
                 raise
             self._idle.append(worker)
         return done
+
+    async def _free_worker(self) -> _Worker:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_alive:
+                return worker
+            await self._discard(worker)  # it was killed while it waited, which is nobody's fault
+        return await self._start()
 
     async def _start(self) -> _Worker:
         worker = await _Worker.start()
@@ -188,8 +189,12 @@ def jobs_of(counts: Sequence[int], seconds: float) -> list[list[int]]:
 class AsyncRewardWrapper:
     """A reward function as a coroutine: ``await wrapper(prompt, completions, prompt_ids, completion_ids, **data)``.
 
-    A function runs in the pool; a coroutine function runs here. A deadline missed, or a process lost, is tried again
-    up to ``max_retries`` times. Raises RewardError; the value is a finite float.
+    Any callable. A function of a module runs in the pool, and so does an object that can be pickled (a bound method,
+    a partial, an instance with ``__call__``): a copy of it as it is at the call, so what the call changes in it is
+    lost. What is async runs on this event loop, and what can go to no other process (a lambda, a closure, an object
+    with a lock) on a thread of this one. A deadline missed, or a process lost, is tried again up to ``max_retries``
+    times. Raises RewardError, and UsageFault for arguments that the function does not take; the value is a finite
+    float.
     """
 
     def __init__(
@@ -199,9 +204,12 @@ class AsyncRewardWrapper:
         max_workers: int | None = None,
         max_retries: int = 3,
     ) -> None:
-        self._direct = reward_fn if inspect.iscoroutinefunction(reward_fn) else None
-        self._target = target_of(reward_fn) if self._direct is None else None
+        if not isinstance(reward_fn, str) and (not callable(reward_fn) or inspect.isclass(reward_fn)):
+            raise ValueError(f"a reward is a function, an object to call, or the name of one, not {reward_fn!r}")
+        self._function = reward_fn
+        self._parameters = Parameters.of(reward_fn)
         self._timeout_s = timeout_seconds
+        self._local = self._how_to_call_here()
         self._workers = max_workers or _WORKERS
         self._attempts = max(1, 1 + max_retries)
         self._missed = 0  # deadlines and processes, since a reward last came
@@ -210,7 +218,22 @@ class AsyncRewardWrapper:
         self._waiting: list[_Asked] = []
         self._sent: set[asyncio.Task[None]] = set()
 
+    def _how_to_call_here(self) -> Callable[..., Awaitable[Any]] | None:
+        """None for what runs in the pool."""
+        function = self._function
+        if isinstance(function, str):
+            return None
+        if is_async(function):
+            return function
+        try:
+            target_of(function)
+        except ValueError as error:
+            _log.warning("%s: it runs on a thread of this process, which it can hold up", error)
+            return partial(_on_a_thread, function, self._timeout_s)
+        return None
+
     async def __call__(self, *args: Any, **kwargs: Any) -> float:
+        self._parameters.check(args, kwargs)
         for attempt in range(1, self._attempts + 1):
             try:
                 value = await self._once(args, kwargs)
@@ -232,7 +255,9 @@ class AsyncRewardWrapper:
         """The reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is called
         for all in one job, also for those that others ask for at the same moment: more would go into sending than into
         what is sent."""
-        if self._direct is None and self._longest_s * len(calls) <= _QUICK_S:
+        for args, kwargs in calls:
+            self._parameters.check(args, kwargs)
+        if self._local is None and self._longest_s * len(calls) <= _QUICK_S:
             with contextlib.suppress(RewardTimeout, RewardProcessLost):  # one of them may be at fault: each alone
                 return await self._together(calls)
         tasks = [
@@ -262,11 +287,10 @@ class AsyncRewardWrapper:
             task.add_done_callback(self._sent.discard)
 
     async def _job(self, part: Sequence[_Asked]) -> None:
-        assert self._target is not None
         try:
-            done = await self._run(Jobs(self._target, tuple(call for asked in part for call in asked.calls)))
+            done = await self._run(Jobs(self._target(), tuple(call for asked in part for call in asked.calls)))
             if done.error is not None:
-                raise RewardRaised(f"{self._target.qualname}: {done.error}")
+                raise RewardRaised(f"{self._parameters.name}: {done.error}")
         except Exception as error:  # noqa: BLE001 (those who asked get it)
             for asked in part:
                 if not asked.done.done():
@@ -285,15 +309,24 @@ class AsyncRewardWrapper:
             return error
 
     async def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._direct is None:
-            assert self._target is not None
-            return self._value(await self._run(Job(self._target, args, kwargs)))
+        if self._local is None:
+            return self._value(await self._run(Job(self._target(), args, kwargs)))
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._direct(*args, **kwargs)
+                return await self._local(*args, **kwargs)
         except TimeoutError as error:
-            name = getattr(self._direct, "__qualname__", "the reward")
-            raise RewardTimeout(f"{name}: no reward within {self._timeout_s:g} s") from error
+            raise RewardTimeout(f"{self._parameters.name}: no reward within {self._timeout_s:g} s") from error
+        except RewardError:
+            raise
+        except Exception as error:
+            raise RewardRaised(f"{self._parameters.name} raised: {type(error).__name__}: {error}") from error
+
+    def _target(self) -> Target:
+        """Of an object as it is now."""
+        try:
+            return target_of(self._function)
+        except ValueError as error:  # it could be copied when this was made
+            raise RewardRaised(str(error)) from error
 
     async def _run(self, job: Job | Jobs) -> Done:
         asked = self._hopeless
@@ -306,11 +339,15 @@ class AsyncRewardWrapper:
 
     def _value(self, done: Done) -> Any:
         if done.error is not None:
-            assert self._target is not None
-            raise RewardRaised(f"{self._target.qualname} raised: {done.error}")
+            raise RewardRaised(f"{self._parameters.name} raised: {done.error}")
         kept = 0.0 if self._longest_s == math.inf else _FORGETTING * self._longest_s
         self._longest_s = max(done.seconds, kept)
         return done.value
+
+
+async def _on_a_thread(function: Callable[..., Any], timeout_s: float, *args: Any, **kwargs: Any) -> Any:
+    value = await asyncio.to_thread(call_within, timeout_s, partial(function, *args, **kwargs))
+    return await value if inspect.isawaitable(value) else value
 
 
 def _or_raise(end: float | BaseException) -> float | Exception:

@@ -5,17 +5,20 @@ Started as ``python -m areal.reward.worker``, by a pool only. It dies with its p
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import importlib
+import inspect
 import os
 import runpy
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Awaitable, Callable
+from functools import cache, lru_cache
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
@@ -59,6 +62,8 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     began = time.perf_counter()
     try:
         value = function(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
         return Done(error=_told(error))
     return Done(value, seconds=time.perf_counter() - began)
@@ -71,22 +76,31 @@ def _told(error: Exception) -> str:
     return f"{said} ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else said
 
 
-@cache
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+@lru_cache(maxsize=32)  # each change of an object makes another copy of it
 def _function(target: Target) -> Callable[..., Any]:
-    found: Any = (
-        _Names(runpy.run_path(target.file, run_name="__areal_main__"))
-        if target.file is not None
-        else importlib.import_module(target.module)
-    )
+    if target.file is not None:
+        _become_main(target.file)
+    if target.copy is not None:
+        copied: Callable[..., Any] = unpack(target.copy)
+        return copied
+    found: Any = sys.modules["__main__"] if target.file is not None else importlib.import_module(target.module)
     for part in target.qualname.split("."):
         found = getattr(found, part)
     function: Callable[..., Any] = found if target.argument is None else found(target.argument)
     return function
 
 
-class _Names:
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.__dict__.update(names)
+@cache
+def _become_main(file: str) -> None:
+    """The parent's main script as our ``__main__``, where pickles look for its names. What it guards by
+    ``__name__ == "__main__"`` does not run."""
+    main = ModuleType("__main__")
+    main.__dict__.update(runpy.run_path(file, run_name="__areal_main__"))
+    sys.modules["__main__"] = main
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.dataset.tokenizers import templated
 from areal.errors import ArealError
-from areal.workflow.prompts import chat_ids, resolved_tokenizer, reward_keywords
-from areal.workflow.rewards import rewarded_by
+from areal.workflow.prompts import chat_ids, resolved_tokenizer
+from areal.workflow.rewards import RowReward
 from areal.workflow.tensors import row
 
 if TYPE_CHECKING:
@@ -71,13 +71,14 @@ class MultiTurnWorkflow(RolloutWorkflow):
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = rewarded_by(reward_fn, reward_timeout)
+        self._reward = RowReward(reward_fn, reward_timeout)
         self._max_turns = max_turns
         self._discount = turn_discount
         self._thinking = enable_thinking
         self._feedback = feedback
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+        self._reward.check(data)
         so_far, messages = _Row(), [dict(message) for message in data["messages"]]
         asked = question = await asyncio.to_thread(chat_ids, self.tokenizer, messages, self._thinking)
         scale, reward = 1.0, 0.0
@@ -104,7 +105,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
     async def _rewarded(self, asked: list[int], answer: ModelResponse, data: dict[str, Any]) -> float:
         prompt = self.tokenizer.decode(asked)
         completion = self.tokenizer.decode(answer.output_tokens, skip_special_tokens=True)
-        return await self._reward(prompt, completion, asked, answer.output_tokens, **reward_keywords(data))
+        return await self._reward(prompt, completion, asked, answer.output_tokens, data)
 
     def _next_question(self, answer: ModelResponse) -> list[int]:
         """The tokens between the end of an answer and the next one: what the template puts there, found as the

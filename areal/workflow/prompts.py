@@ -80,11 +80,3 @@ def _key(data: Mapping[str, Any]) -> bytes | None:
         return orjson.dumps((data.get("messages"), data.get("prompt")))
     except TypeError:  # no plain data
         return None
-
-
-_OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")
-
-
-def reward_keywords(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a row, what does not stand for one of the reward's own arguments."""
-    return {name: value for name, value in data.items() if name not in _OWN_ARGUMENTS}

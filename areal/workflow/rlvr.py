@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.dataset.tokenizers import texts
-from areal.workflow.prompts import Prompts, resolved_tokenizer, reward_keywords
-from areal.workflow.rewards import rewarded_by
+from areal.workflow.prompts import Prompts, resolved_tokenizer
+from areal.workflow.rewards import RowReward
 from areal.workflow.tensors import Answered, answered
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SHORT = 1024
 
 
 class RLVRWorkflow(RolloutWorkflow):
-    """``data`` has ``messages`` (or ``prompt``, or ``input_ids``); all of it goes to the reward as keywords.
+    """``data`` has ``messages`` (or ``prompt``, or ``input_ids``); the reward gets its columns as keywords.
 
     ``reward_fn`` and ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig``
     is the trainer's group size: an episode is one sample.
@@ -41,17 +41,18 @@ class RLVRWorkflow(RolloutWorkflow):
     ) -> None:
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = rewarded_by(reward_fn, reward_timeout)
+        self._reward = RowReward(reward_fn, reward_timeout)
         self._thinking = enable_thinking
         self._prompts = Prompts(self.tokenizer, enable_thinking)
         self._input_ids_of = get_input_ids_fn
         self._prompt_of = data_extract_prompt_fn
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+        self._reward.check(data)
         asked, prompt = await self._asked(data)
         answer = await engine.agenerate(self._request(asked))
         (completion,) = await self._texts([answer])
-        reward = await self._reward(prompt, completion, asked, answer.output_tokens, **reward_keywords(data))
+        reward = await self._reward(prompt, completion, asked, answer.output_tokens, data)
         return answered([Answered(answer, reward)])
 
     def can_group(self, engine: Any, size: int) -> bool:
@@ -59,16 +60,12 @@ class RLVRWorkflow(RolloutWorkflow):
         return may is not None and bool(may(self.gconfig, size))
 
     async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[Answered | Exception]:
+        self._reward.check(data)
         asked, prompt = await self._asked(data)
         answers: list[ModelResponse] = await engine.agenerate_group(self._request(asked), size)
         completions = await self._texts(answers)
-        keywords = reward_keywords(data)
-        rewards = await self._reward.each(
-            [
-                ((prompt, completion, asked, answer.output_tokens), keywords)
-                for answer, completion in zip(answers, completions, strict=True)
-            ]
-        )
+        tokens = [answer.output_tokens for answer in answers]
+        rewards = await self._reward.each(prompt, asked, list(zip(completions, tokens, strict=True)), data)
         return [
             reward if isinstance(reward, Exception) else Answered(answer, reward)
             for answer, reward in zip(answers, rewards, strict=True)

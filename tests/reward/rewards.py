@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from pathlib import Path
@@ -56,3 +57,74 @@ def tricky(prompt: str, *args: Any, **data: Any) -> float:
     if prompt == "hangs":
         time.sleep(600)
     return float(prompt)
+
+
+class Scorer:
+    """Rewards as objects have them."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.calls = 0
+
+    def method(self, prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, answer: str = "") -> float:
+        self.calls += 1
+        return self.scale * len(completions)
+
+    @classmethod
+    def of_class(cls, prompt: str, completions: str, *_: Any, **data: Any) -> float:
+        return cls.of_nothing(completions)
+
+    @staticmethod
+    def of_nothing(completions: str, *_: Any, **data: Any) -> float:
+        return float(len(completions))
+
+    def __call__(self, prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, **data: Any) -> float:
+        return self.scale * len(completions)
+
+    async def later(self, prompt: str, completions: str, prompt_ids: Any, completion_ids: Any) -> float:
+        return self.scale
+
+
+class AsyncScorer:
+    async def __call__(self, prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, **_: Any) -> float:
+        return 0.25
+
+
+def scaled(scale: float, prompt: str, completions: str, *_: Any, **data: Any) -> float:
+    return scale * len(completions)
+
+
+def doubled(function: Any) -> Any:
+    @functools.wraps(function)
+    def twice(*args: Any, **kwargs: Any) -> float:
+        return 2.0 * float(function(*args, **kwargs))
+
+    return twice
+
+
+@doubled
+def decorated(prompt: str, completions: str, *_: Any) -> float:
+    return float(len(completions))
+
+
+# Of the four own arguments and a row's columns, each takes what it names.
+
+
+def only_some(completions: str, answer: str) -> float:
+    return float(completions == answer)
+
+
+def in_another_order(answer: str, completions: str, prompt: str, prompt_ids: Any) -> float:
+    return float(completions == answer and prompt == "q")
+
+
+def by_keyword(*, completion_ids: list[int], scale: float = 2.0, **data: Any) -> float:
+    return len(completion_ids) * scale if "messages" in data and data["prompt"] == "q" else -1.0
+
+
+def no_extra(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, answer: str) -> float:
+    return float(completions == answer)
+
+
+def other_names(question: str, text: str, a: Any, b: Any, answer: str) -> float:
+    return float(text == answer and question == "q")

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
-from collections.abc import AsyncIterator
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
-from areal.reward.pool import close_pool_of_this_loop, jobs_of, target_of
+from areal.errors import UsageFault
+from areal.reward.functions import name_of
+from areal.reward.pool import close_pool_of_this_loop, jobs_of
+from areal.workflow.rewards import RowReward
 from tests.reward import rewards
 
 
@@ -72,9 +81,190 @@ async def test_argument_that_cannot_travel_is_named() -> None:
         await AsyncRewardWrapper(rewards.length)("p", lambda: None, [], [])
 
 
-def test_lambda_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="must be a function of a module"):
-        target_of(lambda *args: 1.0)
+@pytest.mark.parametrize(
+    ("function", "reward"),
+    [
+        (rewards.Scorer(2.0).method, 8.0),
+        (rewards.Scorer.of_class, 4.0),
+        (rewards.Scorer().of_class, 4.0),
+        (rewards.Scorer(3.0), 12.0),
+        (rewards.Scorer(0.5).later, 0.5),
+        (rewards.AsyncScorer(), 0.25),
+        (functools.partial(rewards.scaled, 3.0), 12.0),
+        (functools.partial(rewards.length, scale=4.0), 1.0),
+        (functools.partial(rewards.Scorer(2.0).method, answer="4"), 8.0),
+        (functools.partial(rewards.later), 0.5),
+        (functools.partial(functools.partial(rewards.scaled, 3.0)), 12.0),
+        (rewards.decorated, 8.0),
+        (rewards.decorated.__wrapped__, 4.0),
+        ("tests.reward.rewards.later", 0.5),
+        ("tests.reward.rewards:Scorer.of_class", 4.0),
+        (lambda prompt, completions, *_: len(completions), 4.0),
+        (lambda *_: rewards.later("p", "c", [], []), 0.5),
+    ],
+)
+async def test_reward_is_any_callable(function: Any, reward: float) -> None:
+    wrapper = AsyncRewardWrapper(function)
+    assert await wrapper("p", "abcd", [1], [2]) == reward
+    assert await wrapper.each([(("p", "abcd", [1], [2]), {})] * 3) == [reward] * 3
+
+
+async def test_object_is_computed_elsewhere_as_it_is_at_the_call() -> None:
+    scorer = rewards.Scorer()
+    reward = AsyncRewardWrapper(scorer.method)
+    scorer.scale = 5.0
+    assert await reward("p", "abc", [], []) == 15.0
+    assert scorer.calls == 0
+    assert await AsyncRewardWrapper(functools.partial(rewards.process_id, scale=1.0))() != os.getpid()
+
+
+async def test_closure_runs_here_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    lock = threading.Lock()
+
+    def locked(prompt: str, completions: str, *_: Any) -> float:
+        with lock:
+            return float(os.getpid())
+
+    assert await AsyncRewardWrapper(locked)("p", "c") == os.getpid()
+    assert "locked cannot go to another process" in caplog.text
+    with pytest.raises(RewardRaised, match="raised: KeyError: 'no'"):
+        await AsyncRewardWrapper(lambda: {}["no"])()
+
+
+async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:
+    ended = threading.Event()
+
+    def endless() -> float:
+        try:
+            while True:
+                pass
+        finally:
+            ended.set()
+
+    with pytest.raises(RewardTimeout, match=r"endless: no reward within 0.1 s"):
+        await AsyncRewardWrapper(endless, timeout_seconds=0.1, max_retries=0)()
+    assert await asyncio.to_thread(ended.wait, 60.0)
+
+
+@pytest.mark.parametrize("given", [None, 3, rewards.Scorer])
+def test_what_is_no_function_is_refused_at_once(given: Any) -> None:
+    with pytest.raises(ValueError, match="a reward is a function, an object to call, or the name of one"):
+        AsyncRewardWrapper(given)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "said"),
+    [
+        (rewards.length, ("p", "c"), {}, "missing a required argument: 'prompt_ids'"),
+        (rewards.no_extra, ("p", "c", [], []), {"answer": "", "x": 1}, "got an unexpected keyword argument 'x'"),
+        (rewards.Scorer().method, ("p",), {}, "missing a required argument: 'completions'"),
+        (rewards.later, (), {}, "missing a required argument: 'prompt'"),
+        (lambda prompt: 1.0, (), {}, "missing a required argument: 'prompt'"),
+    ],
+)
+async def test_arguments_that_a_reward_does_not_take_are_refused_with_its_signature(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+) -> None:
+    wrapper = AsyncRewardWrapper(function)
+    with pytest.raises(UsageFault) as caught:
+        await wrapper(*args, **kwargs)
+    assert said in str(caught.value) and f"the reward {name_of(function)}(" in str(caught.value)
+    with pytest.raises(UsageFault):
+        await wrapper.each([(args, kwargs)])
+
+
+ROW = {"messages": [], "answer": "7", "prompt": "its own column", "level": 3}
+
+
+@pytest.mark.parametrize(
+    ("function", "reward"),
+    [
+        (rewards.only_some, 1.0),
+        (rewards.in_another_order, 1.0),
+        (rewards.by_keyword, 6.0),
+        (rewards.no_extra, 1.0),
+        (rewards.other_names, 1.0),
+        (functools.partial(rewards.no_extra, answer="8"), 1.0),
+        (rewards.Scorer(2.0).method, 2.0),
+        ("tests.reward.rewards.only_some", 1.0),
+        (lambda completions, level: level, 3.0),
+        (lambda *own, level: level + len(own), 7.0),
+        (lambda **given: float(given.keys() == {*ROW, "completions", "prompt_ids", "completion_ids"}), 1.0),
+    ],
+)
+async def test_reward_of_a_row_gets_those_of_its_columns_that_it_takes(function: Any, reward: float) -> None:
+    of_row = RowReward(function)
+    of_row.check(ROW)
+    assert await of_row("q", "7", [1], [2, 3, 4], ROW) == reward
+    assert await of_row.each("q", [1], [("7", [2, 3, 4])] * 2, ROW) == [reward] * 2
+
+
+def test_row_without_a_column_that_the_reward_needs_is_refused_before_anything_is_sampled() -> None:
+    with pytest.raises(UsageFault, match="missing a required argument: 'answer'") as caught:
+        RowReward(rewards.only_some).check({"messages": [], "solution": "7"})
+    assert "a row has messages, solution" in str(caught.value.hint)
+
+
+async def test_object_of_the_main_script_is_computed_elsewhere(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import asyncio, functools, os\n"
+        "from dataclasses import dataclass\n"
+        "from areal.api.reward_api import AsyncRewardWrapper\n"
+        "@dataclass\n"
+        "class Scorer:\n"
+        "    scale: float\n"
+        "    def score(self, *args):\n"
+        "        return self.scale * (os.getpid() != int(os.environ['DRIVER']))\n"
+        "def plain(scale, *args):\n"
+        "    return Scorer(scale).score()\n"
+        "async def main():\n"
+        "    for each in (Scorer(3.0).score, functools.partial(plain, 3.0)):\n"
+        "        print(await AsyncRewardWrapper(each)('p', 'c', [], []))\n"
+        "if __name__ == '__main__':\n"
+        "    os.environ['DRIVER'] = str(os.getpid())\n"
+        "    asyncio.run(main())\n"
+    )
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, str(script), stdout=pipe, stderr=pipe)
+    out, err = await process.communicate()
+    assert out.decode().split() == ["3.0", "3.0"], err.decode()
+
+
+def ran_by(loop: str, coroutine: Coroutine[Any, Any, float]) -> float:
+    try:
+        return pytest.importorskip("uvloop").run(coroutine) if loop == "uvloop" else asyncio.run(coroutine)
+    finally:
+        coroutine.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_process_that_was_killed_while_idle_is_replaced_without_a_lost_attempt(loop: str) -> None:
+    async def killed_between() -> float:
+        reward = AsyncRewardWrapper(rewards.process_id, max_workers=1, max_retries=0)
+        process = int(await reward())
+        os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # until it is reaped
+            while True:
+                os.kill(process, 0)
+                await asyncio.sleep(0.01)
+        try:
+            return await reward() - process
+        finally:
+            await close_pool_of_this_loop()
+
+    assert ran_by(loop, killed_between()) != 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_process_that_dies_under_a_long_argument_is_tried_again(loop: str, tmp_path: Path) -> None:
+    async def dies() -> float:
+        try:
+            return await AsyncRewardWrapper(rewards.dies_once)("p", "c" * 10_000_000, [], [], mark=str(tmp_path / "m"))
+        finally:
+            await close_pool_of_this_loop()
+
+    assert ran_by(loop, dies()) == 1.0
 
 
 async def test_many_rewards_share_two_processes() -> None:

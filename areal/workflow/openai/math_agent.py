@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from areal.api.reward_api import AsyncRewardWrapper
 from areal.reward.gsm8k import gsm8k_reward_fn
+from areal.workflow.rewards import RowReward
 
 
 class MathAgent:
@@ -14,7 +14,7 @@ class MathAgent:
 
     def __init__(self, reward_fn: Any = gsm8k_reward_fn, **sampling: Any) -> None:
         self._sampling = sampling
-        self._reward = AsyncRewardWrapper(reward_fn)
+        self._reward = RowReward(reward_fn)
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
         import openai
@@ -28,4 +28,4 @@ class MathAgent:
         model = extra_kwargs.get("model") or "default"
         answer = await client.chat.completions.create(model=model, messages=data["messages"], **self._sampling)
         text = answer.choices[0].message.content or ""
-        return await self._reward(str(data["messages"][-1]["content"]), text, [], [], answer=data["answer"])
+        return await self._reward(str(data["messages"][-1]["content"]), text, [], [], data)
