@@ -19,6 +19,7 @@ from areal.api.config.placement import (
     SchedulingSpec,
     SchedulingStrategy,
 )
+from areal.api.config.presets import PRESETS
 from areal.api.config.rollout import (
     AgentConfig,
     EngineArgs,
@@ -56,6 +57,7 @@ from areal.api.config.training import (
 )
 
 __all__ = [
+    "PRESETS",
     "AgentConfig",
     "BaseExperimentConfig",
     "CheckpointerConfig",

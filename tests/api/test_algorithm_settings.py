@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import yaml
 
 from areal.api.cli_args import DPOConfig
 from tests.api.test_config import SMALL, faults, load
@@ -36,3 +38,16 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
 )
 def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, said: str) -> None:
     assert f"config.yaml:3: {said}" in faults(tmp_path, SMALL + f"actor: {{{actor}}}", cls=DPOConfig)
+
+
+def test_preset_is_chosen_by_name_also_on_the_command_line(tmp_path: Path) -> None:
+    actor = load(tmp_path, SMALL, "actor.preset=dr_grpo").actor
+    assert (actor.preset, actor.loss_agg_mode) == ("dr_grpo", "seq-mean-token-sum-norm")
+    assert "config.yaml:3: actor.preset: must be one of grpo, " in faults(tmp_path, SMALL + "actor: {preset: grop}")
+
+
+def test_configuration_that_a_preset_made_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+    text = SMALL + "gconfig: {n_samples: 4}\nactor: {preset: gspo, eps_clip: 0.2}"
+    config = load(tmp_path, text)
+    written = yaml.safe_dump({"experiment_name": "e", "trial_name": "t", "actor": dataclasses.asdict(config.actor)})
+    assert load(tmp_path, written + "gconfig: {n_samples: 4}").actor == config.actor

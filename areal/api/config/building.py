@@ -43,7 +43,10 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = 
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     before = len(faults.found)
     given: dict[str, Any] = {}
-    for key, value in values.items():
+    preset = _preset(cls, values, faults, path)
+    for key, value in (over(preset, values) if preset else values).items():
+        if key == "preset" and preset is not None:
+            continue
         if key not in hints:
             faults.add((*path, key), f"there is no such key{did_you_mean(str(key), hints)}")
             continue
@@ -60,11 +63,34 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = 
     if len(faults.found) > before:
         return None
     try:
-        return cls(**given)
+        built = cls(**given)
+        if preset:
+            built.preset = values["preset"]  # type: ignore[attr-defined]
+        return built
     except (ValueError, TypeError, AssertionError) as error:  # what a class of the driver's own may say of its values
         named = _named(str(error), hints, values)
         faults.add((*path, *named), str(error).removeprefix(f"{'.'.join(named)}: "))
         return None
+
+
+def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: Path) -> Mapping[str, Any] | None:
+    """What the named preset says, where the class has presets."""
+    presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
+    if presets is None:
+        return None
+    name = str(values.get("preset") or "")
+    if name and name not in presets:
+        faults.add((*path, "preset"), f"must be one of {', '.join(presets)}, not {name!r}{did_you_mean(name, presets)}")
+    return presets.get(name, {})
+
+
+def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above``, and what it does not say from ``below``; maps are merged."""
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        merged[key] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _named(message: str, hints: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:

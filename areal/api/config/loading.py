@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from areal.api.config.building import Faults, Path, build
+from areal.api.config.building import Faults, Path, build, over
 from areal.api.config.keys import TRAINERS, is_declared, suggestion
 from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
 from areal.api.config.positions import key_lines, line_of
@@ -159,7 +159,7 @@ def _merged(source: _Source, overrides: Sequence[str], cls: type, said: dict[Pat
                 raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
             place(tree, override.path, value)
             said[override.path] = text
-    with_defaults = OmegaConf.create(_over(_defaults(cls), tree))
+    with_defaults = OmegaConf.create(over(_defaults(cls), tree))
     resolved: dict[str, Any] = _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
     return resolved
 
@@ -226,13 +226,5 @@ def _hoisted(tree: dict[str, Any]) -> dict[str, Any]:
     found = {**tree, "trainer": {key: value for key, value in trainer.items() if key not in TRAINERS}}
     for name in TRAINERS:
         if isinstance(trainer.get(name), dict):
-            found = _over(found, trainer[name])
+            found = over(found, trainer[name])
     return found
-
-
-def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        before = merged.get(key)
-        merged[key] = _over(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return merged

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
+from areal.api.config.presets import PRESETS
 from areal.resources.backend_grammar import TRAIN_ENGINES
 
 ONE_PROGRAM = Inert("a trainer and its ranks are one program: no service is between them")
@@ -174,12 +176,18 @@ class TrainEngineConfig:
 
 @dataclass
 class PPOActorConfig(TrainEngineConfig):
-    """The policy. Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``; then normalised, then spread over
-    tokens with a KL penalty of ``kl_ctl`` against the reference."""
+    """The policy. ``preset`` names an algorithm, which sets what is not said.
+
+    Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``; then normalised, then spread over tokens with a KL
+    penalty of ``kl_ctl`` against the reference; ``kl_loss_coef`` puts one into the loss."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     disable_dropout: bool = True
+    preset: str = field(default="", init=False)  # by name in a file; in code: PPOActorConfig(**PRESETS["gspo"])
     group_size: int = 1
     ppo_n_minibatches: int = 4
+    ppo_epochs: int = 1
     eps_clip: float = 0.2
     eps_clip_higher: float | None = None  # None: as below
     c_clip: float | None = None
@@ -198,7 +206,7 @@ class PPOActorConfig(TrainEngineConfig):
     reward_bias: float = 0.0
     reward_clip: float = 20.0
     overlong_reward_penalty: bool = False
-    overlong_tokens: int | None = None
+    overlong_tokens: int | None = None  # None: a fifth of max_new_tokens, DAPO's share
     overlong_penalty_factor: float | None = None
     max_new_tokens: int | None = None  # of the overlong penalty and of loss_scale_factor; None: gconfig's
     mask_no_eos_with_zero: bool = False  # a truncated answer has a reward of 0 after reward_norm
@@ -211,6 +219,10 @@ class PPOActorConfig(TrainEngineConfig):
     group_adv_norm: bool = False  # AReaL's older name of adv_norm by group
     kl_ctl: float = 0.1
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_loss_coef: float = 0.0
+    kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
+    kl_target: float | None = None  # adaptive: kl_ctl and kl_loss_coef follow the divergence
+    kl_horizon: int = 10_000
     entropy_coeff: float = 0.0
     recompute_logprob: bool = False
     use_decoupled_loss: bool = False
@@ -236,8 +248,8 @@ class PPOActorConfig(TrainEngineConfig):
             raise ValueError(f"c_clip must be above 1, not {self.c_clip}")
         if self.use_sapo_loss and self.use_cispo_loss:
             raise ValueError("use_sapo_loss and use_cispo_loss are two objectives: choose one")
-        if self.overlong_reward_penalty and not self.overlong_tokens:
-            raise ValueError("overlong_reward_penalty needs overlong_tokens, at least 1")
+        if self.overlong_tokens is not None and self.overlong_tokens < 1:
+            raise ValueError(f"overlong_tokens must be at least 1, not {self.overlong_tokens}")
         self._adopt_importance_weight_cap()
         self._adopt_norms()
 
@@ -273,6 +285,7 @@ _CAP_MODES = ("", "token_mask", "token_truncate", "sequence_mask", "sequence_tru
 @dataclass
 class PPOCriticConfig(TrainEngineConfig):
     ppo_n_minibatches: int = 4
+    ppo_epochs: int | None = None  # None: as many as the actor's
     eps_clip: float = 0.5
     mask_no_eos_with_zero: Annotated[bool, Inert("the actor's says it: returns are the same for both")] = False
 

@@ -17,6 +17,7 @@ from areal.training.algorithms.correction import (
 )
 from areal.training.algorithms.logprobs import token_entropies, token_logprobs
 from areal.training.algorithms.policy_loss import PolicyObjective, policy_loss
+from areal.training.algorithms.rewards import kl_estimate
 from areal.training.data.batches import Batch
 
 if TYPE_CHECKING:
@@ -56,13 +57,15 @@ class ActorLoss:
 
     ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
     have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
-    behaviour policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed, and
-    ``second_moment_mask`` where the configuration has an ``m2_threshold``.
+    behaviour policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed,
+    ``ref_logprobs`` where there is a reference, and ``second_moment_mask`` where the configuration has an
+    ``m2_threshold``. ``kl_factor`` multiplies ``kl_loss_coef``.
     """
 
     config: PPOActorConfig
     version: int = 0
     share: float = 1.0
+    kl_factor: float = 1.0
     _names: list[str] = field(default_factory=list)
     _sums: Tensor | None = None  # of each name over tokens, and the tokens last
 
@@ -81,6 +84,9 @@ class ActorLoss:
         entropies = self._entropies(logits)
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropies
+        if config.kl_loss_coef and "ref_logprobs" in micro:
+            kl = kl_estimate(logprobs, micro["ref_logprobs"], config.kl_loss_type)
+            per_token = per_token + config.kl_loss_coef * self.kl_factor * kl
         # The mean is over all tokens of the mask, also those left out: the others must not count for more.
         loss = self._aggregation.mean(per_token, mask) * self.share
         self._note(

@@ -48,10 +48,17 @@ def normalisation(config: NormConfig | None) -> Normalisation | None:
 
 
 def prepared(
-    batch: Mapping[str, Tensor], groups: Tensor, config: PPOActorConfig, beside: Beside, reduce: Reduce = alone
+    batch: Mapping[str, Tensor],
+    groups: Tensor,
+    config: PPOActorConfig,
+    beside: Beside,
+    reduce: Reduce = alone,
+    *,
+    kl_factor: float = 1.0,
 ) -> dict[str, Tensor]:
-    """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, ``kl``.
-    ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch: answers that were cut off."""
+    """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, its
+    ``ref_logprobs`` and ``kl``. ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch:
+    answers that were cut off. ``kl_factor`` multiplies ``kl_ctl``."""
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
     rewards = _sequence_rewards(batch["rewards"].float(), mask, truncated, groups, config, reduce)
@@ -61,23 +68,25 @@ def prepared(
     kl = None
     if beside.reference is not None:
         kl = torch.where(mask, kl_estimate(batch["logprobs"], beside.reference, config.kl_estimator), 0.0)
-    estimated = _advantages(rewards, kl, batch, mask, truncated, config, beside)
+        batch = {**batch, "ref_logprobs": beside.reference, "kl": kl}
+    penalty = None if kl is None else config.kl_ctl * kl_factor * kl
+    estimated = _advantages(rewards, penalty, batch, mask, truncated, config, beside)
     advantages = estimated.advantages
     assert not isinstance(config.adv_norm, bool), "the configuration has made a norm of its older flag"
     if (how := normalisation(config.adv_norm)) is not None:
         advantages = normalised(advantages, mask, groups, how, reduce)
-    result = {**batch, "advantages": advantages, "returns": estimated.returns, "shaped_rewards": rewards}
-    return result if kl is None else {**result, "kl": kl}
+    return {**batch, "advantages": advantages, "returns": estimated.returns, "shaped_rewards": rewards}
 
 
 def _sequence_rewards(
     rewards: Tensor, mask: Tensor, truncated: Tensor, groups: Tensor, config: PPOActorConfig, reduce: Reduce
 ) -> Tensor:
+    overlong = config.overlong_tokens or max(1, (config.max_new_tokens or 0) // 5)  # DAPO: 4,096 of 20,480
     how = RewardShaping(
         scale=config.reward_scaling,
         bias=config.reward_bias,
         clip=config.reward_clip,
-        overlong_tokens=config.overlong_tokens if config.overlong_reward_penalty else None,
+        overlong_tokens=overlong if config.overlong_reward_penalty else None,
         overlong_penalty=1.0 if config.overlong_penalty_factor is None else config.overlong_penalty_factor,
         max_new_tokens=config.max_new_tokens,
     )
@@ -104,14 +113,13 @@ def _truncated(batch: Mapping[str, Tensor], config: PPOActorConfig) -> Tensor:
 
 def _advantages(
     rewards: Tensor,
-    kl: Tensor | None,
+    penalty: Tensor | None,
     batch: Mapping[str, Tensor],
     mask: Tensor,
     truncated: Tensor,
     config: PPOActorConfig,
     beside: Beside,
 ) -> Advantages:
-    penalty = None if kl is None else config.kl_ctl * kl
     values = torch.zeros(mask.shape) if beside.values is None else beside.values
     after = None if beside.after is None else torch.where(truncated, beside.after, torch.zeros_like(beside.after))
     gae_lambda = _gae_lambda(config.gae_lambda, mask)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+_LOG_BOUND = 30.0
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
@@ -50,7 +52,9 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k
         return log_ratio
     if estimator == "k2":
         return log_ratio.square() / 2
-    return torch.expm1(-log_ratio) + log_ratio
+    # Beyond what a float can hold it goes on in a straight line: finite, and still pulled back.
+    beyond = torch.relu(-log_ratio - _LOG_BOUND) * math.exp(_LOG_BOUND)
+    return torch.expm1((-log_ratio).clamp(max=_LOG_BOUND)) + beyond + log_ratio
 
 
 def token_rewards(rewards: Tensor, loss_mask: Tensor, penalty: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ def teaching_rows(batch: Batch, config: PPOActorConfig) -> list[int]:
     """Never none: every rank takes part in every update. All of them where a loss has a part without
     advantages."""
     every = list(range(len(batch["advantages"])))
-    if config.entropy_coeff:
+    if config.entropy_coeff or (config.kl_loss_coef and "ref_logprobs" in batch):
         return every
     taught: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
     return taught or every[:1]

@@ -1,8 +1,8 @@
 """PPO and its relatives (GRPO without a critic), on rollouts that come while it trains.
 
 A step, top to bottom: take a batch; ask the reference, the critic and, for decoupled PPO, ourselves; estimate
-advantages; update on minibatches; have the new weights served. The first rank speaks with the rollout controller and
-the weight-update gateway; every rank trains on its share of the groups.
+advantages; update on minibatches, ``ppo_epochs`` times; have the new weights served. The first rank speaks with the
+rollout controller and the weight-update gateway; every rank trains on its share of the groups.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from areal.client.rollouts.controller import RolloutController
 from areal.errors import UsageFault
 from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss
+from areal.training.algorithms.kl_controller import KLController
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.losses import value_loss
 from areal.training.algorithms.preparing import Beside, informative, prepared, with_second_moment_mask
@@ -49,24 +50,31 @@ class PPOTrainer(Trainer):
 
     def _open(self) -> None:
         config = self.config
-        uncharged = config.actor.kl_ctl if config.ref is None else 0.0
-        if uncharged:
-            config.actor.kl_ctl = 0.0  # also in the configuration that the run's folder shows
+        coefficients = {name: getattr(config.actor, name) for name in ("kl_ctl", "kl_loss_coef")}
+        uncharged = [name for name, value in coefficients.items() if value and config.ref is None]
+        for name in uncharged:
+            setattr(config.actor, name, 0.0)  # also in the configuration that the run's folder shows
         super()._open()
-        if uncharged and self.ranks.is_first:
-            _log.warning("no KL penalty: actor.kl_ctl is %g, and there is no ref to be near to", uncharged)
+        if self.ranks.is_first:
+            for name in uncharged:
+                _log.warning(
+                    "no KL penalty: actor.%s is %g, and there is no ref to be near to", name, coefficients[name]
+                )
         self._agree_on_sizes()
-        self.actor = self.add_engine("actor", config.actor, updates=config.actor.ppo_n_minibatches)
+        self.actor = self.add_engine("actor", config.actor, config.actor.ppo_n_minibatches * config.actor.ppo_epochs)
         self.critic = None
         if config.critic is not None:
-            self.critic = self.add_engine("critic", config.critic, updates=config.critic.ppo_n_minibatches)
+            self.critic_epochs = config.critic.ppo_epochs or config.actor.ppo_epochs
+            updates = config.critic.ppo_n_minibatches * self.critic_epochs
+            self.critic = self.add_engine("critic", config.critic, updates)
         self.reference = None
-        if config.ref is not None and config.actor.kl_ctl:
+        if config.ref is not None:
             reference = copy.deepcopy(config.ref)
             reference.optimizer, reference.path = None, reference.path or config.actor.path
             self.reference = self.add_engine("ref", reference)
         self.frontier = Frontier()
         self.loss = ActorLoss(config.actor)
+        self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
         self.rollout: RolloutController | None = None
         self.pair: Pair | None = None
 
@@ -134,10 +142,11 @@ class PPOTrainer(Trainer):
         return [number % vocabulary for number in range(1, 9)]
 
     def state(self) -> dict[str, Any]:
-        return {"prompts": self.frontier.state()}
+        return {"prompts": self.frontier.state(), "kl_factor": self.kl_controller.factor}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.frontier = Frontier.restored(state["prompts"])
+        self.kl_controller.factor = state.get("kl_factor", 1.0)
 
     # -- a step
 
@@ -149,8 +158,9 @@ class PPOTrainer(Trainer):
         share = shared_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
         with self.timings.of("prepare"):
             batch = self._prepared(select(taken.batch, share), taken.groups[share])
+        metrics = self._divergence(batch)
         with self.timings.of("train"):
-            metrics = self._update(batch)
+            metrics |= self._update(batch)
         with self.timings.of("weights"):
             metrics |= self._publish(_sample_of(taken.batch), self.actor.version + 1)
         if self.ranks.is_first:
@@ -185,11 +195,28 @@ class PPOTrainer(Trainer):
             batch = with_second_moment_mask(batch, config.m2_threshold, self.ranks.gathered)
         return batch
 
+    def _summed(self, sums: Tensor) -> Tensor:
+        return self.ranks.summed(sums.to(self.ranks.device)).cpu()
+
+    def _divergence(self, batch: Batch) -> Metrics:
+        """From the reference, where there is one; the controller hears of it, for the next step."""
+        if "kl" not in batch:
+            return {}
+        mask = batch["loss_mask"].bool()
+        sums = torch.stack([batch["kl"][mask].sum(), mask.sum(), torch.tensor(len(mask))]).double()
+        total, tokens, sequences = self._summed(sums).tolist()
+        kl, config = total / max(tokens, 1.0), self.config.actor
+        self.loss.kl_factor = self.kl_controller.factor
+        metrics = {"ref_kl": kl, "kl_coef": (config.kl_ctl or config.kl_loss_coef) * self.kl_controller.factor}
+        self.kl_controller.update(kl, int(sequences))
+        return metrics
+
     def _recomputes(self) -> bool:
         """Whether the proximal policy needs a forward pass: not where the update's own first pass is it."""
         config = self.config.actor
         if config.use_decoupled_loss:
-            reused = config.prox_logp_method == "reuse_train_logp" and config.ppo_n_minibatches == 1
+            first_only = config.ppo_n_minibatches * config.ppo_epochs == 1
+            reused = config.prox_logp_method == "reuse_train_logp" and first_only
             if config.m2_threshold is not None:
                 return True
             return not reused and config.prox_logp_method != "loglinear"
@@ -210,7 +237,7 @@ class PPOTrainer(Trainer):
         parts = minibatches(lengths(batch), config.ppo_n_minibatches)
         most = -self.ranks.largest(-len(parts))  # every rank makes as many steps as the one with the fewest rows
         parts = minibatches(lengths(batch), most)
-        for part in parts:
+        for part in parts * config.ppo_epochs:
             updates.append(self._updated(select(batch, part)))
         metrics = {
             "loss": sum(update.loss for update in updates) / len(updates),
@@ -242,7 +269,7 @@ class PPOTrainer(Trainer):
 
         parts = minibatches(lengths(batch), self.config.critic.ppo_n_minibatches)
         parts = minibatches(lengths(batch), -self.ranks.largest(-len(parts)))
-        updates = [self.critic.train_batch(select(batch, part), loss, _tokens) for part in parts]
+        updates = [self.critic.train_batch(select(batch, part), loss, _tokens) for part in parts * self.critic_epochs]
         return {
             "critic/loss": sum(update.loss for update in updates) / len(updates),
             "critic/grad_norm": max(update.grad_norm for update in updates),

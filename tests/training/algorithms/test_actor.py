@@ -6,6 +6,7 @@ from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.preparing import with_second_moment_mask
+from areal.training.algorithms.teaching import teaching_rows
 
 
 def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -137,3 +138,19 @@ def test_loss_agg_mode_is_its_mean_however_the_batch_is_cut(mode: str) -> None:
 def test_loss_agg_mode_with_a_constant_needs_one() -> None:
     with pytest.raises(ValueError, match="needs loss_scale_factor or max_new_tokens"):
         ActorLoss(PPOActorConfig(loss_agg_mode="seq-mean-token-sum-norm"))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_in_the_loss_is_charged_by_its_estimator(estimator) -> None:
+    logits, micro = _case()
+    micro["ref_logprobs"] = micro["logprobs"] + 0.3 * torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    leaf = logits.clone().requires_grad_()
+    logp, ref = token_logprobs(leaf, micro["input_ids"]), micro["ref_logprobs"]
+    kl = {"k1": logp - ref, "k2": (logp - ref) ** 2 / 2, "k3": torch.exp(ref - logp) - 1 - (ref - logp)}[estimator]
+    ratio = torch.exp(logp - micro["logprobs"])
+    want = aggregated(0.1 * 1.5 * kl - ratio * micro["advantages"], micro["loss_mask"], "seq-mean-token-mean", 1)
+    want.backward()
+    config = PPOActorConfig(kl_loss_coef=0.1, kl_loss_type=estimator, loss_agg_mode="seq-mean-token-mean")
+    got = _gradient(ActorLoss(config, kl_factor=1.5), logits, micro)
+    torch.testing.assert_close(got, leaf.grad)
+    assert teaching_rows({**micro, "advantages": micro["advantages"] * 0}, config) == [0, 1, 2]

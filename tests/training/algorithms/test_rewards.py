@@ -52,3 +52,12 @@ def test_token_rewards_stand_on_the_last_generated_token() -> None:
     mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]])
     got = token_rewards(torch.tensor([2.0, 3.0, 4.0]), mask, torch.full((3, 4), 0.5))
     assert got.tolist() == [[0, -0.5, 1.5, 0], [0, 0, 0, 0], [0, -0.5, 0, 3.5]]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimate_is_finite_and_pulls_back_however_far_the_reference_is(estimator) -> None:
+    for away in (40.0, 1e4):
+        logprobs = torch.tensor([-away - 1.0], requires_grad=True)
+        kl_estimate(logprobs, torch.tensor([-1.0]), estimator).sum().backward()
+        assert torch.isfinite(logprobs.grad).all()
+        assert (logprobs.grad < 0).all() or estimator == "k1"

@@ -140,6 +140,20 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
     assert min(losses[3:]) < losses[0]
 
 
+def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path: Path, service: Service) -> None:
+    more = {"ppo_epochs": 3, "ppo_n_minibatches": 2, "kl_target": 1e-3, "kl_loss_coef": 0.1, "kl_horizon": 100}
+    config = _config(tmp_path, service, 2, staleness=0, actor=more, ref=PPOActorConfig(**engine()))
+    with PPOTrainer(config, prompts(50)) as trainer:
+        trainer.train(**WORKFLOW)
+        assert trainer.actor.steps == 2 * 2 * 3
+        state = trainer.state()
+    lines = read_metrics(trainer.folder.metrics)
+    assert abs(lines[0]["ref_kl"]) < 1e-5 < abs(lines[1]["ref_kl"])  # the policy began as the reference
+    assert lines[0]["kl_coef"] == 0.1
+    assert lines[1]["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 32 / 100))
+    assert state["kl_factor"] != 1.0
+
+
 def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 2)
     config.evaluator = EvaluatorConfig(freq_steps=2, eval_before_train=True)
