@@ -48,7 +48,7 @@ def synced(hands: Hands, op: Op, number: int) -> None:
 
 def drain(hands: Hands, op: Op, number: int) -> None:
     """No new picks, then wait until no request is in flight at the data proxy, or the drain's own deadline."""
-    _ask(hands, op, "/drain", {"worker_id": op.run}, missing_is_fine=True)
+    _ask(hands, op, "/drain", {"worker_id": op.run, "stopping": True}, missing_is_fine=True)
     url, seconds, began = hands.url(op.run), float(op.args["seconds"]), time.monotonic()
     while True:
         waited_s = time.monotonic() - began

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from areal.services.inference.recording.changes import STANDING
+from areal.services.inference.recording.commits import elsewhere
 from areal.services.inference.recording.journal import Journal
 from areal.services.inference.recording.names import HITL, SessionName, tag_of_key
 from areal.services.inference.recording.session import Life
@@ -88,8 +89,3 @@ def check_active(caller: Caller) -> None:
     session = caller.journal.session(caller.session)
     if session is None or session.life is not Life.ACTIVE:
         raise ApiError(409, "the session has ended", code="session_ended")
-
-
-def elsewhere() -> ApiError:
-    message = "this session is not recorded here; whoever routes by the newest table finds it"
-    return ApiError(421, message, code="session_elsewhere")

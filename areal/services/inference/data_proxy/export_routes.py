@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from areal.services.inference.data_proxy.callers import elsewhere
+from areal.services.inference.recording.commits import elsewhere
 from areal.services.inference.recording.exporting import ExportRequest, read_export_request
 from areal.services.inference.recording.journal import Journal
 from areal.services.inference.recording.leases import Leases

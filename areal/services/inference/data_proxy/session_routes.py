@@ -49,6 +49,8 @@ class SessionRoutes:
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
         service.route("POST", "/rl/end_session", self.end, Access.SESSION)
+        service.route("POST", "/drain", self.drain, Access.ADMIN)
+        service.route("POST", "/undrain", self.undrain, Access.ADMIN)
         service.route("POST", "/rl/find_key", self.find_key, Access.ADMIN)
         service.route("GET", "/rl/human", self.human, Access.ADMIN)
         service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
@@ -121,6 +123,17 @@ class SessionRoutes:
         if group is None or journal is None:
             raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
         return [Caller(journal, number, admin=True) for number, _ in journal.members(group)]
+
+    async def drain(self, request: Request) -> Response:
+        """The sessions move to the model's other data proxies: ``journals`` are handed over, each when its running
+        calls have ended."""
+        await read_body(request, _BODY_BYTES)
+        return json_response({"status": "ok", "journals": await self._vault.hand_over()})
+
+    async def undrain(self, request: Request) -> Response:
+        await read_body(request, _BODY_BYTES)
+        await self._vault.keep()
+        return json_response({"status": "ok", "journals": list(self._vault.journals)})
 
     async def find_key(self, request: Request) -> Response:
         """Which journal has the session of a key that its caller chose, by the key's digest."""

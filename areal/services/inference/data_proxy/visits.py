@@ -170,10 +170,17 @@ class Visits:
 
     @contextlib.asynccontextmanager
     async def enter(self, caller: Caller | None, headers: Mapping[str, str], body: bytes) -> AsyncIterator[Visit]:
-        """Raises 507 at once where the journal takes no more, 422 for an Idempotency-Key with another body."""
+        """Raises 507 at once where the journal takes no more, 422 for an Idempotency-Key with another body, 421 where
+        the session is at another data proxy."""
         if caller is None:
             yield UnrecordedVisit()
             return
+        with caller.journal.in_use():
+            async with self._entered(caller, headers, body) as visit:
+                yield visit
+
+    @contextlib.asynccontextmanager
+    async def _entered(self, caller: Caller, headers: Mapping[str, str], body: bytes) -> AsyncIterator[Visit]:
         await caller.journal.check_writable()
         identity = _identity(caller, headers, body)
         while identity.repeatable:

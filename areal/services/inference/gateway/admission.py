@@ -2,7 +2,7 @@
 
 A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
 each of them has just refused it. A call of a session waits for the one worker that holds its journal. It ends as 503
-after ``request_timeout_seconds`` without a worker.
+after ``request_timeout_seconds`` without a worker, and much sooner where that worker drains and keeps the session.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.table import WorkerEntry
 from areal.services.web.errors import ApiError
 
+_MOVING_S = 5.0  # for a session to move from a worker that drains; a call that runs there may hold it longer
 _JOURNAL_S = 1.0  # who was refused by a journal's holder may ask the same one again: it came back, as the table says
 
 
@@ -84,8 +85,16 @@ class Admission:
             raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
         waited = asyncio.get_running_loop().time() - since
         left = self._table.limits.request_timeout_seconds - waited
+        look_again_s = math.inf
+        if key.journal is not None:
+            look_again_s = _JOURNAL_S
+            moving = self._table.moving(model, key.journal)
+            if moving is not None:
+                left = min(left, (_MOVING_S if moving else 0.0) - waited)
+            if moving is not None and left <= 0:
+                message = "the session's worker drains and the session is still there: try again"
+                raise ApiError(503, message, code="session_moving", headers={"Retry-After": "2"})
         if left <= 0:
             message = f"no worker of model {model!r} took the request in {waited:.1f} s"
             raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})
-        look_again_s = math.inf if key.journal is None else _JOURNAL_S
         return min(left, look_again_s, self._table.suspicion_left_s(model))

@@ -15,6 +15,7 @@ from typing import Any
 from areal.services.inference.router.table import (
     CORDONED,
     DEAD,
+    DRAINING,
     READY,
     Followed,
     Limits,
@@ -133,6 +134,15 @@ class LiveTable:
         now = asyncio.get_running_loop().time()
         trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
         return trusted or (ready if even_suspects else [])
+
+    def moving(self, name: str, journal: str) -> bool | None:
+        """Whether the sessions of a journal can move away from a worker that drains without an end in sight; None where
+        none holds them back."""
+        model = self.snapshot.models.get(name)
+        workers = model.workers if model is not None else ()
+        if not any(each.turns_away and each.state == DRAINING and journal in each.journals for each in workers):
+            return None
+        return any(each.state in (READY, CORDONED) and each.journals for each in workers)
 
     def suspicion_left_s(self, name: str) -> float:
         """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""

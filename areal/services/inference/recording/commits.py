@@ -56,7 +56,7 @@ class GroupCommit:
     async def run(self, apply: Callable[[], _T]) -> _T:
         """``apply()``'s value, once it is durable. Raises what it raises; ApiError 507 or 500 when the store fails."""
         if self._closing:
-            raise ApiError(503, "the journal is closing", code="journal_closing")
+            raise elsewhere()
         change = _Change(apply, asyncio.get_running_loop().create_future())
         self._waiting.append(change)
         self._wake.set()
@@ -130,6 +130,11 @@ class GroupCommit:
         for change in batch:
             if not change.done.done():
                 change.done.set_exception(store_failure(error))
+
+
+def elsewhere() -> ApiError:
+    message = "this session is not recorded here; whoever routes by the newest table finds it"
+    return ApiError(421, message, code="session_elsewhere")
 
 
 def store_failure(error: sqlite3.Error) -> ApiError:

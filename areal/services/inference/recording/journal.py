@@ -8,17 +8,18 @@ use cost disk only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from areal.services.inference.recording import changes, exporting, lineage, sweeping
 from areal.services.inference.recording.changes import Ended, Recorded, RewardAnswer
-from areal.services.inference.recording.commits import GroupCommit, store_failure
+from areal.services.inference.recording.commits import GroupCommit, elsewhere, store_failure
 from areal.services.inference.recording.conversation import Conversation
 from areal.services.inference.recording.database import SEQUENCES, open_reader, open_writer
 from areal.services.inference.recording.exporting import ExportRequest, Kept, Taken
@@ -91,9 +92,33 @@ class Journal:
         self._read = Ledger(open_reader(folder.database), tag)
         self._far = Ledger(open_reader(folder.database), tag)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"read-{tag}")
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a model call of a session runs. Raises 421 where the journal was left to another process."""
+        if self._closed:
+            raise elsewhere()
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return while no model call runs."""
+        while self._calls:
+            await self._idle.wait()
 
     async def close(self, *, remove: bool = False) -> None:
-        """Commit what waits and let the folder go, or delete it."""
+        """Commit what waits and let the folder go, or delete it. Who asks for a session then is told 421."""
+        self._closed = True
         await self.commits.close()
         self._thread.shutdown()
         for db in (self._read.db, self._far.db, self._db):
@@ -364,6 +389,8 @@ class Journal:
         return self._look(sweeping.is_spent)
 
     def _look(self, read: Callable[[Ledger], _T]) -> _T:
+        if self._closed:
+            raise elsewhere()
         try:
             return read(self._read)
         except CorruptRecord as error:
@@ -382,6 +409,8 @@ class Journal:
                 db.execute("ROLLBACK")
 
     async def _read_apart(self, read: Callable[[Ledger], _T]) -> _T:
+        if self._closed:
+            raise elsewhere()
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._read_at_once, read)

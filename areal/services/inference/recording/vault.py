@@ -4,6 +4,9 @@
 again. Any other journal whose process left, or whose lock stays free for longer than its own process needs to come
 back, is adopted; it is served in place, under its own tag, and deleted once nothing is left in it. New sessions go to
 the own journal.
+
+A process that is drained leaves its journals to the others (``hand_over``), each as soon as none of its calls runs, and
+goes on with a new one.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from areal.errors import UsageFault
@@ -25,6 +28,7 @@ _SWEEP_S = 1.0
 _LOOKED_AT_S = 0.2
 ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
+_TAKE_BACK_S = 30.0  # what was left and nobody took in so long is taken back
 
 
 class Vault:
@@ -40,6 +44,9 @@ class Vault:
         self._free_since: dict[Path, float] = {}
         self._held_elsewhere: set[Path] = set()
         self._siblings = False
+        self._uid = own.folder.path.name
+        self._left: dict[Path, float] = {}  # journals that were left to others, and when, in loop time
+        self._handing: asyncio.Task[None] | None = None
         self.journals: dict[str, Journal] = {own.tag: own}
         self.unreadable: dict[Path, str] = {}
         self._ready = asyncio.Event()
@@ -119,14 +126,55 @@ class Vault:
                 self._wake()
             return adopted
 
+    # -- draining
+
+    async def hand_over(self) -> list[str]:
+        """Leave the journals that have sessions to other processes: their tags. Returns at once; each goes when none of
+        its calls runs any more."""
+        leaving = [journal for journal in self if not journal.is_spent()]
+        if self._handing is not None and not self._handing.done():
+            return [journal.tag for journal in leaving]
+        if self.own in leaving:
+            folder = await asyncio.to_thread(_first_free, self.root, self._uid)
+            journal = await open_journal(folder, self.own.rules, self.own.clock)
+            self._serve(journal)
+            self.own = journal
+        self._handing = asyncio.create_task(self._leave_when_idle(leaving), name="hand-over")
+        return [journal.tag for journal in leaving]
+
+    async def keep(self) -> None:
+        """The drain is over: what was not left yet stays."""
+        if self._handing is not None:
+            self._handing.cancel()
+            await asyncio.wait([self._handing])
+
+    async def _leave_when_idle(self, journals: Sequence[Journal]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for journal in journals:
+                group.create_task(self._leave(journal), name=f"leave-{journal.tag}")
+
+    async def _leave(self, journal: Journal) -> None:
+        await journal.wait_idle()
+        del self.journals[journal.tag]
+        self._left[journal.folder.path] = asyncio.get_running_loop().time()
+        await asyncio.shield(asyncio.create_task(journal.close(), name=f"close-{journal.tag}"))
+        _log.info("left the journal %s to other processes", journal.folder.path.name)
+
+    def _serve(self, journal: Journal) -> None:
+        journal.on_ready = self._wake
+        journal.commits.observe = self.own.commits.observe
+        self.journals[journal.tag] = journal
+
     async def _adopt(self, path: Path, after_s: float) -> str | None:
+        now = asyncio.get_running_loop().time()
+        if now - self._left.get(path, -_TAKE_BACK_S) < _TAKE_BACK_S:
+            return None
         folder = hold(path)
         if folder is None:
             self._free_since.pop(path, None)
             self._held_elsewhere.add(path)
             return None
         self._held_elsewhere.discard(path)
-        now = asyncio.get_running_loop().time()
         if not folder.left and now - self._free_since.setdefault(path, now) < after_s:
             folder.release()
             return None
@@ -134,7 +182,8 @@ class Vault:
         if journal is None:
             return None
         self._free_since.pop(path, None)
-        self.journals[journal.tag] = journal
+        self._left.pop(path, None)
+        self._serve(journal)
         _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
         return journal.tag
 
@@ -148,8 +197,6 @@ class Vault:
             folder.release()
             return None
         self.unreadable.pop(folder.path, None)
-        journal.on_ready = self._wake
-        journal.commits.observe = self.own.commits.observe
         return journal
 
     async def _retire(self, journal: Journal) -> None:
@@ -159,6 +206,7 @@ class Vault:
 
     async def close(self) -> None:
         """Leave every journal to whoever comes, and nothing behind where there is nothing in it."""
+        await self.keep()
         for journal in self:
             await journal.close(remove=_is_spent(journal))
 
@@ -173,13 +221,17 @@ def _is_spent(journal: Journal) -> bool:
 async def open_vault(root: Path, uid: str, rules: Rules, *, adopt_after_s: float = ADOPT_AFTER_S) -> Vault:
     """The vault with this process's own journal. Raises UsageFault when that cannot be opened."""
     try:
-        folder = next(filter(None, (hold_soon(path, _LOOKED_AT_S) for path in _own_folders(root, uid))))
+        folder = _first_free(root, uid)
         vault = Vault(root, await open_journal(folder, rules), adopt_after_s)
         vault.elsewhere = tuple(filter(None, map(shown_tag, others(root, {folder.path}))))
         return vault
     except (OSError, sqlite3.Error) as error:
         hint = "move the folder away to start without what is recorded in it, or name another --state-dir"
         raise UsageFault(f"cannot open the journal {root / uid}: {error}", hint=hint) from error
+
+
+def _first_free(root: Path, uid: str) -> Folder:
+    return next(filter(None, (hold_soon(path, _LOOKED_AT_S) for path in _own_folders(root, uid))))
 
 
 def _own_folders(root: Path, uid: str) -> Iterator[Path]:

@@ -6,6 +6,7 @@ tell whether they serve.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -103,10 +104,12 @@ class RouterRoutes:
         return self._accepted(model=name)
 
     async def drain(self, request: Request) -> Response:
-        return self._set_drained(await read_object(request), True)
+        """No new calls for one worker, or ``all``; its sessions move to the model's other workers. With ``stopping`` it
+        goes away after that, and calls of sessions wait; else those of sessions that cannot move are refused."""
+        return await self._set_drained(await read_object(request), True)
 
     async def undrain(self, request: Request) -> Response:
-        return self._set_drained(await read_object(request), False)
+        return await self._set_drained(await read_object(request), False)
 
     async def configure(self, request: Request) -> Response:
         data = await read_object(request)
@@ -190,11 +193,11 @@ class RouterRoutes:
     def _accepted(self, **more: Any) -> Response:
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
-    def _set_drained(self, data: dict[str, Any], drained: bool) -> Response:
-        """One worker, or ``all`` of them."""
+    async def _set_drained(self, data: dict[str, Any], drained: bool) -> Response:
         workers = self._registry.workers() if data.get("worker_id") == "all" else [self._named(data)]
         for worker in workers:
-            self._registry.set_drained(worker, drained)
+            self._registry.set_drained(worker, drained, stopping=drained and data.get("stopping") is True)
+        await asyncio.gather(*(self._placing.move(worker) for worker in workers))
         return self._accepted(workers=[worker.to_json() for worker in workers])
 
     def _named(self, data: dict[str, Any]) -> Worker:

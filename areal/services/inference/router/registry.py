@@ -53,6 +53,7 @@ class Worker:
     addr: str
     model: str | None = None
     drained: bool = False
+    stopping: bool = False  # drained because it is about to be stopped: its sessions wait for its successor
     cordoned: bool = False
     health: Health = field(default_factory=Health)
     report: Report = field(default_factory=Report)
@@ -75,7 +76,8 @@ class Worker:
 
     @property
     def entry(self) -> WorkerEntry:
-        return WorkerEntry(self.id, self.addr, self.state, self.report.journals, self.health.seen)
+        turns_away = self.drained and not self.stopping
+        return WorkerEntry(self.id, self.addr, self.state, self.report.journals, self.health.seen, turns_away)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -177,9 +179,9 @@ class Registry:
         self._changed()
         return True
 
-    def set_drained(self, worker: Worker, drained: bool) -> None:
-        if worker.drained != drained:
-            worker.drained = drained
+    def set_drained(self, worker: Worker, drained: bool, *, stopping: bool = False) -> None:
+        if (worker.drained, worker.stopping) != (drained, stopping):
+            worker.drained, worker.stopping = drained, stopping
             self._changed()
 
     def observe(self, worker: Worker, answer: Answer, report: Report | None) -> None:

@@ -9,6 +9,7 @@ sessions at once cannot have the same key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,14 @@ from areal.services.inference.recording.names import GroupName, SessionName, key
 from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.placements import Placements
 from areal.services.inference.router.registry import Registry, Worker
-from areal.services.inference.router.table import DEAD, READY, WorkerEntry
+from areal.services.inference.router.table import CORDONED, DEAD, READY, WorkerEntry
 from areal.services.web import headers as names
 from areal.services.web.client import CallFailed, HttpClient, NotConnected
 from areal.services.web.errors import ApiError, bad_request
 
 _START_TIMEOUT_S = 30.0
 _FIND_TIMEOUT_S = 2.0
+_MOVE_TIMEOUT_S = 5.0
 _LARGEST_GROUP = 1024
 
 
@@ -178,6 +180,23 @@ class SessionPlacing:
         except (CallFailed, TimeoutError, ValueError, KeyError, TypeError):
             return None
         return (journal or "") if said.status == 200 else None
+
+    # -- moving
+
+    async def move(self, worker: Worker) -> None:
+        """Have a drained worker leave its sessions to the model's others, where there are any, and one that is not
+        drained keep what it has. One that does not answer is as good as dead: its journals are adopted."""
+        if not worker.report.journals:
+            return
+        others = [
+            each
+            for each in self._registry.workers(worker.model)
+            if each is not worker and each.state in (READY, CORDONED) and each.report.journals
+        ]
+        if worker.drained and not others:
+            return
+        with contextlib.suppress(CallFailed, TimeoutError):
+            await self._post(worker, "/drain" if worker.drained else "/undrain", {}, timeout_s=_MOVE_TIMEOUT_S)
 
     # -- ending
 

@@ -44,13 +44,15 @@ class Limits:
 @dataclass(frozen=True)
 class WorkerEntry:
     """One data proxy: ``addr`` is its base URL. ``journals``: tags of those that it serves, its own first; none where
-    it records nothing, or was not ``heard`` from yet."""
+    it records nothing, or was not ``heard`` from yet. ``turns_away``: it drains without an end in sight, so that calls
+    of sessions that cannot move are refused at once."""
 
     id: str
     addr: str
     state: str = READY
     journals: tuple[str, ...] = ()
     heard: bool = True
+    turns_away: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,13 @@ def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
 
 def _worker_to_json(worker: WorkerEntry) -> dict[str, Any]:
     about = {"id": worker.id, "addr": worker.addr, "state": worker.state}
-    return {**about, "journals": list(worker.journals), "heard": worker.heard}
+    return {**about, "journals": list(worker.journals), "heard": worker.heard, "turns_away": worker.turns_away}
 
 
 def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
     journals = tuple(data.get("journals", ()))
-    return WorkerEntry(data["id"], data["addr"], data["state"], journals, data.get("heard", True))
+    turns_away = data.get("turns_away", False)
+    return WorkerEntry(data["id"], data["addr"], data["state"], journals, data.get("heard", True), turns_away)
 
 
 def _model_to_json(model: ModelEntry) -> dict[str, Any]:
