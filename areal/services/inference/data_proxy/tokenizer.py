@@ -58,6 +58,8 @@ class TextCodec:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        if self._byte_level:  # a tenth of what the tokenizer takes
+            return b"".join(map(self._visible if skip_special else self.bytes_of, ids)).decode("utf-8", "replace")
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
         return text
 

@@ -16,8 +16,9 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 from areal.services.web.errors import ApiError
@@ -35,6 +36,46 @@ class _Change:
     outcome: Any = None
 
 
+class CommitThread:
+    """Commits beside the event loop, one at a time: what an executor does for that, with its locks and its futures,
+    costs as much again as the commit of a short turn."""
+
+    def __init__(self, db: sqlite3.Connection, name: str) -> None:
+        self._db = db
+        self._loop = asyncio.get_running_loop()
+        self._asked: SimpleQueue[asyncio.Future[None] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def commit(self) -> None:
+        """Raises sqlite3.Error."""
+        done = self._loop.create_future()
+        self._asked.put(done)
+        await done
+
+    def close(self) -> None:
+        self._asked.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (done := self._asked.get()) is not None:
+            failure = None
+            try:
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                failure = error
+            self._loop.call_soon_threadsafe(_settle, done, failure)
+
+
+def _settle(done: asyncio.Future[None], failure: sqlite3.Error | None) -> None:
+    if done.done():
+        return
+    if failure is None:
+        done.set_result(None)
+    else:
+        done.set_exception(failure)
+
+
 class GroupCommit:
     """Runs changes on ``db``, whose only writer this is. ``failing``: why the last commit failed, or None.
     ``settled`` hears of each batch whether it was committed, before its callers do."""
@@ -46,7 +87,7 @@ class GroupCommit:
         self._settled = settled
         self._waiting: deque[_Change] = deque()
         self._wake = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"commit-{name}")
+        self._thread = CommitThread(db, f"commit-{name}")
         self._task = asyncio.create_task(self._run(), name=f"commit-{name}")
         self._closing = False
         self.failing: str | None = None
@@ -68,7 +109,7 @@ class GroupCommit:
         self._closing = True
         self._wake.set()
         await self._task
-        self._thread.shutdown()
+        self._thread.close()
 
     async def _run(self) -> None:
         while self._waiting or not self._closing:
@@ -83,7 +124,7 @@ class GroupCommit:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             await self._apply(batch)
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._db.execute, "COMMIT")
+            await self._thread.commit()
         except sqlite3.Error as error:
             self._fail(batch, error)
             return

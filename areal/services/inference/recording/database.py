@@ -23,7 +23,7 @@ from pathlib import Path
 
 SEQUENCES = 2**32
 _FORMAT = 1
-_PAGES_A_CHECKPOINT = 4000
+_PAGES_A_CHECKPOINT = 1000  # a log that is written over again costs half of one that grows
 _WRITER_CACHE_KB = 4096
 _READER_CACHE_KB = 1024
 _BUSY_S = 10.0

@@ -86,6 +86,7 @@ class Journal:
         self._recent = RecentTurns()
         self.warm = WarmSessions()
         self._cursor = 0
+        self._live: int | None = None  # how many sessions live, until one begins or ends
         self.commits = GroupCommit(db, tag, lambda committed: self.warm.settle(committed=committed))
         self._db = db
         self._write = Ledger(db, tag, self.warm.forget)
@@ -143,7 +144,7 @@ class Journal:
     async def record(self, session: int, call: Call) -> Recorded:
         limit = self.rules.standing_turns
         self._held(session)
-        recorded = await self._change(lambda now: changes.record(self._write, self.warm, session, call, now, limit))
+        recorded = await self._commit(lambda now: changes.record(self._write, self.warm, session, call, now, limit))
         for place, sample in enumerate(call.samples):
             if isinstance(sample, TokenSample) and sample.text is not None:
                 tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
@@ -185,6 +186,13 @@ class Journal:
             await self._change(lambda now: self._write.set_counter("tried_at", int(now)))
 
     async def _change(self, apply: Callable[[float], _T]) -> _T:
+        """Of anything; a session may begin or end by it."""
+        try:
+            return await self._commit(apply)
+        finally:
+            self._live = None
+
+    async def _commit(self, apply: Callable[[float], _T]) -> _T:
         try:
             return await self.commits.run(lambda: apply(self.clock()))
         except CorruptRecord as error:
@@ -216,9 +224,11 @@ class Journal:
         return self._read.name(session)
 
     def live_sessions(self) -> int:
-        query = "SELECT count(*) FROM sessions INDEXED BY sessions_live WHERE life=0"
-        count: int = self._look(lambda ledger: ledger.db.execute(query).fetchone()[0])
-        return count - 1  # the standing one
+        if self._live is None:
+            query = "SELECT count(*) FROM sessions INDEXED BY sessions_live WHERE life=0"
+            count: int = self._look(lambda ledger: ledger.db.execute(query).fetchone()[0])
+            self._live = count - 1  # the standing one
+        return self._live
 
     def count_trajectories(self, phase: Phase) -> int:
         query = "SELECT count(*) FROM trajectories WHERE phase=?"
@@ -377,6 +387,9 @@ class Journal:
 
     async def sweep(self) -> int:
         """One slice of the upkeep: how much it found to do. Call it again while that is not 0."""
+        if not self._look(lambda ledger: sweeping.is_due(ledger, self.clock(), self.rules, self._cursor)):
+            self._cursor = 0
+            return 0
         found, self._cursor = await self._change(
             lambda now: sweeping.sweep(self._write, now, self.rules, self._cursor, self._note)
         )

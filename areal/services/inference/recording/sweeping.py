@@ -56,17 +56,38 @@ def is_spent(ledger: Ledger) -> bool:
     return bool(ledger.db.execute(query).fetchone()[0])
 
 
+def is_due(ledger: Ledger, now: float, limits: Rules, cursor: int) -> bool:
+    """Whether ``sweep`` has anything to look at: where nothing has, nothing is written, and nobody is woken."""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM trajectories WHERE phase=1 AND due<=:now)"
+        " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now) OR EXISTS (SELECT 1 FROM trajectories WHERE session=0)"
+        " OR coalesce(:old >= (SELECT created FROM sessions WHERE number>=max(1, :cursor) ORDER BY number LIMIT 1), 0)"
+    )
+    values = {"now": now, "cursor": cursor, "old": now - _soonest(limits)}
+    return bool(ledger.db.execute(query, values).fetchone()[0]) or _free_pages(ledger) > 2 * _FREE_PAGES
+
+
+def _soonest(limits: Rules) -> float:
+    """The least age at which a session can expire."""
+    return min(limits.session_ttl_s, limits.ready_ttl_s)
+
+
+def _free_pages(ledger: Ledger) -> int:
+    (free,) = ledger.db.execute("PRAGMA freelist_count").fetchone()
+    return int(free)
+
+
 def sweep(ledger: Ledger, now: float, limits: Rules, cursor: int, report: Report) -> tuple[int, int]:
     """One slice: how much was done, and from which session the next slice goes on. What is damaged is left as it is,
     and ``report`` is told."""
     matured = _seal_due(ledger, now, report)
     outdated = _forget_outdated(ledger, now, report)
-    sessions = ledger.sessions(cursor - 1, _SLICE, report)
+    oldest = ledger.sessions(cursor - 1, _SLICE, report)
+    sessions = [each for each in oldest if each.standing or each.created <= now - _soonest(limits)]
     expired = sum(_expire(ledger, session, now, limits, report) for session in sessions)
-    (free,) = ledger.db.execute("PRAGMA freelist_count").fetchone()
-    if free > 2 * _FREE_PAGES:
+    if _free_pages(ledger) > 2 * _FREE_PAGES:
         ledger.db.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
-    following = sessions[-1].number + 1 if len(sessions) == _SLICE else 0
+    following = oldest[-1].number + 1 if oldest and len(sessions) == len(oldest) else 0  # all after it are younger
     return matured + outdated + expired, following
 
 
