@@ -332,3 +332,38 @@ async def test_recorded_call_is_found_by_body_and_by_key(journal: Journal, calls
         assert [turn.interaction_id for turn in turns] == ["chatcmpl-1", "chatcmpl-1-1"]
     assert await journal.replay(session, b"x" * 16, None) is None
     assert (await refused(journal.replay(session, b"x" * 16, b"k" * 16))).status == 422
+
+
+async def test_upkeep_with_nothing_due_commits_nothing_and_reads_no_session(
+    journal: Journal, calls: Calls, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [(await start(journal))[0] for _ in range(70)]
+    await journal.record(numbers[0], calls.tokens([1]))
+    before = journal.commits.commits
+    read: list[str] = []
+    journal._read.db.set_trace_callback(read.append)
+    for _ in range(5):
+        assert await journal.sweep() == 0
+    assert journal.commits.commits == before
+    assert len(read) == 10  # one look each, and the free pages
+    clock.now += 3601
+    while await journal.sweep():
+        pass
+    assert [journal.session(number) for number in numbers] == [None] * 70
+
+
+async def test_sessions_are_counted_anew_only_when_one_may_have_begun_or_ended(journal: Journal, calls: Calls) -> None:
+    number, _ = await start(journal)
+    assert journal.live_sessions() == 1
+    counted: list[str] = []
+    journal._read.db.set_trace_callback(lambda query: counted.append(query) if "count" in query else None)
+    for turn in range(3):
+        await journal.record(number, calls.tokens([turn]))
+        assert journal.live_sessions() == 1
+    assert not counted
+    other, _ = await start(journal)
+    assert journal.live_sessions() == 2
+    await journal.end(other)
+    assert journal.live_sessions() == 1
+    await journal.end(number)
+    assert journal.live_sessions() == 0

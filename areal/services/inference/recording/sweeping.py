@@ -6,6 +6,7 @@ order in which they were started; nothing here reads more than a slice at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from areal.services.inference.recording import exporting
@@ -87,8 +88,16 @@ def sweep(ledger: Ledger, now: float, limits: Rules, cursor: int, report: Report
     expired = sum(_expire(ledger, session, now, limits, report) for session in sessions)
     if _free_pages(ledger) > 2 * _FREE_PAGES:
         ledger.db.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
-    following = oldest[-1].number + 1 if oldest and len(sessions) == len(oldest) else 0  # all after it are younger
-    return matured + outdated + expired, following
+    followed = len(sessions) == len(oldest)  # else all after them are too young
+    return matured + outdated + expired, _following(ledger, oldest) if followed else 0
+
+
+def _following(ledger: Ledger, seen: Sequence[Session]) -> int:
+    """The first session after those; 0 after the last."""
+    if not seen:
+        return 0
+    (number,) = ledger.db.execute("SELECT min(number) FROM sessions WHERE number>?", (seen[-1].number,)).fetchone()
+    return int(number or 0)
 
 
 def _forget_outdated(ledger: Ledger, now: float, report: Report) -> int:
