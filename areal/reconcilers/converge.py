@@ -104,7 +104,8 @@ def _look(desk: Desk, choose: Choose) -> tuple[Snapshot, Scope, Observed]:
 
 
 def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
-    """Services that the targets' models need, and the other models of every service in play."""
+    """Services that the targets' models need; the other models of every service in play, and the jobs that train in
+    it."""
     names = {target.ref for target in targets}
     services = {f"InferenceService/{service_of(t.object)}" for t in targets if t.object.kind == "Model"}
     services |= {target.ref for target in targets if target.object.kind == "InferenceService"}
@@ -115,7 +116,9 @@ def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple
         ref = str(item.ref)
         if ref in names:
             continue
-        if ref in services or (item.kind == "Model" and f"InferenceService/{service_of(item)}" in services):
+        rollout = item.spec.get("rollout") or {} if item.kind == "TrainJob" else {}
+        used = service_of(item) if item.kind == "Model" else rollout.get("service")
+        if ref in services or f"InferenceService/{used}" in services:
             found.append(Target(item, "unchanged"))
     return tuple(found)
 

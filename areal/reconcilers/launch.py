@@ -16,6 +16,7 @@ from typing import Any
 import areal
 from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
+from areal.reconcilers.replicas import replica_count
 from areal.resources.bind import base_url
 from areal.resources.blocks import LivenessProbe
 from areal.resources.engine_flags import flag_name
@@ -50,19 +51,22 @@ class Slot:
 @dataclass(frozen=True)
 class Launch:
     """Everything a launcher may need: the object, its service, the slot, neighbours' URLs. ``data_folder`` is where all
-    data proxies of the model record."""
+    data proxies of the model record, ``router_file`` what the service's router keeps. ``successor``: it starts beside
+    the run that it is to replace."""
 
     object: StoredObject
     slot: Slot
     admin_key_file: str
     data_folder: str
+    router_file: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    successor: bool = False
 
 
 def router(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
     argv = _python("areal.services.inference.router", launch, spec.log_level)
-    argv += ["--strategy", spec.router.strategy]
+    argv += ["--strategy", spec.router.strategy, "--state-file", launch.router_file]
     return _run(launch, argv, _restart(spec.restart), spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP)
 
 
@@ -76,7 +80,7 @@ def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
 def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     argv = _python("areal.services.inference.data_proxy", launch, service.log_level)
     argv += ["--model", launch.object.name, "--drain-timeout", str(_strategy(spec, service).drain_timeout_seconds)]
-    argv += ["--state-dir", launch.data_folder]
+    argv += ["--state-dir", launch.data_folder, "--registration", json.dumps(_registration(launch, spec))]
     secret_env: dict[str, str] = {}
     if spec.external is not None:
         argv += ["--engine", "external", "--engine-url", spec.external.url, "--provider-api", spec.external.api]
@@ -103,6 +107,17 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
             argv += ["--reasoning-parser", spec.reasoning_parser]
     argv += flags(spec.proxy_args)
     return _run(launch, argv, _restart(spec.restart), 10.0, secret_env=secret_env, liveness=spec.probes.liveness)
+
+
+def _registration(launch: Launch, spec: ModelSpec) -> dict[str, Any]:
+    """How a data proxy registers itself at its router. A successor gets no calls before the command routes it in."""
+    return {
+        "router_file": launch.router_file,
+        "worker_id": launch.slot.uid,
+        "expected": replica_count(spec),
+        "readiness": spec.probes.readiness.model_dump(by_alias=False, mode="json"),
+        "held": launch.successor,
+    }
 
 
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:

@@ -24,6 +24,11 @@ def data_folder(home: Home, model: str) -> Path:
     return home.data / check_name(model)
 
 
+def router_file(home: Home, service: Ref) -> Path:
+    """What was declared to the routers of a service, and where its router is."""
+    return home.object_folder(service) / "routes.json"
+
+
 def left_behind(home: Home, models: Iterable[str]) -> list[Path]:
     """Folders of Models that are none of ``models``."""
     try:

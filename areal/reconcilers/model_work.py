@@ -18,8 +18,8 @@ from areal.reconcilers.findings import Findings
 from areal.reconcilers.inference_service import ServiceView
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
 from areal.reconcilers.plan import PlanBuilder, Verb
-from areal.reconcilers.processes import SWEPT, Started, keep, slot_of, start
-from areal.reconcilers.replicas import ENGINE, Replica, gpus_per_replica, read_replica, replica_count
+from areal.reconcilers.processes import SWEPT, Started, awaiting, keep, slot_of, start
+from areal.reconcilers.replicas import ENGINE, PROXY, Replica, gpus_per_replica, read_replica, replica_count
 from areal.resources.blocks import Strategy
 from areal.resources.model import ModelSpec
 
@@ -51,6 +51,7 @@ class ModelWork:
     policy: Policy
     gpus: GpuPool
     recorded: tuple[int, ...] = ()
+    trainer: str = ""  # the job that trains it, where its driver has yet to start
     routed: list[str] = field(default_factory=list)
     cordoned: list[str] = field(default_factory=list)  # of those routed: nothing new, but the sessions that they have
     swept: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by slot
@@ -118,13 +119,14 @@ class ModelWork:
         after: Sequence[int] = (),
     ) -> Started:
         """Start a process, with the GPUs that it needs; or wait for the one that is there."""
+        trainer = self.trainer if component.name == PROXY else ""
         if decision.action in (Action.KEEP, Action.LEAVE, Action.DEFER, Action.AWAIT):
-            return keep(self.build, component, decision, needs, after)
+            return keep(self.build, component, decision, needs, after, trainer)
         if decision.action is not Action.KICK:
             needs = (*needs, *self.swept.get(component.target, ()))
         if component.name == ENGINE and decision.action is not Action.KICK:
             needs = (*needs, *self.gpus.take(self.need, f"{self.ref} {component.target}"))
-        return start(self.build, component, decision, self.observed, needs, args, after)
+        return start(self.build, component, decision, self.observed, needs, args, after, trainer)
 
     def stop(self, run: ObservedRun, cause: str, needs: Sequence[int], args: Mapping[str, Any] | None = None) -> int:
         """End a run; its GPUs are free afterwards."""
@@ -148,7 +150,8 @@ class ModelWork:
         if self.spec.external is not None:
             return tuple(needs)
         target = replica.proxy_component.target
-        return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run),)
+        args = awaiting(self.trainer)
+        return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
 
     def leave_router(self, proxies: Sequence[ObservedRun], cause: str) -> tuple[int, ...]:
         """Drain every data proxy and forget the model at the router; to be waited for, whatever becomes of it."""

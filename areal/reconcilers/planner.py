@@ -28,6 +28,7 @@ from areal.reconcilers.inference_service import (
     plan_service_end,
     plan_service_end_of_traffic,
 )
+from areal.reconcilers.job_phase import DRIVER, JobPhase, standing
 from areal.reconcilers.model import ModelPlan, close_model, open_model, plan_model_end, settle
 from areal.reconcilers.model_work import ModelWork, Policy
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable
@@ -51,6 +52,7 @@ _HOW = {
 }
 _SERVICE, _MODEL, _JOB = "InferenceService", "Model", "TrainJob"
 _HINT = "delete it where it runs"
+_TO_START = (JobPhase.PENDING, JobPhase.STOPPED, JobPhase.LOST)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Scope:
 
     targets: tuple[Target, ...]
     context: tuple[Target, ...] = ()
+
+    @property
+    def models(self) -> tuple[Target, ...]:
+        """Of the context."""
+        return tuple(target for target in self.context if target.object.kind == _MODEL)
 
     @property
     def all(self) -> tuple[Target, ...]:
@@ -188,7 +195,23 @@ class _Planning:
             self.policy,
             self.gpus,
             self.recorded.get(target.ref, ()),
+            trainer=self._trainer_of(target),
         )
+
+    def _trainer_of(self, model: Target) -> str:
+        """The job that trains the model and whose driver does not run yet: it starts when the model's processes are
+        there, and the model may wait for its weights."""
+        name, service = model.object.name, model.object.spec.get("service", "default")
+        for job in self._of(_JOB):
+            spec: TrainJobSpec = effective(_JOB, job.object.spec)
+            rollout = spec.rollout
+            if job.gone or spec.suspend or rollout is None or rollout.service != service:
+                continue
+            seen = self.observed.without(job.ref) if _ending(job) is not None else self.observed
+            now = standing(seen.of(job.ref, DRIVER), suspended=False)
+            if rollout.model in (None, name) and now.phase in _TO_START:
+                return job.ref
+        return ""
 
     def _end_models(self) -> dict[str, tuple[int, ...]]:
         """Plan the end of every deleted model; the last ops, by service."""

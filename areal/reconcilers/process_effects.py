@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -11,19 +12,21 @@ from areal.reconcilers.hands import Hands, brief, interrupted
 from areal.reconcilers.job_effects import driver_run
 from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.launch import Launch, Slot
-from areal.reconcilers.model_data import data_folder
+from areal.reconcilers.model_data import data_folder, router_file
 from areal.reconcilers.observe import key_headers, probe_run, ready_path
 from areal.reconcilers.observed import Seen
 from areal.reconcilers.plan import Op
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Phase, RunSpec
+from areal.runtime.probes import Response
 from areal.runtime.readiness import failure, wait_ready
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.1
 KICK_SETTLE_S = 2.0
 WARM_TIMEOUT_S = 120.0
+WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its engine lacks what a trainer published
 
 
 def spawn(hands: Hands, op: Op, number: int) -> None:
@@ -43,8 +46,10 @@ def _component_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
         slot=slot,
         admin_key_file=hands.key_file(hands.service_of(op.ref)),
         data_folder=str(data_folder(hands.ctx.home, parse_ref(op.ref).name)),
+        router_file=str(router_file(hands.ctx.home, parse_ref(hands.service_of(op.ref)))),
         inputs=_inputs(hands, op),
         gpus=_gpus(hands, slot),
+        successor=bool(op.args.get("successor")),
     )
     return _run_spec(hands, launch)
 
@@ -100,6 +105,7 @@ def await_ready(hands: Hands, op: Op, number: int) -> None:
             timeout_s=min(left_s, patience_s),
             on_wait=lambda state, elapsed_s: _say_stage(hands, op, state.spec.uid),
             interrupted=hands.ctx.interrupted,
+            accept=_is_ready_or_awaits_weights if op.args.get("trainer") else _is_ready,
         )
     except KeyboardInterrupt:
         raise interrupted(op) from None
@@ -112,6 +118,23 @@ def await_ready(hands: Hands, op: Op, number: int) -> None:
         hands.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
         raise
     hands.say(op, "ready")
+
+
+def _is_ready(response: Response) -> bool:
+    return response.status == 200
+
+
+def _is_ready_or_awaits_weights(response: Response) -> bool:
+    """All that a data proxy lacks are the weights that its model's trainer is to bring."""
+    return _is_ready(response) or _field(response.body, "awaits_version") is not None
+
+
+def _field(body: bytes, name: str) -> Any:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return None
+    return data.get(name) if isinstance(data, dict) else None
 
 
 def _start_deadline_s(hands: Hands, op: Op) -> float:
@@ -140,6 +163,10 @@ def warm(hands: Hands, op: Op, number: int) -> None:
     except OSError as error:
         why = error or type(error).__name__
         raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {why}", hint=logs) from error
+    refused = answer.get("error") if isinstance(answer, dict) else None
+    if op.args.get("trainer") and isinstance(refused, dict) and refused.get("code") == WEIGHTS_BEHIND:
+        hands.say(op, f"waits for the weights of {op.args['trainer']}")
+        return
     if status != 200:
         raise TargetFailed(f"{op.ref} {op.target}: the model does not complete: {status} {brief(answer)}", hint=logs)
 

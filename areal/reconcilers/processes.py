@@ -31,6 +31,7 @@ def start(
     needs: Sequence[int],
     args: Mapping[str, Any] | None = None,
     after: Sequence[int] = (),
+    trainer: str = "",
 ) -> Started:
     """SPAWN or KICK, then AWAIT.
 
@@ -51,18 +52,29 @@ def start(
         begun = build.add(
             Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args={**(args or {}), **inputs}
         )
-    ready = build.add(Verb.AWAIT, ref, target, "started", needs=(begun, *after), run=run)
+    ready = build.add(Verb.AWAIT, ref, target, "started", needs=(begun, *after), run=run, args=awaiting(trainer))
     return Started(run, (ready,))
 
 
+def awaiting(trainer: str) -> dict[str, str]:
+    """``trainer``: the job that starts only then, and brings the weights that a data proxy may wait for."""
+    return {"trainer": trainer} if trainer else {}
+
+
 def keep(
-    build: PlanBuilder, component: Component, decision: Decision, needs: Sequence[int], after: Sequence[int] = ()
+    build: PlanBuilder,
+    component: Component,
+    decision: Decision,
+    needs: Sequence[int],
+    after: Sequence[int] = (),
+    trainer: str = "",
 ) -> Started:
     """A process that stays, or is not there and not to be started now: waited for when it has not answered yet."""
     run = decision.run.uid if decision.run is not None else ""
     if decision.action is not Action.AWAIT:
         return Started(run)
-    waited = build.add(Verb.AWAIT, component.ref, component.target, decision.cause, needs=(*needs, *after), run=run)
+    needs, args = (*needs, *after), awaiting(trainer)
+    waited = build.add(Verb.AWAIT, component.ref, component.target, decision.cause, needs=needs, run=run, args=args)
     return Started(run, (waited,))
 
 

@@ -87,7 +87,7 @@ def _why_start(work: JobWork, now: JobStanding) -> str:
         return f"resumes after attempt {now.attempt}"
     if now.phase is JobPhase.RUNNING and now.run is not None and _restart_of(now.run) != work.spec.restart:
         return "spec.restart changed"
-    if now.phase is JobPhase.LOST and _restarts_left(work, now) > 0:
+    if now.phase is JobPhase.LOST and work.spec.restart.policy != "Never":
         work.findings.drift.append(Drift(work.ref, "process-died", TARGET, now.message))
         return f"process-died: {now.message}"
     return ""
@@ -100,7 +100,8 @@ def _restart_of(run: ObservedRun) -> JobRestart:
 
 
 def _restarts_left(work: JobWork, now: JobStanding) -> int:
-    """How often a failed driver may still be started again. A person's restart or resume begins anew."""
+    """How often a failed driver may still be started again. A person's restart or resume begins anew; a supervisor that
+    was killed, as all are by a reboot, is no failure of the driver and does not count."""
     restart = work.spec.restart
     if restart.policy == "Never":
         return 0
@@ -111,11 +112,9 @@ def _restarts_left(work: JobWork, now: JobStanding) -> int:
 
 
 def _start(work: JobWork, now: JobStanding, cause: str, needs: Sequence[int]) -> None:
-    lost = now.phase is JobPhase.LOST and not cause.startswith("restart")
-    allowed = _restarts_left(work, now) - int(lost)
     inputs = {
         "attempt": now.attempt + 1,
-        "restartsAllowed": max(0, allowed),
+        "restartsAllowed": max(0, _restarts_left(work, now)),
         "restartedAt": str(work.target.object.status.get("restartedAt", "")),
     }
     count = gpus_of(work.spec, machine_has_some=bool(work.observed.capacity.gpus))

@@ -36,8 +36,10 @@ def wait_ready(
     tolerated_restarts: int = 0,
     on_wait: Callable[[RunState, float], None] = lambda state, elapsed_s: None,
     interrupted: threading.Event | None = None,
+    accept: Callable[[Response], bool] = lambda response: response.status == 200,
 ) -> RunState:
-    """The run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far.
+    """The run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
+    ``accept`` judges an answer of the probe.
 
     Raises TargetFailed when the component died more than ``tolerated_restarts`` times since the wait began,
     TimedOut at the deadline, KeyboardInterrupt once ``interrupted`` is set.
@@ -52,7 +54,7 @@ def wait_ready(
         if state.phase in _TERMINAL or deaths > tolerated_restarts:
             raise failure(backend, state)
         elapsed_s = time.monotonic() - began
-        why = _obstacle(state, path, headers, min(_PROBE_TIMEOUT_S, max(0.1, timeout_s - elapsed_s)))
+        why = _obstacle(state, path, headers, min(_PROBE_TIMEOUT_S, max(0.1, timeout_s - elapsed_s)), accept)
         if not why:
             return state
         if elapsed_s >= timeout_s:
@@ -85,7 +87,13 @@ def _observe(backend: Backend, uid: str) -> RunState:
     return state
 
 
-def _obstacle(state: RunState, path: str, headers: Mapping[str, str] | None, timeout_s: float) -> str:
+def _obstacle(
+    state: RunState,
+    path: str,
+    headers: Mapping[str, str] | None,
+    timeout_s: float,
+    accept: Callable[[Response], bool],
+) -> str:
     """Why the run is not ready yet, or nothing."""
     if state.phase is not Phase.RUNNING or state.shim_pid is None:
         return state.reason or f"it is {state.phase}"
@@ -95,7 +103,7 @@ def _obstacle(state: RunState, path: str, headers: Mapping[str, str] | None, tim
         response = http_get(state.spec.url.rstrip("/") + path, timeout_s, headers)
     except Unreachable as error:
         return str(error)
-    if response.status != 200:
+    if not accept(response):
         return f"{path} answers {response.status}"
     return _impostor(state, response)
 

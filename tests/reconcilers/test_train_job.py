@@ -99,7 +99,7 @@ def test_plan_of_a_job_that_runs_or_has_finished_is_empty(run: ObservedRun) -> N
 def test_plan_of_a_job_whose_supervisor_died_starts_it_again_with_what_is_left_of_its_restarts() -> None:
     plan = plan_of(unchanged(job()), runs=(LOST,))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"], "what the dead supervisor left is swept first"
-    assert plan.ops[1].args["inputs"] == {"attempt": 3, "restartsAllowed": 1, "restartedAt": ""}
+    assert plan.ops[1].args["inputs"] == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 
@@ -113,10 +113,14 @@ def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_oth
         assert plan_of(never, runs=(run,)).is_empty
 
 
-@pytest.mark.parametrize("spec", [{"restart": {"policy": "Never"}}, {}])
-def test_plan_of_a_lost_job_without_restarts_left_leaves_it(spec: dict[str, Any]) -> None:
-    spent = driver(Phase.DEAD, restarts=3, reason="gone") if not spec else LOST
-    assert plan_of(unchanged(job(spec)), runs=(spent,)).is_empty
+def test_plan_of_a_lost_job_that_is_never_restarted_leaves_it() -> None:
+    assert plan_of(unchanged(job({"restart": {"policy": "Never"}})), runs=(LOST,)).is_empty
+
+
+def test_plan_of_a_lost_job_without_restarts_left_goes_on_for_its_driver_has_not_failed() -> None:
+    plan = plan_of(unchanged(job()), runs=(driver(Phase.DEAD, restarts=3, reason="gone"),))
+    assert ops(plan) == ["stop driver/0", "spawn driver/0"]
+    assert plan.ops[-1].args["inputs"]["restartsAllowed"] == 0
 
 
 def test_plan_of_a_suspended_job_stops_it_and_one_that_resumes_goes_on() -> None:

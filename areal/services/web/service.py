@@ -129,11 +129,17 @@ class Service:
         return json_response(body)
 
     async def _ready(self, request: Request) -> Response:
+        body = self.readiness()
+        status = 200 if body["status"] == "ready" else 503
+        if not self.gate.sees_details(request.headers):
+            body = {name: body[name] for name in ("status", "component", "reason")}
+        return json_response(body, status=status)
+
+    def readiness(self) -> dict[str, Any]:
+        """The body of /ready, for whoever may see all of it."""
         state, reason = self.lifetime.state()
-        body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason}
-        if self.gate.sees_details(request.headers):
-            body |= {"in_flight": self.lifetime.in_flight, **self._details()}
-        return json_response(body, status=200 if state == "ready" else 503)
+        body = {"status": state, "component": self.component, "in_flight": self.lifetime.in_flight, "reason": reason}
+        return {**body, **self._details()}
 
     async def _metrics(self, request: Request) -> Response:
         return Response(body=self.metrics.exposition(), content_type=CONTENT_TYPE)

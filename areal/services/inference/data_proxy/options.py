@@ -38,6 +38,7 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-body-bytes", type=int, default=DEFAULT_MAX_BODY_BYTES)
     parser.add_argument("--request-timeout", type=float, default=600.0, help="seconds without progress")
     parser.add_argument("--tokenizer-threads", type=int, default=2)
+    parser.add_argument("--registration", help="JSON: how it registers itself at its router (default: not at all)")
     add_keeping_arguments(parser)
     return parser
 

@@ -25,6 +25,7 @@ from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLim
 from areal.services.inference.data_proxy.options import external_url, provider_key
 from areal.services.inference.data_proxy.published import CatchingUp, Standing
 from areal.services.inference.data_proxy.reading import load_parsers
+from areal.services.inference.data_proxy.registration import Registration, RegistrationOptions
 from areal.services.inference.data_proxy.session_routes import SessionRoutes
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
@@ -54,8 +55,14 @@ def run_data_proxy(args: argparse.Namespace) -> None:
     options = serve_options(args)
     build = _external(args) if args.engine == "external" else _token_engine(args)
 
+    registration = RegistrationOptions.of(args)
+    headers = options.key.bearer() if options.key else {}
+
     async def run() -> None:
-        async with keeping(args) as vault, build(options, vault) as service:
+        async with keeping(args) as vault, build(options, vault) as service, HttpClient() as http:
+            if registration is not None:
+                keeping_registered = Registration(registration, service, http, headers, args.model)
+                service.beside(lambda: background("registration", keeping_registered.run))
             collect_rarely()
             await serve(service, options)
 

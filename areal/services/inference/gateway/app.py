@@ -51,6 +51,7 @@ class GatewayRoutes:
 
     async def models(self, request: Request) -> Response:
         await self._keys.journal_of(request.headers)
+        self._table.require_whole()
         models = self._table.published()
         data = [entry for model in models for entry in _openai_models(model)]
         return json_response({"object": "list", "data": data, "models": [entry["id"] for entry in data]})
@@ -62,6 +63,7 @@ class GatewayRoutes:
             for entry in _openai_models(model):
                 if entry["id"] == name:
                     return json_response(entry)
+        self._table.require_whole()
         raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
 
 
@@ -75,5 +77,5 @@ def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
 
 
 def not_ready(table: LiveTable) -> str | None:
-    """A relay is ready once it has a table, and stays so while the router is away."""
-    return None if table.received.is_set() else "no routing table from the router yet"
+    """A relay is ready once it has a whole table, and stays so while the router is away."""
+    return None if table.whole else "the router has not told all of its routing table yet"

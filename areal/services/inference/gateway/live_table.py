@@ -47,6 +47,17 @@ class LiveTable:
     def snapshot(self) -> Snapshot:
         return self._followed.table
 
+    @property
+    def whole(self) -> bool:
+        """Whether what is not in the table does not exist."""
+        return self.received.is_set() and not self.snapshot.learning
+
+    def require_whole(self) -> None:
+        """Raises 503 while it is not."""
+        if not self.whole:
+            message = "the router has not told all of its routing table yet"
+            raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
+
     def apply(self, incoming: Snapshot) -> None:
         before = _ready_addrs(self.snapshot)
         self._followed = self._followed.follow(incoming)

@@ -102,10 +102,8 @@ class Relay:
         if model is None:  # it may have been registered a moment ago
             await self._follower.refresh()
             model = self._table.resolve(name)
-        if not self._table.received.is_set():
-            message = "no routing table from the router yet"
-            raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
         if model is None:
+            self._table.require_whole()
             message = f"the model {name!r} does not exist" if name is not None else "no model is registered"
             raise ApiError(404, message, code="model_not_found", param="model")
         return model

@@ -56,6 +56,7 @@ class SessionKeys:
             return tag
         chosen = await self._chosen_key(key_digest(key)) if self._table.records else None
         if chosen is None and self._key is not None:
+            self._table.require_whole()
             raise unknown_key()
         return chosen
 

@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from areal.services.inference.router.app import RouterRoutes
+from areal.services.inference.router.declared_file import DeclaredFile
 from areal.services.inference.router.health import Readiness
 from areal.services.inference.router.metrics import count_workers
-from areal.services.inference.router.prober import Prober
+from areal.services.inference.router.prober import Prober, expire_leases
 from areal.services.inference.router.registry import Registry
 from areal.services.inference.router.session_placing import SessionPlacing
 from areal.services.inference.router.table import STRATEGIES
@@ -33,22 +35,30 @@ def main() -> None:
         default=1.0,
         help="seconds between two probes of a worker, where its model does not say",
     )
+    parser.add_argument("--state-file", type=Path, help="where what was declared is kept, and data proxies find us")
     args = parser.parse_args()
     options = serve_options(args)
 
     async def run() -> None:
         service = Service("router", key=options.key, loopback=options.loopback)
         registry = Registry(strategy=args.strategy, readiness=Readiness(period_seconds=args.health_period))
+        kept = DeclaredFile(args.state_file, registry)
+        kept.read()
         async with HttpClient() as http:
             headers = options.key.bearer() if options.key else {}
             prober = Prober(registry, http, headers)
             placing = SessionPlacing(registry, http, headers)
             count_workers(service.metrics, registry)
-            RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing).add_to(service)
+            RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing, kept).add_to(service)
 
             @contextlib.asynccontextmanager
             async def probing() -> AsyncIterator[None]:
-                async with background("worker-probes", prober.run):
+                kept.announce(service.address)
+                async with (
+                    background("worker-probes", prober.run),
+                    background("leases", lambda: expire_leases(registry)),
+                    background("declared-file", kept.run),
+                ):
                     yield
 
             service.beside(probing)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import orjson
 
-from areal.services.inference.router.health import Readiness
+from areal.services.inference.router.declared_file import DeclaredFile
+from areal.services.inference.router.health import DEFAULT, Readiness
 from areal.services.inference.router.picking import CallKey, Picker
-from areal.services.inference.router.prober import Prober
-from areal.services.inference.router.registry import Registry, Worker, worker_base_url
+from areal.services.inference.router.prober import Prober, answer_of, report_of
+from areal.services.inference.router.registry import Lease, Registry, Worker, worker_base_url
 from areal.services.inference.router.session_placing import Said, SessionPlacing
 from areal.services.inference.router.table import READY, STRATEGIES, Snapshot, WorkerEntry
 from areal.services.inference.router.watch import Watch
@@ -26,12 +28,17 @@ from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
+_ON_ITS_WAY_S = 0.1  # what a lease says is as old as this at most; sessions that were placed since count on top
+_REMOVED_AGAIN_S = 5.0
 _TABLE_BYTES = 64 * 1024 * 1024
 _WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
 
 
 class RouterRoutes:
-    def __init__(self, registry: Registry, prober: Prober, watch: Watch, placing: SessionPlacing) -> None:
+    def __init__(
+        self, registry: Registry, prober: Prober, watch: Watch, placing: SessionPlacing, kept: DeclaredFile
+    ) -> None:
+        self._kept = kept
         self._placing = placing
         self._registry = registry
         self._prober = prober
@@ -40,6 +47,7 @@ class RouterRoutes:
 
     def add_to(self, service: Service) -> None:
         posts = {
+            "/lease": self.lease,
             "/register": self.register,
             "/unregister": self.unregister,
             "/register_model": self.register_model,
@@ -72,6 +80,16 @@ class RouterRoutes:
         worker = self._registry.register(worker_id, addr, _optional(data, "model", _MODEL_NAME))
         await self._prober.probe([worker])
         return self._accepted(worker_id=worker.id, state=worker.state)
+
+    async def lease(self, request: Request) -> Response:
+        """A data proxy registers itself, or renews that: its words of /ready beside what it is. It is to come again
+        within ``renew_seconds``. ``registered`` is false for one that was removed."""
+        data = await read_object(request)
+        lease = _lease(data)
+        now = time.monotonic()
+        worker = self._registry.renew(lease, answer_of(data), report_of(data, now - _ON_ITS_WAY_S), now)
+        again_s = self._registry.renew_s(worker) if worker is not None else _REMOVED_AGAIN_S
+        return json_response({"status": "ok", "registered": worker is not None, "renew_seconds": again_s})
 
     async def unregister(self, request: Request) -> Response:
         worker = self._named(await read_object(request))
@@ -191,6 +209,11 @@ class RouterRoutes:
         return json_response(self._registry.snapshot().to_json())
 
     def _accepted(self, **more: Any) -> Response:
+        """What was declared is kept before anybody hears that it was."""
+        try:
+            self._kept.write()
+        except OSError as error:
+            raise ApiError(507, f"what was declared cannot be kept: {error}", code="storage_full") from error
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
     async def _set_drained(self, data: dict[str, Any], drained: bool) -> Response:
@@ -227,6 +250,21 @@ class RouterRoutes:
 
 def _passed_on(said: Said) -> Response:
     return Response(said.status, said.body, content_type="application/json")
+
+
+def _lease(data: dict[str, Any]) -> Lease:
+    expected = data.get("expected", 1)
+    if type(expected) is not int or expected < 1:
+        raise bad_request("expected must be a whole number from 1", param="expected")
+    return Lease(
+        _required(data, "worker_id", _WORKER_ID),
+        _address(data.get("worker_addr"), "worker_addr"),
+        _required(data, "model", _MODEL_NAME),
+        expected,
+        data.get("external") is True,
+        _readiness(data.get("readiness")) or DEFAULT,
+        data.get("held") is True,
+    )
 
 
 def _readiness(value: object) -> Readiness | None:

@@ -1,4 +1,5 @@
-"""Asks every worker's /ready, as often and for as long as its model says."""
+"""How workers are: those with a lease say so themselves, the others are asked for /ready, as often and for as long as
+their model says."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from areal.services.inference.router.registry import Registry, Report, Worker
 from areal.services.web.client import CallFailed, HttpClient
 
 _MOST_BYTES = 1024 * 1024
+_EXPIRY_PERIOD_S = 0.5
+_LATE_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a worker that was just registered, or a model that is now probed more often, is seen by then
 
 
@@ -34,6 +37,8 @@ class Prober:
         """Ask every worker whose time has come; in how many seconds to look again."""
         now, wait_s = time.monotonic(), _LOOK_AGAIN_S
         for worker in self._registry.workers():
+            if worker.expires_at is not None:
+                continue
             left_s = worker.probed_at + self._registry.readiness(worker).period_seconds - now
             if left_s <= 0:
                 worker.probed_at = now
@@ -44,7 +49,7 @@ class Prober:
 
     async def probe(self, workers: Iterable[Worker]) -> None:
         """Ask these now, and wait for their answers."""
-        asked, now = list(workers), time.monotonic()
+        asked, now = [worker for worker in workers if worker.expires_at is None], time.monotonic()
         for worker in asked:
             worker.probed_at = now
         await asyncio.gather(*(self._probe(worker) for worker in asked))
@@ -62,12 +67,29 @@ class Prober:
         except (CallFailed, TimeoutError):
             return Answer.LOST, None
         data = said.object()
-        if said.status == 200:
-            return Answer.READY, _report(data, asked_at)
-        return (Answer.DRAINING if data.get("status") == "draining" else Answer.NOT_READY), _report(data, asked_at)
+        answer = Answer.READY if said.status == 200 else answer_of(data)
+        return answer, report_of(data, asked_at)
 
 
-def _report(data: Mapping[str, Any], asked_at: float) -> Report:
+async def expire_leases(registry: Registry) -> None:
+    """A router that was itself held still has heard nobody meanwhile."""
+    looked = time.monotonic()
+    while True:
+        await asyncio.sleep(_EXPIRY_PERIOD_S)
+        late_s = time.monotonic() - looked - _EXPIRY_PERIOD_S
+        looked = time.monotonic()
+        if late_s > _LATE_S:
+            registry.extend(late_s)
+        registry.expire(looked)
+
+
+def answer_of(data: Mapping[str, Any]) -> Answer:
+    """Of a body of /ready, or of a lease."""
+    known = {"ready": Answer.READY, "draining": Answer.DRAINING}
+    return known.get(str(data.get("status")), Answer.NOT_READY)
+
+
+def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
     def number(name: str) -> int | None:
         value = data.get(name)
         return value if isinstance(value, int) else None

@@ -1,7 +1,9 @@
 """What the router knows: models, their workers, drains and health. No I/O; every change makes a new snapshot.
 
 A worker belongs to one model (or to none yet). ``register_model`` is declarative: it replaces a model's workers;
-a worker that stays keeps its health and its drain.
+a worker that stays keeps its health and its drain, and one that is removed stays out, whatever it says itself. A data
+proxy keeps itself registered by a lease (``renew``): it joins its model, and is dead when the lease runs out. What was
+declared, and who has joined, outlives the router (``Declared``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from areal.services.inference.router.table import (
     Snapshot,
     WorkerEntry,
 )
+
+_REMOVED_KEPT = 1000
+_RENEWALS_PER_S = 500.0  # of all workers together
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Worker:
     health: Health = field(default_factory=Health)
     report: Report = field(default_factory=Report)
     probed_at: float = -1e9  # monotonic: when it was last asked
+    expires_at: float | None = None  # monotonic: its lease's end; None: it has none, and is probed
 
     @property
     def state(self) -> str:
@@ -94,13 +100,30 @@ class Worker:
         }
 
 
+@dataclass(frozen=True)
+class Lease:
+    """How a data proxy registers itself. ``expected``, ``external`` and ``readiness`` count until somebody declares the
+    model. ``held``: it gets no calls until it is declared."""
+
+    worker_id: str
+    addr: str
+    model: str
+    expected: int = 1
+    external: bool = False
+    readiness: Readiness = DEFAULT
+    held: bool = False
+
+
 @dataclass
 class _Model:
+    """``withheld``: nobody declared it, and not all of its replicas were ready yet."""
+
     expected: int
     external: bool
     created: int
     readiness: Readiness
     journals: frozenset[str] = frozenset()  # all of which its workers told, when last some did
+    withheld: bool = False
 
 
 class Registry:
@@ -110,12 +133,14 @@ class Registry:
         self.epoch = secrets.token_hex(8)
         self.serial = 0
         self.synced = False
+        self.learning = False  # what was declared is lost: nothing is known to be absent until all have registered
         self.strategy = strategy
         self.limits: dict[str, float] = {}
         self._readiness = readiness  # of models that do not say
         self.on_change: Callable[[], None] = lambda: None
         self._models: dict[str, _Model] = {}
         self._workers: dict[str, Worker] = {}
+        self._removed: dict[str, None] = {}  # ids of removed workers: their leases do not bring them back
 
     def workers(self, model: str | None = None) -> list[Worker]:
         return [worker for worker in self._workers.values() if model is None or worker.model == model]
@@ -137,14 +162,78 @@ class Registry:
         """Add one worker, or move it. The same id with another address is the replica's successor."""
         known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
         worker = self._place(known.id if known else worker_id or f"worker-{secrets.token_hex(4)}", addr, model)
+        self._removed.pop(worker.id, None)
         if model is not None and model not in self._models:
             self._models[model] = _Model(1, False, int(time.time()), self._readiness)
         self._changed()
         return worker
 
     def unregister(self, worker: Worker) -> None:
-        del self._workers[worker.id]
+        self._remove(worker)
         self._changed()
+
+    def _remove(self, worker: Worker) -> None:
+        del self._workers[worker.id]
+        if worker.expires_at is not None:
+            self._removed[worker.id] = None
+            if len(self._removed) > _REMOVED_KEPT:
+                del self._removed[next(iter(self._removed))]
+
+    def renew(self, lease: Lease, answer: Answer, report: Report, now: float) -> Worker | None:
+        """A data proxy says that it is there, and how it is. None: it was removed, and stays out."""
+        if lease.worker_id in self._removed:
+            return None
+        worker = self._workers.get(lease.worker_id)
+        if worker is None or worker.addr != lease.addr or worker.model != lease.model:
+            worker = self._join(lease, worker)
+        worker.expires_at = now + self.lease_s(worker)
+        self.observe(worker, answer, report)
+        self._publish(lease.model)
+        return worker
+
+    def _join(self, lease: Lease, former: Worker | None) -> Worker:
+        if (model := self._models.get(lease.model)) is None:
+            created = int(time.time())
+            self._models[lease.model] = _Model(lease.expected, lease.external, created, lease.readiness, withheld=True)
+        elif model.withheld:
+            model.expected = max(model.expected, lease.expected)
+        for other in self.workers(lease.model):
+            if other.addr == lease.addr and other.id != lease.worker_id:  # it is dead: its port is ours now
+                del self._workers[other.id]
+        worker = self._place(lease.worker_id, lease.addr, lease.model)
+        worker.drained = former is not None and former.drained
+        worker.cordoned = former.cordoned if former is not None else lease.held
+        self._changed()
+        return worker
+
+    def _publish(self, name: str) -> None:
+        model = self._models[name]
+        if not model.withheld:
+            return
+        if sum(worker.state == READY for worker in self.workers(name)) >= model.expected:
+            model.withheld = False
+            self._changed()
+
+    def renew_s(self, worker: Worker) -> float:
+        """How often it has to renew its lease: more seldom the more there are, so that we keep up with all."""
+        return max(self.readiness(worker).period_seconds, len(self._workers) / _RENEWALS_PER_S)
+
+    def lease_s(self, worker: Worker) -> float:
+        rules = self.readiness(worker)
+        return self.renew_s(worker) * rules.failure_threshold + rules.timeout_seconds
+
+    def expire(self, now: float) -> None:
+        """Who has not renewed its lease is dead."""
+        for worker in self._workers.values():
+            if worker.expires_at is not None and worker.expires_at < now and worker.health.healthy:
+                worker.health = replace(worker.health, healthy=False, successes=0)
+                self._changed()
+
+    def extend(self, seconds: float) -> None:
+        """We have heard nobody for so long, and know of nobody whether that was its fault."""
+        for worker in self._workers.values():
+            if worker.expires_at is not None:
+                worker.expires_at += seconds
 
     def register_model(
         self,
@@ -162,12 +251,14 @@ class Registry:
         wanted = dict(workers)
         for worker in self.workers(name):
             if worker.id not in wanted:
-                del self._workers[worker.id]
+                self._remove(worker)
         for worker_id, addr in wanted.items():
+            self._removed.pop(worker_id, None)
             self._place(worker_id, addr, name).cordoned = worker_id in cordoned
         known = self._models.get(name) or _Model(1, external, int(time.time()), self._readiness)
         count = expected if expected is not None else max(1, len(wanted))
-        self._models[name] = replace(known, expected=count, external=external, readiness=readiness or self._readiness)
+        readiness = readiness or self._readiness
+        self._models[name] = replace(known, expected=count, external=external, readiness=readiness, withheld=False)
         if self._content() != before:
             self._changed()
 
@@ -175,7 +266,7 @@ class Registry:
         if self._models.pop(name, None) is None:
             return False
         for worker in self.workers(name):
-            del self._workers[worker.id]
+            self._remove(worker)
         self._changed()
         return True
 
@@ -240,12 +331,13 @@ class Registry:
         return True
 
     def mark_synced(self) -> None:
-        if not self.synced:
-            self.synced = True
+        if not self.synced or self.learning:
+            self.synced, self.learning = True, False
             self._changed()
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, self._content())
+        content = self._content()
+        return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, content, self.learning)
 
     def _content(self) -> dict[str, ModelEntry]:
         return {name: self._entry(name, model) for name, model in self._models.items()}
@@ -264,7 +356,64 @@ class Registry:
             adapters=_adapters([worker for worker in workers if worker.state == READY]),
             orphans=tuple(sorted(model.journals - held)),
             readiness=model.readiness,
+            withheld=model.withheld,
         )
+
+    # -- what outlives the router
+
+    def declared(self) -> dict[str, Any]:
+        """As JSON: what was declared, who has joined and who may not, for ``restore``."""
+        models = {
+            name: {
+                "expected": model.expected,
+                "external": model.external,
+                "created": model.created,
+                "readiness": model.readiness.to_json(),
+                "journals": sorted(model.journals),
+                "withheld": model.withheld,
+            }
+            for name, model in self._models.items()
+        }
+        workers = [
+            {
+                "id": worker.id,
+                "addr": worker.addr,
+                "model": worker.model,
+                "drained": worker.drained,
+                "cordoned": worker.cordoned,
+                "leased": worker.expires_at is not None,
+            }
+            for worker in self._workers.values()
+        ]
+        settings = {"strategy": self.strategy, "limits": dict(self.limits)}
+        return {**settings, "models": models, "workers": workers, "removed": list(self._removed)}
+
+    def restore(self, declared: Mapping[str, Any], now: float) -> None:
+        """The inverse of ``declared``: what it says is all that there is. Raises ValueError, KeyError, TypeError; then
+        nothing has changed."""
+        Limits().updated(declared["limits"])
+        models = {
+            str(name): _Model(
+                int(told["expected"]),
+                bool(told["external"]),
+                int(told["created"]),
+                Readiness.of(told["readiness"]),
+                frozenset(map(str, told["journals"])),
+                bool(told["withheld"]),
+            )
+            for name, told in declared["models"].items()
+        }
+        workers = {}
+        for told in declared["workers"]:
+            worker = Worker(str(told["id"]), worker_base_url(told["addr"]), told["model"])
+            worker.drained, worker.cordoned = bool(told["drained"]), bool(told["cordoned"])
+            worker.expires_at = now if told["leased"] else None
+            workers[worker.id] = worker
+        self.strategy, self.limits = str(declared["strategy"]), dict(declared["limits"])
+        self._models, self._workers = models, workers
+        self._removed = dict.fromkeys(map(str, declared["removed"]))
+        self.synced = True
+        self._changed()
 
     def _place(self, worker_id: str, addr: str, model: str | None) -> Worker:
         worker = self._workers.get(worker_id)

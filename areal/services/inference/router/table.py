@@ -62,6 +62,7 @@ class ModelEntry:
     ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
     ``adapters``: LoRA adapters that all of its ready workers serve.
     ``orphans``: journals that none of its workers serves just now; some worker will.
+    ``withheld``: nobody declared it yet, and fewer than ``expected`` of its workers were ready.
     """
 
     name: str
@@ -74,10 +75,11 @@ class ModelEntry:
     adapters: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     readiness: Readiness = DEFAULT
+    withheld: bool = False
 
     @property
     def published(self) -> bool:
-        return bool(self.workers) and len(self.workers) >= self.expected
+        return bool(self.workers) and len(self.workers) >= self.expected and not self.withheld
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Snapshot:
     strategy: str = "auto"
     limits: Mapping[str, float] = field(default_factory=dict)  # those configured; the relay has defaults for the rest
     models: Mapping[str, ModelEntry] = field(default_factory=dict)
+    learning: bool = False  # the router has lost what it knew, and hears from the workers who they are
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -97,6 +100,7 @@ class Snapshot:
             "strategy": self.strategy,
             "limits": dict(self.limits),
             "models": {name: _model_to_json(model) for name, model in self.models.items()},
+            "learning": self.learning,
         }
 
     @classmethod
@@ -108,6 +112,7 @@ class Snapshot:
             strategy=data["strategy"],
             limits=data["limits"],
             models={name: _model_from_json(name, model) for name, model in data["models"].items()},
+            learning=data.get("learning", False),
         )
 
 
@@ -137,7 +142,7 @@ def _overlay(kept: Snapshot, incoming: Snapshot) -> Snapshot:
     models = dict(kept.models)
     for name, model in incoming.models.items():
         models[name] = _overlay_model(kept.models.get(name), model)
-    return replace(incoming, strategy=kept.strategy, limits=kept.limits, models=models)
+    return replace(incoming, strategy=kept.strategy, limits=kept.limits, models=models, learning=False)
 
 
 def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
@@ -178,6 +183,7 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
         "adapters": list(model.adapters),
         "orphans": list(model.orphans),
         "readiness": model.readiness.to_json(),
+        "withheld": model.withheld,
     }
 
 
@@ -193,4 +199,5 @@ def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
         adapters=tuple(data.get("adapters", ())),
         orphans=tuple(data.get("orphans", ())),
         readiness=Readiness.of(data.get("readiness", {})),
+        withheld=data.get("withheld", False),
     )
