@@ -3,6 +3,7 @@
 config.yaml          what the run was told, resolved
 metrics.jsonl        a line a step
 trajectories/        what was sampled, and why rollouts failed
+version              the newest of the weights that were published
 checkpoints/step_N   to resume from
 models/step_N        to serve: Hugging Face folders
 logs/attempt_N       and ``latest``
@@ -76,6 +77,23 @@ class RunFolder:
         aside = self.config.with_suffix(f".{os.getpid()}")
         aside.write_text(yaml.safe_dump(_written(config), sort_keys=False))
         aside.rename(self.config)
+
+    def note_version(self, version: int) -> None:
+        """This version of the weights is about to be published: no later attempt may give it to others."""
+        aside = self._version.with_suffix(f".{os.getpid()}")
+        aside.write_text(f"{version}\n")
+        aside.rename(self._version)
+
+    def published_version(self) -> int | None:
+        """The last one that was noted."""
+        try:
+            return int(self._version.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    @property
+    def _version(self) -> Path:
+        return self.root / "version"
 
     def _point_latest(self) -> None:
         latest = self.root / "logs" / "latest"

@@ -1,19 +1,23 @@
-"""Nothing needs a command to finish: whatever is killed, all of it at once too, what shims start again finds itself, and
-what nobody starts again needs one `apply`."""
+"""Nothing needs a command to finish: what shims start again finds itself, whatever else was killed with it, and what
+nobody starts again needs one `apply`."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import random
 import signal
 import time
-from pathlib import Path
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import Box
-from tests.e2e.test_trainer_kills import Job, assert_nothing_lost, started, until
+from tests.e2e.conftest import Box, make_box, tear_down
+from tests.e2e.test_trainer_kills import assert_nothing_lost, started, until
+
+SOON = "restart: {backoff: {initialSeconds: 0.1, maxSeconds: 0.1, jitter: 0}, budget: {count: 1000}}"
 
 
 def kill_everything(box: Box) -> None:
@@ -26,9 +30,63 @@ def kill_everything(box: Box) -> None:
     until(lambda: not box.living())
 
 
+def kill_together(box: Box, *components: str) -> None:
+    """Their supervisors start them again."""
+    pids = box.pids()
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for component in components:
+            os.kill(pids[f"{component}/0"], number)
+
+
+def asked(box: Box) -> tuple[int, str, str | None]:
+    """Status of a chat, 0 where nobody listens; the error's code; Retry-After."""
+    body = {"model": "reverse", "messages": [{"role": "user", "content": "12"}], "max_tokens": 2}
+    headers = {"Authorization": f"Bearer {box.key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{box.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, "", None
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["code"], error.headers.get("Retry-After")
+    except OSError:
+        return 0, "", None
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """A service whose processes are started again at once."""
+    made = make_box(tmp_path_factory.mktemp("quick"))
+    made.ok("apply", "-f", made.manifest(service=SOON, model=SOON))
+    yield made
+    tear_down(made)
+
+
+@pytest.mark.parametrize(
+    "components",
+    [
+        ("gateway", "router"),
+        ("router", "data-proxy"),
+        ("gateway", "router", "data-proxy"),
+        ("gateway", "router", "data-proxy", "engine"),
+    ],
+    ids="+".join,
+)
+def test_components_killed_together_heal_without_a_command(quick: Box, components: tuple[str, ...]) -> None:
+    kill_together(quick, *components)
+    answers = [asked(quick)]
+    deadline = time.monotonic() + 120
+    while answers[-1][0] != 200:
+        assert time.monotonic() < deadline, answers
+        answers.append(asked(quick))
+    refused = [answer for answer in answers if answer[0] not in (0, 200)]
+    assert [answer for answer in refused if answer[0] not in (502, 503)] == []
+    assert [answer for answer in refused if answer[0] == 503 and answer[2] is None] == []
+    assert quick.areal("diff", "--drift").code == 0
+
+
 def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> None:
     job = started(box, "learn", steps=8, mode="shm")
     until(lambda: len(job.notes()) >= 4)
     kill_everything(box)
-    box.ok("apply", "-f", str(Path(box.folder / "manifest.yaml")), "--timeout", "120s")
+    box.ok("apply", "-f", str(box.folder / "manifest.yaml"), "--timeout", "120s")
     assert_nothing_lost(job)

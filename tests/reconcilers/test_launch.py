@@ -17,14 +17,14 @@ from tests.reconcilers.worlds import model
 def proxy_argv(folder: Path, **spec: Any) -> tuple[str, ...]:
     item = model({"service": "home", "backend": "embedded", "path": str(folder), **spec})
     slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
-    launch = Launch(item, slot, "/keys/home", "/home/data/qwen", {"engineUrl": "http://127.0.0.1:20001"})
+    launch = Launch(item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:20001"})
     return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
 
 
 def engine_run(folder: Path, **spec: Any) -> RunSpec:
     item = model({"service": "home", "path": str(folder), **spec})
     slot = Slot(uid="u", ref=str(item.ref), component="engine", replica=0, port=20001)
-    launch = Launch(item, slot, "/keys/home", "/home/data/qwen")
+    launch = Launch(item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json")
     return engine(launch, effective("Model", item.spec), InferenceServiceSpec())
 
 

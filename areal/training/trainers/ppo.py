@@ -129,7 +129,7 @@ class PPOTrainer(Trainer):
         """Also has our weights served: whatever the service has, it is not known to be these. Versions only grow: what
         an attempt before us published after its newest checkpoint were other weights than those to come."""
         resumed = super().recover()
-        served = self.ranks.told_by_first(self.rollout.served_version() if self.rollout is not None else None)
+        served = self.ranks.told_by_first(self._served_before(resumed) if self.rollout is not None else None)
         self._first_version = version_to_publish(self.actor.version, served)
         self._publish(torch.tensor(self._some_tokens()), self._first_version)
         if self.rollout is not None:
@@ -275,8 +275,19 @@ class PPOTrainer(Trainer):
             "critic/grad_norm": max(update.grad_norm for update in updates),
         }
 
+    def _served_before(self, resumed: bool) -> int | None:
+        """The highest version that anything may have sampled from: what a server has, and what an attempt before us was
+        about to publish. Servers that were killed with it know nothing of that."""
+        assert self.rollout is not None
+        told = [self.rollout.served_version()]
+        if resumed or self.folder.attempt > 1:
+            told.append(self.folder.published_version())
+        return max((version for version in told if version is not None), default=None)
+
     def _publish(self, sample: Tensor, version: int) -> Metrics:
         """From then on rollouts are sampled from it."""
+        if self.rollout is not None:
+            self.folder.note_version(version)
         probed = sample if is_probed(version, self._first_version) else None
         delivered = publish(self.actor, self.pair, version, probed)
         self.actor.version = version
