@@ -64,11 +64,6 @@ class Scope:
     context: tuple[Target, ...] = ()
 
     @property
-    def models(self) -> tuple[Target, ...]:
-        """Of the context."""
-        return tuple(target for target in self.context if target.object.kind == _MODEL)
-
-    @property
     def all(self) -> tuple[Target, ...]:
         ordered = sorted((*self.targets, *self.context), key=lambda t: (KINDS[t.object.kind].order, t.object.name))
         return tuple(ordered)

@@ -17,7 +17,9 @@ from tests.reconcilers.worlds import model
 def proxy_argv(folder: Path, **spec: Any) -> tuple[str, ...]:
     item = model({"service": "home", "backend": "embedded", "path": str(folder), **spec})
     slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
-    launch = Launch(item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:20001"})
+    launch = Launch(
+        item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:20001"}
+    )
     return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
 
 
