@@ -94,7 +94,7 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
     from areal.reconcilers.status import object_status
 
     mine = view.runs_of(runs, [found.ref])
-    status = object_status(cli.home, found, mine, probe=False)
+    status = object_status(cli.home, found, runs)
     now = standing_of(found, mine)
     state = now.run.state if now.run is not None else None
     last = newest_step(cli.home.job_metrics(found.name))

@@ -138,7 +138,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         "owner": state.spec.owner,
         "component": state.spec.component,
         "replica": state.spec.replica,
-        "state": state.phase.value,
+        "state": "halted" if state.halted else state.phase.value,  # by a signal: it lives, and does nothing
         "pid": state.pid,
         "shimPid": state.shim_pid,
         "gpus": list(state.spec.gpus),

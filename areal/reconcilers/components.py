@@ -154,7 +154,7 @@ def _tend(run: ObservedRun) -> Decision:
         return Decision(Action.KICK, f"process-died: {died}", run, drift=("process-died", died))
     if run.state.phase is Phase.STARTING:
         return Decision(Action.AWAIT, "starting", run)
-    if run.seen is Seen.REFUSING:
+    if run.seen in (Seen.REFUSING, Seen.SILENT):
         # A probe that times out is not proof of death: wait for an answer, and let the shim's liveness probe judge.
         if time_alive(run) < STARTING_S:
             return Decision(Action.AWAIT, "starting", run)
@@ -179,7 +179,7 @@ def how_it_died(run: ObservedRun) -> str:
 
 
 def _worth(run: ObservedRun) -> tuple[int, int, str]:
-    ready = {Seen.READY: 3, Seen.UNSEEN: 2, Seen.NOT_READY: 1, Seen.REFUSING: 0}[run.seen]
+    ready = {Seen.READY: 3, Seen.UNSEEN: 2, Seen.NOT_READY: 1}.get(run.seen, 0)
     return (int(run.state.phase is Phase.RUNNING), ready, run.uid)
 
 

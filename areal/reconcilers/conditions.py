@@ -10,9 +10,9 @@ from typing import Any
 from areal.reconcilers.context import Context
 from areal.reconcilers.desired import Target
 from areal.reconcilers.executor import Report
-from areal.reconcilers.health import Health, assess, conditions_of
+from areal.reconcilers.health import Health, conditions_of
 from areal.reconcilers.observe import observe
-from areal.reconcilers.status import service_is_suspended
+from areal.reconcilers.status import gateway_address, health_of
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends.base import Backend
 from areal.state.events import EventLog
@@ -34,18 +34,17 @@ def write_statuses(
 ) -> dict[str, Ending]:
     """Record the status of what the plans touched; how every target is now."""
     touched = {op.ref for report in reports for op in report.plan.ops}
-    seen = observe(ctx.home, backend, [target.object for target in targets])
+    seen = observe(backend, [target.object for target in targets])
+    services = {str(item.ref): item for item in store.list("InferenceService")}
     endings: dict[str, Ending] = {}
     found: list[_Found] = []
     for target in targets:
         stored = store.get(parse_ref(target.ref)) if not target.gone else None
         if stored is None:
             continue
-        runs = seen.of(target.ref)
-        gateway = (run.url for run in runs if run.state.spec.component == "gateway" and run.is_live)
-        idle = stored.kind == "Model" and service_is_suspended(ctx.home, stored)
-        health = assess(stored.kind, stored.spec, runs, service_suspended=idle)
-        ending = Ending(health.phase, health.message, next(gateway, ""))
+        health = health_of(stored, seen, services)
+        address = gateway_address(target.ref, [run.state for run in seen.of(target.ref)])
+        ending = Ending(health.phase, health.message, address)
         endings[target.ref] = ending
         if target.ref in touched:
             errors = [error for report in reports for error in report.errors_of(target.ref)]

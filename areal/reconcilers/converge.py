@@ -96,7 +96,7 @@ def _look(desk: Desk, choose: Choose) -> tuple[Snapshot, Scope, Observed]:
     for _ in range(STABLE_READS):
         targets = following_jobs(choose(snapshot.objects), snapshot.objects, desk.backend.observe().values())
         scope = Scope(targets, _context(targets, snapshot.objects))
-        observed = observe(desk.ctx.home, desk.backend, [target.object for target in scope.all])
+        observed = observe(desk.backend, [target.object for target in scope.all])
         if desk.store.serial() == snapshot.serial:
             break
         snapshot = desk.store.snapshot()

@@ -1,59 +1,59 @@
-"""What is really there: runs, routes, GPUs. Read-only, parallel, every call with a deadline; Unknown is a value."""
+"""What is really there: runs, routes, GPUs. Read-only, all at once, under one deadline; Unknown is a value.
+
+Standard library only: ``areal get`` and ``apply`` see the world through the same eyes.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from areal.client.admin import AdminClient
 from areal.errors import ArealError
-from areal.reconcilers.admin_keys import key_path
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.runtime import procfs
 from areal.runtime.backends.base import Backend, Phase, RunSpec, RunState
-from areal.runtime.probes import Unreachable, http_get
+from areal.runtime.probes import NoAnswer, Request, Response, Unreachable, http_get_all
 from areal.state.credentials import read_key
-from areal.state.home import Home
 from areal.state.records import StoredObject
 
 PROBE_TIMEOUT_S = 2.0
-PARALLEL_PROBES = 16
+_MOST_BYTES = 64 << 20  # a table of ten thousand workers has two
 
 
-def observe(home: Home, backend: Backend, objects: Iterable[StoredObject]) -> Observed:
-    """Look at the runs of ``objects`` and at the routers among them."""
-    wanted = {str(item.ref): item for item in objects}
-    states = [state for state in backend.observe().values() if state.spec.owner in wanted]
-    runs = probe_all(states)
-    grouped: dict[str, list[ObservedRun]] = {}
-    for run in sorted(runs, key=lambda run: run.uid):
-        grouped.setdefault(run.state.spec.owner, []).append(run)
-    routes = _read_tables(home, runs, wanted)
-    return Observed({ref: tuple(items) for ref, items in grouped.items()}, routes)
+def observe(backend: Backend, objects: Iterable[StoredObject]) -> Observed:
+    """Look at the runs of ``objects``, and at the tables of the routers among them."""
+    wanted = {str(item.ref) for item in objects}
+    return look([state for state in backend.observe().values() if state.spec.owner in wanted])
 
 
-def probe_all(states: Sequence[RunState]) -> list[ObservedRun]:
-    """Ask every running one whether it is ready, all at once."""
-    if not any(state.phase is Phase.RUNNING for state in states):
-        return [ObservedRun(state) for state in states]
-    with ThreadPoolExecutor(min(PARALLEL_PROBES, len(states)), thread_name_prefix="probe") as pool:
-        return list(pool.map(probe_run, states))
+def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Observed:
+    """Ask every running process whether it is ready, and every router for its table."""
+    headers = cache(_key_headers)
+    asked = [state for state in states if state.phase is Phase.RUNNING and state.spec.url]
+    routers = [state for state in asked if state.spec.component == "router"]
+    targets = [*((state, "/table") for state in routers), *((state, ready_path(state.spec)) for state in asked)]
+    requests = [Request(f"{state.spec.url}{path}", headers(key_file(state.spec))) for state, path in targets]
+    answers = http_get_all(requests, timeout_s, most_bytes=_MOST_BYTES)
+    tables, probes = answers[: len(routers)], answers[len(routers) :]
+    probed = {state.spec.uid: _probed(state, answer) for state, answer in zip(asked, probes, strict=True)}
+    routes = {
+        state.spec.owner: _table(state, answer)
+        for state, answer in zip(routers, tables, strict=True)
+        if probed[state.spec.uid].seen is Seen.READY
+    }
+    runs: dict[str, list[ObservedRun]] = {}
+    for state in sorted(states, key=lambda state: state.spec.uid):
+        runs.setdefault(state.spec.owner, []).append(probed.get(state.spec.uid) or ObservedRun(state))
+    return Observed({owner: tuple(found) for owner, found in runs.items()}, routes)
 
 
 def probe_run(state: RunState) -> ObservedRun:
     """Ask one run whether it is ready; only a running process with a URL is asked."""
-    if state.phase is not Phase.RUNNING or not state.spec.url:
-        return ObservedRun(state)
-    path = ready_path(state.spec)
-    try:
-        answer = http_get(f"{state.spec.url}{path}", PROBE_TIMEOUT_S, key_headers(state.spec))
-    except Unreachable as error:
-        age_s = time.time() - state.started_at if state.started_at else None
-        return ObservedRun(state, Seen.REFUSING, f"GET {path}: {error}", age_s)
-    if answer.status == 200:
-        return ObservedRun(state, Seen.READY)
-    return ObservedRun(state, Seen.NOT_READY, f"GET {path} answers {answer.status}{_reason(answer.body)}")
+    return look([state]).runs[state.spec.owner][0]
 
 
 def ready_path(spec: RunSpec) -> str:
@@ -62,51 +62,69 @@ def ready_path(spec: RunSpec) -> str:
     return "/health" if foreign else "/ready"
 
 
-def key_headers(spec: RunSpec) -> dict[str, str]:
-    """The admin key that the run's own process was started with, where it has one and we may read it."""
+def key_file(spec: RunSpec) -> str | None:
+    """The file of the admin key that the run's process was started with."""
     argv = spec.argv
-    if "--admin-key-file" not in argv[:-1]:
+    return argv[argv.index("--admin-key-file") + 1] if "--admin-key-file" in argv[:-1] else None
+
+
+def key_headers(spec: RunSpec) -> dict[str, str]:
+    """The run's own admin key, where it has one that we may read."""
+    return _key_headers(key_file(spec))
+
+
+def _key_headers(path: str | None) -> dict[str, str]:
+    if path is None:
         return {}
     try:
-        return {"Authorization": f"Bearer {read_key(Path(argv[argv.index('--admin-key-file') + 1]))}"}
+        return {"Authorization": f"Bearer {read_key(Path(path))}"}
     except ArealError:
         return {}
 
 
-def _reason(body: bytes) -> str:
-    import json
-
-    try:
-        data = json.loads(body)
-    except ValueError:
-        return ""
-    reason = data.get("reason") or data.get("status") if isinstance(data, dict) else None
-    return f" ({reason})" if reason else ""
-
-
-def _read_tables(
-    home: Home, runs: Sequence[ObservedRun], services: Mapping[str, StoredObject]
-) -> dict[str, RouteTable | str]:
-    routers = [run for run in runs if run.state.spec.component == "router" and run.seen is Seen.READY]
-    if not routers:
-        return {}
-    with ThreadPoolExecutor(min(PARALLEL_PROBES, len(routers)), thread_name_prefix="table") as pool:
-        tables = pool.map(lambda run: read_table(home, run, services[run.state.spec.owner]), routers)
-        return {run.state.spec.owner: table for run, table in zip(routers, tables, strict=True)}
+def _probed(state: RunState, answer: Response | Unreachable) -> ObservedRun:
+    path = ready_path(state.spec)
+    age_s = time.time() - state.started_at if state.started_at else None
+    if isinstance(answer, NoAnswer):
+        halted = f"; pid {state.pid} is stopped by a signal (kill -CONT {state.pid})" if state.halted else ""
+        return ObservedRun(state, Seen.SILENT, f"GET {path}: {answer}{halted}", age_s)
+    if isinstance(answer, Unreachable):
+        return ObservedRun(state, Seen.REFUSING, f"GET {path}: {answer}", age_s)
+    data = _object(answer.body)
+    if answer.status == 200:
+        stranger = _stranger(state, data.get("pid"))
+        return ObservedRun(state, Seen.REFUSING if stranger else Seen.READY, stranger, age_s)
+    reason = data.get("reason") or data.get("status")
+    said = f" ({reason})" if reason else ""
+    return ObservedRun(state, Seen.NOT_READY, f"GET {path} answers {answer.status}{said}", age_s)
 
 
-def read_table(home: Home, router: ObservedRun, service: StoredObject) -> RouteTable | str:
+def _stranger(state: RunState, pid: Any) -> str:
+    """Who answers on the run's port in its place, where the answer tells its pid."""
+    stat = procfs.read_stat(pid) if isinstance(pid, int) else None
+    ours = stat is None or stat.session == state.shim_pid
+    return "" if ours else f"another process (pid {pid}) answers on its port"
+
+
+def _table(router: RunState, answer: Response | Unreachable) -> RouteTable | str:
     """The router's table, or why it could not be read."""
-    try:
-        key = read_key(key_path(home, service))
-        status, data = AdminClient(router.url, key, timeout_s=PROBE_TIMEOUT_S).get("/table")
-    except (OSError, ArealError) as error:
-        return f"{service.ref} router/0: its table cannot be read: {error}"
-    if status != 200 or not isinstance(data, dict):
-        return f"{service.ref} router/0: its table cannot be read: GET /table answers {status}"
+    why = f"{router.spec.owner} router/0: its table cannot be read: "
+    if isinstance(answer, Unreachable):
+        return f"{why}{answer}"
+    data = _object(answer.body)
+    if answer.status != 200 or not data:
+        return f"{why}GET /table answers {answer.status}"
     models = {
         model: tuple((w["id"], w["addr"], w["state"]) for w in entry.get("workers", ()))
         for model, entry in data.get("models", {}).items()
     }
     readiness = {model: entry["readiness"] for model, entry in data.get("models", {}).items() if "readiness" in entry}
     return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -15,7 +15,8 @@ class Seen(StrEnum):
 
     READY = "ready"
     NOT_READY = "not ready"  # it answered, and not with 200
-    REFUSING = "refusing"  # alive long enough, and nothing listens or nothing is answered
+    REFUSING = "refusing"  # nothing listens, or what answers is not HTTP
+    SILENT = "silent"  # no answer in time
     UNSEEN = "unseen"  # not asked
 
 
@@ -71,7 +72,8 @@ class RouteTable:
 
 @dataclass(frozen=True)
 class Observed:
-    """``routes`` holds a service's table, or a sentence saying why it could not be read, or nothing: no router."""
+    """``runs``: by owner, in the order of their uids. ``routes``: of a service, its table, or a sentence saying why it
+    could not be read; nothing where there is no router."""
 
     runs: Mapping[str, tuple[ObservedRun, ...]] = field(default_factory=dict)
     routes: Mapping[str, RouteTable | str] = field(default_factory=dict)

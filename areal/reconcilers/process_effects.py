@@ -177,7 +177,7 @@ def soak(hands: Hands, op: Op, number: int) -> None:
     while time.monotonic() < until:
         for symbol in op.runs:
             run = probe_run(hands.state(symbol))
-            if run.seen is Seen.REFUSING or run.state.phase is not Phase.RUNNING:
+            if run.seen in (Seen.REFUSING, Seen.SILENT) or run.state.phase is not Phase.RUNNING:
                 raise failure(hands.backend, run.state)
         hands.say(op, f"must stay ready for {until - time.monotonic():.0f} s more")
         hands.pause(op, SLOW_POLL_S)

@@ -1,22 +1,29 @@
-"""One object's status as a reader sees it: recomputed from what is there, never only from what was written down.
+"""Objects' statuses as a reader sees them: recomputed from what is there, never only from what was written down.
 
-With ``probe`` False nothing but state and /proc is read, and nothing heavy is imported: ``areal get`` lives here.
+Every verb that prints a status comes here, with one look at all processes that it needs. Nothing heavy is imported:
+``areal get`` lives here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.health import Condition, Health, assess, conditions_of, unrouted
-from areal.reconcilers.observed import ObservedRun, Seen
+from areal.reconcilers.health import Condition, Health, assess, conditions_of
+from areal.reconcilers.observe import look
+from areal.reconcilers.observed import Observed, ObservedRun
+from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
     from areal.state.home import Home
     from areal.state.objects import StoredObject
+
+_TIMEOUT_S = 1.5  # for all probes together: whoever asks for a status waits for it
+
+Runs = Mapping[str, "RunState"]
 
 
 @dataclass(frozen=True)
@@ -32,72 +39,64 @@ class ObjectStatus:
     age_s: float
 
 
-def object_status(
-    home: Home, obj: StoredObject, runs: Mapping[str, RunState] | Sequence[RunState], probe: bool = False
-) -> ObjectStatus:
-    """``runs`` may be those of every object: the object's own are picked out."""
-    states = list(runs.values() if isinstance(runs, Mapping) else runs)
-    mine = [state for state in states if state.spec.owner == str(obj.ref)]
-    seen = _probed(mine) if probe else [ObservedRun(state) for state in mine]
+def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[str, ObjectStatus]:
+    """The status of each object, by its reference. ``runs`` may be those of every object: what is needed is picked
+    out, the processes of the models' services too."""
+    mine = list(objects)
+    services = _services(home, mine)
+    owners = {str(item.ref) for item in mine} | set(services)
+    seen = look([state for state in runs.values() if state.spec.owner in owners], _TIMEOUT_S)
+    return {str(item.ref): _status(item, seen, services) for item in mine}
+
+
+def object_status(home: Home, obj: StoredObject, runs: Runs) -> ObjectStatus:
+    return statuses(home, [obj], runs)[str(obj.ref)]
+
+
+def gateway_address(service: str, states: Iterable[RunState]) -> str:
+    """Where the gateway of ``InferenceService/NAME`` listens, from its record; "" when none lives."""
+    runs = (ObservedRun(s) for s in states if s.spec.owner == service and s.spec.component == "gateway")
+    return next((run.url for run in runs if run.is_live), "")
+
+
+def health_of(obj: StoredObject, seen: Observed, services: Mapping[str, StoredObject]) -> Health:
+    """``services`` are the recorded ones, by reference."""
+    service = services.get(service_ref(obj)) if obj.kind == "Model" else None
+    return assess(str(obj.ref), obj.spec, seen, service.spec if service is not None else None)
+
+
+def service_ref(model: StoredObject) -> str:
+    return f"InferenceService/{model.spec.get('service', 'default')}"
+
+
+def _services(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
+    """The recorded services of the models among ``objects``."""
+    from areal.state.objects import ObjectStore
+
+    known = {str(item.ref): item for item in objects if item.kind == "InferenceService"}
+    missing = {service_ref(item) for item in objects if item.kind == "Model"} - known.keys()
+    store = ObjectStore(home)
+    found = (store.get(Ref("InferenceService", ref.partition("/")[2])) for ref in sorted(missing))
+    return known | {str(item.ref): item for item in found if item is not None}
+
+
+def _status(obj: StoredObject, seen: Observed, services: Mapping[str, StoredObject]) -> ObjectStatus:
     now = time.time()
-    health = assess(obj.kind, obj.spec, seen)
-    if health.phase in ("Missing", "Failed") and obj.kind == "Model" and service_is_suspended(home, obj):
-        health = assess(obj.kind, obj.spec, seen, service_suspended=True)
-    if probe and obj.kind == "Model" and health.phase == "Ready":
-        health = _as_routed(home, obj, states, seen, health)
+    health = health_of(obj, seen, services)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = _stored_failure(obj, previous)
-    conditions = conditions_of(health, obj.generation, failure, previous, now)
-    address = next((run.url for run in seen if run.state.spec.component == "gateway" and run.is_live), "")
-    message = failure or health.message
+    ref = str(obj.ref)
     return ObjectStatus(
-        str(obj.ref),
+        ref,
         "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version serves on
         health.fraction,
         health.desired,
         health.ready,
-        conditions,
-        address,
-        message,
+        conditions_of(health, obj.generation, failure, previous, now),
+        gateway_address(ref, [run.state for run in seen.of(ref)]),
+        failure or health.message,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
     )
-
-
-def _probed(states: Sequence[RunState]) -> list[ObservedRun]:
-    from areal.reconcilers.observe import probe_all
-
-    return probe_all(states)
-
-
-def _as_routed(
-    home: Home, obj: StoredObject, states: Sequence[RunState], seen: Sequence[ObservedRun], health: Health
-) -> Health:
-    """Ready means that users' requests arrive: the router sends them. A router that does not answer is its service's
-    trouble; the gateways go by what it said last."""
-    from areal.reconcilers.observe import probe_all, read_table
-
-    service = _service(home, obj)
-    owner = f"InferenceService/{obj.spec.get('service', 'default')}"
-    routers = [state for state in states if state.spec.owner == owner and state.spec.component == "router"]
-    for router in probe_all(routers):
-        table = read_table(home, router, service) if service is not None and router.seen is Seen.READY else ""
-        if not isinstance(table, str):
-            proxies = {run.uid for run in seen if run.state.spec.component == "data-proxy" and run.is_live}
-            picked = [uid for uid, _, state in table.models.get(obj.name, ()) if state == "ready" and uid in proxies]
-            return health if len(picked) >= health.desired else unrouted(health, len(picked))
-    return health
-
-
-def _service(home: Home, obj: StoredObject) -> StoredObject | None:
-    from areal.resources.kinds import Ref
-    from areal.state.objects import ObjectStore
-
-    return ObjectStore(home).get(Ref("InferenceService", str(obj.spec.get("service", "default"))))
-
-
-def service_is_suspended(home: Home, obj: StoredObject) -> bool:
-    service = _service(home, obj)
-    return service is not None and bool(service.spec.get("suspend"))
 
 
 def _stored_failure(obj: StoredObject, previous: Sequence[Mapping[str, Any]]) -> str | None:

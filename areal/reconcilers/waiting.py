@@ -9,10 +9,9 @@ from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome, Progress
 from areal.reconcilers.document import object_document
 from areal.reconcilers.job_phase import started_again_by
-from areal.reconcilers.status import ObjectStatus, object_status
+from areal.reconcilers.status import ObjectStatus, statuses
 from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
-from areal.runtime.backends.base import RunState
 from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, newest_step
 from areal.state.locks import holder
@@ -34,7 +33,9 @@ def wait(ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: f
     _refuse_unknown(store, pending, conditions)
     while True:
         runs = backend.observe()
-        pending = [ref for ref in pending if not _met(ctx, store, runs, ref, conditions)]
+        found = {ref: stored for ref in pending if (stored := store.get(ref)) is not None}
+        seen = statuses(ctx.home, found.values(), runs)
+        pending = [ref for ref in pending if not _met(ctx, ref, found.get(ref), seen.get(str(ref)), conditions)]
         if not pending:
             return Outcome(tuple(ObjectOutcome(str(ref), "met", _words(conditions)) for ref in refs))
         if ctx.interrupted.is_set():
@@ -59,9 +60,9 @@ def _refuse_unknown(store: ObjectStore, refs: Sequence[Ref], conditions: Conditi
             raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
 
 
-def _met(ctx: Context, store: ObjectStore, runs: dict[str, RunState], ref: Ref, conditions: Conditions) -> bool:
-    stored = store.get(ref)
-    status = object_status(ctx.home, stored, runs, probe=True) if stored is not None else None
+def _met(
+    ctx: Context, ref: Ref, stored: StoredObject | None, status: ObjectStatus | None, conditions: Conditions
+) -> bool:
     if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
         return True
     if status is not None and stored is not None:
@@ -77,7 +78,7 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
     if stored is None or status is None:
         return False
     if text == "ready":
-        return status.phase == "Ready"
+        return any(c.type == "Ready" and c.status == "True" for c in status.conditions)
     if text == "completed":
         return status.phase == "Succeeded"
     if text.startswith("condition="):

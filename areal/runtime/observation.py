@@ -17,6 +17,7 @@ from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boo
 from areal.runtime.runs import RunStore, last_exit_from_record, spec_from_record
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
+_HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger
 _SETTLE_TRIES = 60  # a quarter of a second: a supervisor on a loaded machine may have to wait for its turn
 _SETTLE_STEP_S = 0.004
 
@@ -85,7 +86,7 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     """The shim lives. A component that has just died is given a moment to be noticed by it."""
     child = records.read_object(folder, records.CHILD)
     for _ in range(_SETTLE_TRIES):
-        if child is None or child["state"] != "running" or _child_alive(child):
+        if child is None or child["state"] != "running" or _living_child(child) is not None:
             break
         time.sleep(_SETTLE_STEP_S)
         if ended := records.read_object(folder, records.EXIT):
@@ -94,7 +95,8 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     if child is None:
         return RunState(spec, Phase.STARTING, shim_pid=identity.pid)
     last_exit = last_exit_from_record(child["last_exit"])
-    if child["state"] == "running" and _child_alive(child):
+    stat = _living_child(child) if child["state"] == "running" else None
+    if stat is not None:
         return RunState(
             spec,
             Phase.RUNNING,
@@ -103,6 +105,7 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
             started_at=float(child["started_at"]),
             restarts=int(child["restarts"]),
             last_exit=last_exit,
+            halted=stat.state in _HALTED,
         )
     return RunState(
         spec,
@@ -114,9 +117,10 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     )
 
 
-def _child_alive(child: Mapping[str, Any]) -> bool:
+def _living_child(child: Mapping[str, Any]) -> procfs.Stat | None:
+    """None when the recorded child is gone."""
     stat = procfs.read_stat(int(child["pid"]))
-    return stat is not None and stat.alive and stat.start_ticks == int(child["start_ticks"])
+    return stat if stat is not None and stat.alive and stat.start_ticks == int(child["start_ticks"]) else None
 
 
 def _backoff_reason(child: Mapping[str, Any], last_exit: LastExit | None) -> str:

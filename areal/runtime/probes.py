@@ -1,60 +1,206 @@
-"""Ask a component over HTTP, with one deadline for the whole exchange and never through a proxy."""
+"""Ask components over HTTP, many at once, with one deadline for all of it and never through a proxy.
+
+Non-blocking sockets in one loop and a small parser, standard library only: ``areal get`` probes a home's processes
+with it and stays light, and a thousand stopped processes cost one deadline, not a thousand.
+"""
 
 from __future__ import annotations
 
-import http.client
+import errno
+import os
+import resource
+import selectors
+import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-_MAX_BODY = 1 << 20
+MOST_BYTES = 1 << 20
 _BLOCK = 1 << 16
+_MOST_HEAD = 1 << 16
+_FILES_LEFT = 128  # of the process's limit, for whatever else it has open
 
 
 class Unreachable(Exception):
     """No complete answer: refused, cut off, not HTTP, or too late."""
 
 
+class NoAnswer(Unreachable):
+    """Too late: somebody may be there."""
+
+
+@dataclass(frozen=True)
+class Request:
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Response:
     status: int
-    body: bytes  # at most 1 MiB of it
+    body: bytes  # at most ``most_bytes`` of it
 
 
-def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> Response:
+def http_get(
+    url: str, timeout_s: float, headers: Mapping[str, str] | None = None, *, most_bytes: int = MOST_BYTES
+) -> Response:
     """GET ``url``. A peer that sends a byte now and then cannot hold us: the deadline is for all of it."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise Unreachable(f"{url}: not an http:// URL")
+    (answer,) = http_get_all([Request(url, headers or {})], timeout_s, most_bytes=most_bytes)
+    if isinstance(answer, Unreachable):
+        raise answer
+    return answer
+
+
+def http_get_all(
+    requests: Sequence[Request], timeout_s: float, *, most_bytes: int = MOST_BYTES
+) -> list[Response | Unreachable]:
+    """The answers, in order. None of them takes longer than ``timeout_s`` from now. Those that do not fit among the
+    process's open files are asked as soon as others have answered."""
     deadline = time.monotonic() + timeout_s
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    try:
-        connection.request("GET", path, headers={"Connection": "close", **(headers or {})})
-        sock = connection.sock
-        response = connection.getresponse()
-        body = b""
-        while len(body) < _MAX_BODY:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                raise TimeoutError
-            if response.isclosed():
+    exchanges = [_Exchange(request, timeout_s, most_bytes) for request in requests]
+    waiting = list(reversed(exchanges))
+    at_once = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_LEFT)
+    open_now = 0
+    with selectors.DefaultSelector() as selector:
+        while True:
+            while waiting and open_now < at_once:
+                exchange = waiting.pop()
+                if exchange.connect():
+                    selector.register(exchange.socket, selectors.EVENT_WRITE, exchange)
+                    open_now += 1
+            if not open_now:
                 break
-            sock.settimeout(remaining)
-            block = response.read1(_BLOCK)
-            if not block:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            for key, _ in ready:
+                exchange = key.data
+                exchange.step()
+                if exchange.answer is not None:
+                    selector.unregister(exchange.socket)
+                    exchange.socket.close()
+                    open_now -= 1
+                elif exchange.sent and key.events == selectors.EVENT_WRITE:
+                    selector.modify(exchange.socket, selectors.EVENT_READ, exchange)
+            if time.monotonic() >= deadline:
                 break
-            body += block
-        if response.length and len(body) < _MAX_BODY:
-            raise Unreachable(f"{url}: the answer was cut off")
-    except TimeoutError:
-        raise Unreachable(f"{url}: no answer within {timeout_s:g} s")
-    except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(f"{url}: {error or type(error).__name__}")
-    finally:
-        connection.close()
-    return Response(response.status, body)
+    return [exchange.finish() for exchange in exchanges]
+
+
+class _Exchange:
+    """One request and its answer, driven by ``step`` whenever its socket is ready."""
+
+    def __init__(self, request: Request, timeout_s: float, most_bytes: int) -> None:
+        self.url = request.url
+        self.answer: Response | Unreachable | None = None
+        self.sent = False
+        self._timeout_s, self._most = timeout_s, most_bytes
+        self._out = b""
+        self._in = bytearray()
+        self._request = request
+        self.socket = socket.socket()
+
+    def connect(self) -> bool:
+        """Whether there is something to wait for; otherwise ``answer`` says why not."""
+        try:
+            parts = urlsplit(self.url)
+            host, port = parts.hostname, parts.port or 80
+        except ValueError:
+            parts, host, port = urlsplit(""), None, 0
+        if parts.scheme != "http" or host is None:
+            self.answer = Unreachable(f"{self.url}: not an http:// URL")
+            return False
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close", **self._request.headers}
+        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        try:
+            self._out = "\r\n".join(lines).encode("latin-1")
+            family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self.socket.close()
+            self.socket = socket.socket(family, kind, proto)
+            self.socket.setblocking(False)
+            error = self.socket.connect_ex(address)
+        except (OSError, UnicodeError) as failure:
+            self._fail(failure)
+            return False
+        if error not in (0, errno.EINPROGRESS):
+            self._fail(OSError(error, os.strerror(error)))
+            return False
+        return True
+
+    def step(self) -> None:
+        try:
+            if not self.sent:
+                error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    raise OSError(error, os.strerror(error))
+                self._out = self._out[self.socket.send(self._out) :]
+                self.sent = not self._out
+                return
+            block = self.socket.recv(_BLOCK)
+        except BlockingIOError:
+            return
+        except OSError as failure:
+            self._fail(failure)
+            return
+        self._in += block
+        try:
+            self.answer = parse(bytes(self._in), ended=not block, most_bytes=self._most)
+        except ValueError as fault:
+            self.answer = Unreachable(f"{self.url}: {fault}")
+
+    def finish(self) -> Response | Unreachable:
+        self.socket.close()
+        return self.answer or NoAnswer(f"{self.url}: no answer within {self._timeout_s:g} s")
+
+    def _fail(self, failure: Exception) -> None:
+        self.answer = Unreachable(f"{self.url}: {failure or type(failure).__name__}")
+
+
+def parse(data: bytes, *, ended: bool, most_bytes: int = MOST_BYTES) -> Response | None:
+    """The answer in ``data``, or None where more of it has to come. Raises ValueError: it is none, or was cut off."""
+    head, blank, body = data.partition(b"\r\n\r\n")
+    if not blank:
+        if ended or len(data) > _MOST_HEAD or not b"HTTP/".startswith(data[:5]):
+            raise ValueError("the answer was cut off" if data.startswith(b"HTTP/") else "the answer is not HTTP")
+        return None
+    first, *lines = head.split(b"\r\n")
+    words = first.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit() or len(words[1]) != 3:
+        raise ValueError("the answer is not HTTP")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    status = int(words[1])
+    if status < 200 and status != 101:
+        return parse(body, ended=ended, most_bytes=most_bytes)
+    if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+        content, whole = _unchunked(body)
+    else:
+        length = headers.get(b"content-length")
+        if length is not None and not length.isdigit():
+            raise ValueError("the answer is not HTTP")
+        expected = 0 if status in (204, 304) else int(length) if length is not None else None
+        content = body if expected is None else body[:expected]
+        whole = ended if expected is None else len(body) >= expected
+    if whole or len(content) >= most_bytes:
+        return Response(status, content[:most_bytes])
+    if ended:
+        raise ValueError("the answer was cut off")
+    return None
+
+
+def _unchunked(body: bytes) -> tuple[bytes, bool]:
+    """What the chunks so far hold, and whether the last one has come."""
+    pieces: list[bytes] = []
+    while True:
+        line, end, rest = body.partition(b"\r\n")
+        if not end:
+            return b"".join(pieces), False
+        size = int(line.split(b";")[0], 16)
+        if size == 0:
+            return b"".join(pieces), True
+        pieces.append(rest[:size])
+        if len(rest) < size + 2:
+            return b"".join(pieces), False
+        body = rest[size + 2 :]
 
 
 def http_json_pid(response: Response) -> int | None:

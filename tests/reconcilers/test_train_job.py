@@ -82,7 +82,7 @@ def ops(plan: Plan) -> list[str]:
     ],
 )
 def test_phase_is_that_of_the_newest_run(runs: tuple[ObservedRun, ...], suspend: bool, phase: str) -> None:
-    assert assess("TrainJob", {"suspend": suspend}, runs).phase == phase
+    assert assess(JOB, {"suspend": suspend}, Observed({JOB: runs})).phase == phase
 
 
 def test_plan_of_a_new_job_starts_its_driver() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import threading
@@ -7,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from areal.runtime.probes import Response, Unreachable, http_get, http_json_pid
+from areal.runtime.probes import NoAnswer, Request, Response, Unreachable, http_get, http_get_all, http_json_pid, parse
 from areal.runtime.shim.probe import LivenessProbe, split_url
 
 Treat = Callable[[socket.socket], None]
@@ -104,6 +107,63 @@ def test_http_get_has_one_deadline_for_a_peer_that_drips(serve: Serve) -> None:
 
     with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
         http_get(serve(drip), 0.3)
+
+
+def test_http_get_all_asks_at_once_under_one_deadline(serve: Serve) -> None:
+    """A process that is stopped: the kernel takes the connection, and nobody answers."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=1000) as stopped,
+        socket.create_server(("127.0.0.1", 0)) as gone,
+    ):
+        silent, closed = (f"http://127.0.0.1:{server.getsockname()[1]}/" for server in (stopped, gone))
+        gone.close()
+        live = serve(answering(OK))
+        began = time.monotonic()
+        answers = http_get_all([Request(url) for url in [silent] * 600 + [live, closed, "ftp://x", live]], 0.5)
+        took_s = time.monotonic() - began
+
+    assert took_s < 20  # 600 deadlines one after the other are 300
+    assert all(isinstance(answer, NoAnswer) for answer in answers[:600])
+    assert [type(answer) for answer in answers[601:603]] == [Unreachable, Unreachable]
+
+
+def test_http_get_all_answers_in_order(serve: Serve) -> None:
+    texts = [f"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{number:03}" for number in range(300)]
+    urls = [serve(answering(text)) for text in texts[:20]]
+
+    answers = http_get_all([Request(url) for url in urls * 15], 30)
+
+    assert [answer.body for answer in answers if isinstance(answer, Response)] == [b"%03d" % n for n in range(20)] * 15
+
+
+WHOLE = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.0 503 No\r\ncontent-length:5\r\n\r\nhello",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("data", WHOLE)
+def test_answer_cut_anywhere_is_waited_for_or_cut_off_and_never_another(data: bytes) -> None:
+    whole = parse(data, ended=True)
+    assert whole is not None and whole.body == b"hello"
+    for end in range(data.rindex(b"o") + 1):
+        assert parse(data[:end], ended=False) is None
+        with pytest.raises(ValueError, match=r"cut off|not HTTP"):
+            parse(data[:end], ended=True)
+
+
+@given(st.sampled_from((b"", b"HTTP/1.1 200 OK\r\n", *WHOLE)), st.integers(0, 80), st.binary())
+def test_any_bytes_are_an_answer_or_none(start: bytes, kept: int, more: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        found = parse(start[:kept] + more, ended=True)
+        assert found is None or 100 <= found.status <= 999
+
+
+def test_answer_without_a_length_ends_with_the_connection() -> None:
+    assert parse(b"HTTP/1.1 200 OK\r\n\r\nhel", ended=False) is None
+    assert parse(b"HTTP/1.1 200 OK\r\n\r\nhello", ended=True) == Response(200, b"hello")
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/", "file:///etc/passwd", "127.0.0.1:80", "http://"])

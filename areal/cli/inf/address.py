@@ -21,10 +21,10 @@ def gateway_of(cli: Invocation, service: str | None) -> Gateway:
 
 def _address(cli: Invocation, service: str) -> str:
     from areal.cli import view
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import gateway_address
 
     found = stored(cli.home, Ref("InferenceService", service))
-    address = object_status(cli.home, found, view.read_runs(cli.home)).address
+    address = gateway_address(str(found.ref), view.read_runs(cli.home).values())
     if not address:
         raise ArealError(f"{found.ref} does not run", hint=f"start it: areal inf run {service} -d")
     return address

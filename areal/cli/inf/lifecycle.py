@@ -96,14 +96,16 @@ def ps(cli: Invocation, all_: bool) -> int:
 
 
 def _services(cli: Invocation) -> list[dict[str, Any]]:
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import statuses
     from areal.state.objects import ObjectStore
 
     objects = list(ObjectStore(cli.home).list())
     runs = view.read_runs(cli.home) if objects else {}
+    services = [item for item in objects if item.kind == _KIND]
+    seen = statuses(cli.home, services, runs)
     rows = []
-    for item in (item for item in objects if item.kind == _KIND):
-        state = object_status(cli.home, item, runs, probe=False)
+    for item in services:
+        state = seen[str(item.ref)]
         models = [m.name for m in objects if view.service_of(m) == item.name]
         gateways = [run for run in view.runs_of(runs, [item.ref]) if run.spec.component == "gateway" and run.pid]
         rows.append(

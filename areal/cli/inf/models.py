@@ -180,14 +180,15 @@ def models(cli: Invocation, service: str | None) -> int:
 
 
 def _rows(cli: Invocation, service: str) -> list[dict[str, Any]]:
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import statuses
     from areal.state.objects import ObjectStore
 
     found = [item for item in ObjectStore(cli.home).list("Model") if view.service_of(item) == service]
     runs = view.read_runs(cli.home) if found else {}
+    seen = statuses(cli.home, found, runs)
     rows = []
     for item in found:
-        state = object_status(cli.home, item, runs, probe=False)
+        state = seen[str(item.ref)]
         external = item.spec.get("external") or {}
         rows.append(
             {

@@ -123,10 +123,9 @@ def _start(cli: Invocation, ref: Ref, manifests: list[dict[str, Any]], force: bo
 
 
 def _announce(cli: Invocation, ref: Ref) -> int:
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import gateway_address
 
-    found = recorded(cli, ref)
-    address = object_status(cli.home, found, view.read_runs(cli.home)).address if found else None
+    address = gateway_address(str(ref), view.read_runs(cli.home).values())
     if address:
         cli.say(f"gateway: {address}; talk to it: areal inf chat --service {ref.name}")
     return 0

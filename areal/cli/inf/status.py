@@ -112,17 +112,18 @@ def _watched(document: Mapping[str, Any], wide: bool) -> str:
 
 
 def _status(cli: Invocation, name: str) -> dict[str, Any]:
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import statuses
     from areal.state.objects import ObjectStore
 
     found = stored(cli.home, Ref(_KIND, name))
     runs = view.read_runs(cli.home)
     objects = list(ObjectStore(cli.home).list())
     models = [item for item in objects if view.service_of(item) == name]
-    own = object_status(cli.home, found, runs, probe=True)
+    seen = statuses(cli.home, [found, *models], runs)
+    own = seen[str(found.ref)]
     rows = []
     for item in models:
-        state = object_status(cli.home, item, runs, probe=True)
+        state = seen[str(item.ref)]
         rows.append(
             {
                 "name": item.name,

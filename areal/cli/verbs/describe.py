@@ -16,6 +16,7 @@ from areal.cli.remote import gateway
 from areal.cli.targets import complete_targets, one_ref, stored
 
 if TYPE_CHECKING:
+    from areal.reconcilers.status import ObjectStatus
     from areal.runtime.backends.base import RunState
     from areal.state.events import Event
     from areal.state.records import StoredObject
@@ -58,29 +59,25 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 
 
 def describe_object(cli: Invocation, found: StoredObject) -> dict[str, Any]:
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import statuses
     from areal.state.events import EventLog
     from areal.state.objects import ObjectStore
 
     runs = view.read_runs(cli.home)
-    document = view.document_of(found, object_status(cli.home, found, runs, probe=True))
     objects = list(ObjectStore(cli.home).list())
     refs = view.family(objects, found.ref)
+    related = [item for item in objects if item.ref in refs[1:]]
+    seen = statuses(cli.home, [found, *related], runs)
+    document = view.document_of(found, seen[str(found.ref)])
     document["origins"] = view.origin_rows(found)
     document["processes"] = [_process(cli, state) for state in view.runs_of(runs, refs)]
-    document["related"] = _related(cli, [item for item in objects if item.ref in refs[1:]], runs)
+    document["related"] = [_related(seen[str(item.ref)]) for item in related]
     document["events"] = [event_row(event) for event in EventLog(cli.home).read(found.ref, _EVENTS)]
     return document
 
 
-def _related(cli: Invocation, objects: Sequence[StoredObject], runs: view.Runs) -> list[dict[str, Any]]:
-    from areal.reconcilers.status import object_status
-
-    rows = []
-    for item in objects:
-        status = object_status(cli.home, item, runs, probe=False)
-        rows.append({"ref": str(item.ref), "phase": status.phase, "ready": status.ready, "message": status.message})
-    return rows
+def _related(status: ObjectStatus) -> dict[str, Any]:
+    return {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
 
 
 def _process(cli: Invocation, state: RunState) -> dict[str, Any]:

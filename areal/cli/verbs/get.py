@@ -75,7 +75,7 @@ def get(
 
 
 def _objects(cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool) -> Listing:
-    from areal.reconcilers.status import object_status
+    from areal.reconcilers.status import statuses
     from areal.state.objects import ObjectStore
 
     store = ObjectStore(cli.home)
@@ -94,10 +94,10 @@ def _objects(cli: Invocation, targets: Sequence[str], selector: str | None, defa
         found = [item for item in found if matches(item.labels)]
     if cli.format.kind == "manifest":
         return Listing([], [], str, manifests=[view.manifest(item) for item in found], unreadable=unreadable)
-    runs = view.read_runs(cli.home) if found else {}
-    rows = [
-        view.document_of(item, object_status(cli.home, item, runs, probe=False), defaults=defaults) for item in found
-    ]
+    named_only = cli.format.kind == "name"  # then nobody reads a status
+    runs = view.read_runs(cli.home) if found and not named_only else {}
+    seen = statuses(cli.home, found, runs)
+    rows = [view.document_of(item, seen[str(item.ref)], defaults=defaults) for item in found]
     shown_kinds = kinds if len(kinds) == 1 else [item.kind for item in found] or list(KINDS)
     columns = view.columns_for(shown_kinds if len(kinds) == 1 or refs else KINDS)
     return Listing(rows, columns, view.document_name, single=len(refs) == 1, unreadable=unreadable)

@@ -111,6 +111,7 @@ class RunState:
     restarts: int = 0
     last_exit: LastExit | None = None
     reason: str = ""  # why UNKNOWN or DEAD or CRASHLOOP, in words
+    halted: bool = False  # the component lives, stopped by a signal (SIGSTOP) or a debugger
 
 
 @dataclass(frozen=True)

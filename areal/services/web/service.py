@@ -138,8 +138,8 @@ class Service:
     def readiness(self) -> dict[str, Any]:
         """The body of /ready, for whoever may see all of it."""
         state, reason = self.lifetime.state()
-        body = {"status": state, "component": self.component, "in_flight": self.lifetime.in_flight, "reason": reason}
-        return {**body, **self._details()}
+        body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason, "pid": os.getpid()}
+        return {**body, "in_flight": self.lifetime.in_flight, **self._details()}
 
     async def _metrics(self, request: Request) -> Response:
         return Response(body=self.metrics.exposition(), content_type=CONTENT_TYPE)

@@ -1,0 +1,181 @@
+"""What is called Ready: only what was asked and has answered, all the way to the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.reconcilers.health import Health, assess, conditions_of
+from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.runtime.backends.base import Phase
+from tests.reconcilers.test_train_job import DONE, FAILED, JOB, STOPPED, driver
+from tests.reconcilers.worlds import MODEL, SERVICE, front, model, replica, service, steady, table, world
+
+
+def health(observed: Observed, count: int = 1) -> Health:
+    return assess(MODEL, model({"replicas": count}).spec, observed, service().spec)
+
+
+def changed(observed: Observed, component: str, **changes: object) -> Observed:
+    """The same world, with every run of ``component`` seen or found otherwise."""
+
+    def other(run: ObservedRun) -> ObservedRun:
+        if run.state.spec.component != component:
+            return run
+        phase = changes.get("phase", run.state.phase)
+        seen = changes.get("seen", run.seen)
+        return replace(run, state=replace(run.state, phase=phase), seen=seen, why="it says so")
+
+    return replace(observed, runs={ref: tuple(map(other, runs)) for ref, runs in observed.runs.items()})
+
+
+def ready_condition(found: Health) -> str:
+    return next(c.status for c in conditions_of(found, 1, None, (), 0.0) if c.type == "Ready")
+
+
+def test_model_whose_processes_answer_and_that_is_routed_is_ready() -> None:
+    _, _, observed = steady(2)
+    assert health(observed, 2) == Health("Ready", 2, 2, "AllReady")
+    assert assess(SERVICE, service().spec, observed).phase == "Ready"
+
+
+@pytest.mark.parametrize(
+    ("component", "changes", "phase", "reason"),
+    [
+        ("engine", {"seen": Seen.UNSEEN}, "Unknown", "NoAnswer"),
+        ("engine", {"seen": Seen.SILENT}, "Unknown", "NoAnswer"),
+        ("engine", {"seen": Seen.REFUSING}, "Progressing", "Starting"),
+        ("engine", {"seen": Seen.NOT_READY}, "Progressing", "NotReady"),
+        ("engine", {"phase": Phase.STARTING, "seen": Seen.UNSEEN}, "Progressing", "Starting"),
+        ("engine", {"phase": Phase.BACKOFF}, "Failed", "Restarting"),
+        ("engine", {"phase": Phase.DEAD}, "Failed", "ProcessDied"),
+        ("engine", {"phase": Phase.UNKNOWN}, "Unknown", "CannotBeSeen"),
+        ("data-proxy", {"seen": Seen.SILENT}, "Unknown", "NoAnswer"),
+        ("data-proxy", {"phase": Phase.DEAD}, "Failed", "ProcessDied"),
+        ("gateway", {"seen": Seen.SILENT}, "Unknown", "GatewayNotReady"),
+        ("gateway", {"phase": Phase.DEAD}, "Degraded", "GatewayNotReady"),
+    ],
+)
+def test_model_says_which_process_keeps_it_from_being_ready(
+    component: str, changes: dict[str, object], phase: str, reason: str
+) -> None:
+    _, _, observed = steady()
+    found = health(changed(observed, component, **changes))
+    assert (found.phase, found.reason, found.ready) == (phase, reason, 0)
+    assert ready_condition(found) == ("Unknown" if phase == "Unknown" else "False")
+
+
+@pytest.mark.parametrize(
+    ("routes", "phase", "reason"),
+    [
+        (None, "Unknown", "RouterNotReady"),
+        ("its table cannot be read: timeout", "Unknown", "RouterNotReady"),
+        (RouteTable(), "Progressing", "NotRouted"),
+        (RouteTable({"qwen": (("qwen-data-proxy-0", "", "dead"),)}), "Progressing", "NotRouted"),
+        (RouteTable({"qwen": (("qwen-data-proxy-0", "", "draining"),)}), "Progressing", "NotRouted"),
+        (RouteTable({"other": (("qwen-data-proxy-0", "", "ready"),)}), "Progressing", "NotRouted"),
+    ],
+)
+def test_model_that_the_router_does_not_send_requests_to_is_not_ready(
+    routes: RouteTable | str | None, phase: str, reason: str
+) -> None:
+    _, _, observed = steady()
+    found = health(replace(observed, routes={} if routes is None else {SERVICE: routes}))
+    assert (found.phase, found.reason) == (phase, reason)
+
+
+def test_model_with_one_of_two_replicas_routed_is_degraded() -> None:
+    _, item, observed = steady(2)
+    routed = replica(item, 1)[1:]
+    found = health(replace(observed, routes={SERVICE: table({"qwen": routed})}), 2)
+    assert (found.phase, found.ready, found.reason) == ("Degraded", 1, "NotRouted")
+
+
+def test_model_in_a_rolling_update_counts_the_replica_that_is_routed() -> None:
+    """Predecessor and successor both answer; only one of them gets requests."""
+    _, item, observed = steady()
+    both = [*front(service()), *replica(item), *replica(item, suffix="-new")]
+    assert health(replace(world(both), routes=observed.routes)).phase == "Ready"
+
+
+def test_model_without_a_service_is_not_ready() -> None:
+    _, item, observed = steady()
+    assert assess(MODEL, item.spec, observed, None).reason == "NoService"
+
+
+def test_external_model_that_is_not_ready_does_not_progress() -> None:
+    item = model({"external": {"url": "http://127.0.0.1:1"}, "backend": None, "path": None})
+    proxy = replace(replica(item)[1], seen=Seen.NOT_READY, why="GET /ready answers 503 (it does not take the key)")
+    found = assess(MODEL, item.spec, world([*front(service()), proxy], table({})), {})
+    assert (found.phase, found.reason) == ("Degraded", "NotReady") and "the key" in found.message
+
+
+_SEEN = st.sampled_from(list(Seen))
+_PHASES = st.sampled_from([Phase.RUNNING] * 6 + list(Phase))
+_STATES = st.sampled_from(["ready"] * 6 + ["draining", "cordoned", "dead"])
+
+
+@given(st.data(), st.integers(1, 3))
+def test_ready_is_said_only_of_what_was_asked_and_has_answered(data: st.DataObject, count: int) -> None:
+    _, _, observed = steady(count)
+
+    def otherwise(runs: Sequence[ObservedRun]) -> tuple[ObservedRun, ...]:
+        kept = [run for run in runs if data.draw(st.integers(0, 15))]
+        return tuple(
+            replace(run, state=replace(run.state, phase=data.draw(_PHASES)), seen=data.draw(_SEEN)) for run in kept
+        )
+
+    runs = {ref: otherwise(items) for ref, items in observed.runs.items()}
+    workers = tuple((f"qwen-data-proxy-{index}", "", data.draw(_STATES)) for index in range(count))
+    routes = data.draw(st.sampled_from([{}, {SERVICE: "unreadable"}, {SERVICE: RouteTable({"qwen": workers})}]))
+    world_now = Observed(runs, routes)
+    answering = {
+        run.uid
+        for items in runs.values()
+        for run in items
+        if run.state.phase is Phase.RUNNING and run.seen is Seen.READY
+    }
+    routed = (
+        {uid for uid, _, state in workers if state == "ready"} if isinstance(routes.get(SERVICE), RouteTable) else set()
+    )
+    needed = {f"qwen-{name}-{index}" for name in ("engine", "data-proxy") for index in range(count)}
+    whole = needed | {"default-gateway-0"} <= answering and {n for n in needed if "proxy" in n} <= routed
+
+    found = health(world_now, count)
+
+    assert (found.phase == "Ready") is whole
+    assert (ready_condition(found) == "True") is whole
+    assert found.ready <= count and (found.ready < count or whole or found.phase != "Ready")
+    front_up = {"default-router-0", "default-gateway-0"} <= answering
+    assert (assess(SERVICE, {}, world_now).phase == "Ready") is front_up
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        driver(),
+        driver(Phase.STARTING),
+        driver(Phase.BACKOFF, code=1),
+        driver(Phase.UNKNOWN, reason="elsewhere"),
+        DONE,
+        FAILED,
+        STOPPED,
+        replace(driver(), state=replace(driver().state, halted=True)),
+    ],
+)
+@pytest.mark.parametrize("suspend", [False, True])
+def test_job_is_ready_by_its_column_as_by_its_condition(run: ObservedRun, suspend: bool) -> None:
+    found = assess(JOB, {"suspend": suspend}, Observed({JOB: (run,)}))
+    assert (ready_condition(found) == "True") is (found.ready == found.desired == 1)
+
+
+def test_job_that_is_stopped_by_a_signal_or_waits_for_its_next_attempt_is_not_ready() -> None:
+    halted = replace(driver(), state=replace(driver().state, halted=True))
+    for run in (halted, driver(Phase.BACKOFF, code=1)):
+        found = assess(JOB, {}, Observed({JOB: (run,)}))
+        assert (found.phase, found.fraction) == ("Running", "0/1")
+    assert "kill -CONT 7" in assess(JOB, {}, Observed({JOB: (halted,)})).message
