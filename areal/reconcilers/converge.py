@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.errors import TimedOut, UsageFault
-from areal.reconcilers import conditions
+from areal.reconcilers import background, conditions
 from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.desired import Target
 from areal.reconcilers.effects import perform
@@ -155,8 +155,12 @@ def converge(
         return _with_notes(outcome_of(prepared.plan), notes)
     desk.ctx.home.ensure()
     deadline = time.monotonic() + timeout_s
-    with _locked(desk, prepared, prepare) as (prepared, held):
+    with _taken_over(desk, prepared, timeout_s) as taken, _locked(desk, prepared, prepare) as (prepared, held):
         approved.require(prepared.plan)
+        taken.refs -= held
+        if not wait and not prepared.plan.is_empty:
+            taken.refs |= held
+        taken.hand_on()
         if prepared.plan.is_empty:
             return _with_notes(outcome_of(prepared.plan), notes)
         passes = _Passes(desk, prepare, held, approved, deadline, wait)
@@ -164,6 +168,33 @@ def converge(
         endings = conditions.write_statuses(desk.ctx, desk.store, desk.backend, prepared.scope.all, reports)
     outcome = with_endings(outcome_of(prepared.plan, reports), endings)
     return _with_notes(outcome, (*notes, *passes.notes))
+
+
+@dataclass
+class _TakenOver:
+    """What processes in the background had in hand, and we have to see to."""
+
+    desk: Desk
+    refs: frozenset[Ref]
+    seconds: float
+
+    def hand_on(self) -> None:
+        """To another one, which begins when it gets the locks."""
+        refs, self.refs = self.refs, frozenset()
+        if refs:
+            ctx = self.desk.ctx
+            with Journal.open(ctx.home, ctx.command, sorted(map(str, refs))) as transaction:
+                background.start(ctx, self.desk.backend, transaction, refs, self.seconds)
+
+
+@contextmanager
+def _taken_over(desk: Desk, prepared: Prepared, seconds: float) -> Iterator[_TakenOver]:
+    """A command that cannot do its own part either, because somebody else has the locks, hands everything on."""
+    taken = _TakenOver(desk, background.take_over(desk.backend, prepared.touched), seconds)
+    try:
+        yield taken
+    finally:
+        taken.hand_on()
 
 
 def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
@@ -256,8 +287,8 @@ class _Passes:
 
 def _execute(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Report:
     """Execute one plan in one transaction; afterwards nothing half-started is left."""
-    plan = prepared.plan if wait else begun_only(prepared.plan)
     targets = {target.ref: target for target in prepared.scope.all}
+    plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.gone})
     services: dict[str, InferenceServiceSpec] = {
         ref: effective("InferenceService", target.object.spec)
         for ref, target in targets.items()
@@ -279,13 +310,14 @@ def _execute(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Rep
     return report
 
 
-def begun_only(plan: Plan) -> Plan:
-    """``--no-wait``: processes are started, nothing is waited for; the next apply or reconcile goes on."""
+def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
+    """``--no-wait``: processes are started, nothing is waited for; a process in the background goes on. What is deleted
+    is deleted whole: nothing records that it is to be."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP}
     begun: set[int] = set()
     ops: list[Op] = []
     for op in plan.ops:
-        if op.verb in kept and set(op.needs) <= begun:
+        if (op.verb in kept or op.ref in gone) and set(op.needs) <= begun:
             begun.add(op.id)
             ops.append(op)
     return replace(plan, ops=tuple(ops))

@@ -90,3 +90,34 @@ def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> Non
     kill_everything(box)
     box.ok("apply", "-f", str(box.folder / "manifest.yaml"), "--timeout", "120s")
     assert_nothing_lost(job)
+
+
+def background(box: Box) -> int | None:
+    """The process that goes on with what `--no-wait` has left."""
+    return box.pids().get("reconcile/0")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "killed"])
+def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: Box, killed: bool) -> None:
+    box.ok("apply", "-f", box.manifest(), "--no-wait")
+    pid = background(box)
+    assert pid is not None
+    assert "GoesOn" in box.ok("events").out
+    if killed:
+        os.kill(pid, signal.SIGKILL)
+    box.ok("wait", "inferenceservice/default", "--for", "ready", "--timeout", "120s")
+    box.ok("wait", "model/reverse", "--for", "ready", "--timeout", "120s")
+    assert box.chat("1234").isdigit()
+    until(lambda: background(box) is None)
+    assert box.areal("diff", "--drift").code == 0
+
+
+def test_command_takes_over_what_the_one_before_left_and_what_it_does_not_touch_goes_on(box: Box) -> None:
+    box.ok("apply", "-f", box.manifest(), "--no-wait")
+    box.ok("apply", "-f", box.manifest())
+    assert box.chat("1234").isdigit()
+    until(lambda: background(box) is None)
+    box.ok("apply", "-f", box.manifest(model="engineArgs: {maxBatchSize: 4}"), "--no-wait")
+    box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
+    until(lambda: background(box) is None)
+    assert box.living() == []

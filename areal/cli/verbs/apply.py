@@ -60,7 +60,7 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @source_options
 @dry_run_option
 @_policy_options
-@click.option("--no-wait", is_flag=True, help="Return when everything is started, not when it is ready.")
+@click.option("--no-wait", is_flag=True, help="Return when everything is started; a process in the background goes on.")
 @options.yes
 @options.timeout("10m")
 @options.lock_timeout
