@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 
 class Lifetime:
-    """``not_ready`` is asked at each probe and gives the reason, or None when the process can serve."""
+    """``not_ready`` is asked at each probe and gives the reason, or None when the process can serve. ``news`` is set
+    when it may have changed what a probe would be told."""
 
     def __init__(self, not_ready: Callable[[], str | None]) -> None:
         self._not_ready = not_ready
         self._draining = asyncio.Event()
+        self.news = asyncio.Event()
         self.in_flight = 0
 
     @property
@@ -21,6 +23,7 @@ class Lifetime:
     def drain(self) -> None:
         """From now on not ready; whoever holds a stream without end (``wait_draining``) ends it."""
         self._draining.set()
+        self.news.set()
 
     async def wait_draining(self) -> None:
         await self._draining.wait()

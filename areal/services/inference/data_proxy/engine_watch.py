@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.engines.base import EngineState
@@ -29,6 +30,7 @@ class EngineWatch:
     ) -> None:
         self._ask = ask
         self._on_progress = on_progress
+        self.on_change: Callable[[], None] = lambda: None
         self._period_s = period_s
         self._suspension = suspension
         self._failures = 0
@@ -59,6 +61,12 @@ class EngineWatch:
             await self.refresh()
 
     def _take(self, answer: EngineState) -> None:
+        before = self.state
+        self._keep(answer)
+        if replace(self.state, generated=before.generated) != before:
+            self.on_change()
+
+    def _keep(self, answer: EngineState) -> None:
         was_ready = self.state.not_ready is None
         if answer.not_ready is None:
             self._failures = 0

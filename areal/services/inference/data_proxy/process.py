@@ -106,6 +106,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         pool = CodecPool(args.tokenizer_threads)
         standing = Standing(watch, vault.root if vault is not None else None, args.model_path)
         service = _service(args, options, watch, lambda: control.not_ready, details)
+        watch.on_change = suspension.on_change = service.lifetime.news.set
         control = EngineControl(engine, watch, suspension, lambda: service.lifetime.in_flight, standing)
         counts = TokenCounts(service.metrics)
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from areal.services.inference.engines.base import TokenEngine
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 0.2
+_LOOK_S = 1.0
 _AGAIN_S = 1.0
 _JOIN_S = 1800.0  # as long as a transfer may take, and one that runs before it
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.service import Service
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 0.2
+_LOOK_S = 1.0  # for what is no news of the engine
 _AGAIN_S = 0.5
 _TIMEOUT_S = 5.0
 _TOLD_AT_ONCE = ("status", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
@@ -72,8 +73,12 @@ class Registration:
         """Return when what was ``told`` is no longer so, or after ``seconds``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
+        news = self._service.lifetime.news
         while (left_s := until - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _LOOK_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, _LOOK_S)):
+                    await news.wait()
+            news.clear()
             now = self._service.readiness()
             if any(now.get(name) != told.get(name) for name in _TOLD_AT_ONCE):
                 return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 
 
 class Suspension:
@@ -16,6 +17,7 @@ class Suspension:
         self._loop = asyncio.get_running_loop()
         self._ended = -math.inf
         self.active = False
+        self.on_change: Callable[[], None] = lambda: None
         self.commands = 0  # how often ``set`` was called: an observation that began before the last one is stale
 
     def set(self, active: bool) -> None:
@@ -31,7 +33,9 @@ class Suspension:
     def _change(self, active: bool) -> None:
         if self.active and not active:
             self._ended = self._loop.time()
-        self.active = active
+        changed, self.active = self.active != active, active
+        if changed:
+            self.on_change()
 
     def excuses(self, idle_s: float) -> bool:
         """Whether ``idle_s`` seconds of silence may be the pause's."""

@@ -14,9 +14,10 @@ from areal.services.inference.router.registry import Registry, Report, Worker
 from areal.services.web.client import CallFailed, HttpClient
 
 _MOST_BYTES = 1024 * 1024
-_EXPIRY_PERIOD_S = 0.5
+_EXPIRY_PERIOD_S = 1.0
 _LATE_S = 1.0
-_LOOK_AGAIN_S = 0.25  # a worker that was just registered, or a model that is now probed more often, is seen by then
+_LOOK_AGAIN_S = 0.25  # a model that is now probed more often is seen by then
+_NOBODY_S = 1.0  # between two looks where every worker has a lease; who registers without one is asked at once
 
 
 class Prober:
@@ -35,10 +36,11 @@ class Prober:
 
     def _ask_due(self, probes: asyncio.TaskGroup) -> float:
         """Ask every worker whose time has come; in how many seconds to look again."""
-        now, wait_s = time.monotonic(), _LOOK_AGAIN_S
+        now, wait_s = time.monotonic(), _NOBODY_S
         for worker in self._registry.workers():
             if worker.expires_at is not None:
                 continue
+            wait_s = min(wait_s, _LOOK_AGAIN_S)
             left_s = worker.probed_at + self._registry.readiness(worker).period_seconds - now
             if left_s <= 0:
                 worker.probed_at = now

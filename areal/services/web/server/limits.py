@@ -23,4 +23,4 @@ class ServerLimits:
     pipelined: int = 64
     linger_s: float = 10.0  # for a caller to stop sending what is refused, and to take its last answer
     stalled_s: float = 900.0  # for a caller to take anything at all of an answer that waits
-    sweep_s: float = 1.0
+    sweep_s: float = 2.0

@@ -57,12 +57,11 @@ class EmbeddedClient:
             return EngineState(not_ready="the engine's memory is released")
         self.capabilities.response_format = data.get("structured") is True
         self.capabilities.no_response_format = str(data.get("no_grammars") or "")
-        _, running = await self._engine.get("/get_version")
         root, paused = data.get("model_path"), data.get("paused")
         return EngineState(
             not_ready=None,
             adapters=tuple(data.get("adapters") or ()),
-            version=_whole(running, "version"),
+            version=_whole(data, "version"),
             max_model_len=_whole(data, "max_model_len"),
             root=root if isinstance(root, str) else None,
             paused=paused if isinstance(paused, bool) else None,
