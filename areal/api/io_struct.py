@@ -30,7 +30,8 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class ModelResponse:
-    """Lists of ``output_`` have equal lengths; the token that ended the answer is in them. ``latency`` in seconds."""
+    """Lists of ``output_`` have equal lengths; the token that ended the answer is in them. ``temperature`` is that
+    of the sampling and of the log-probabilities, 0 for a greedy answer. ``latency`` in seconds."""
 
     input_tokens: list[int]
     output_tokens: list[int]
@@ -42,6 +43,7 @@ class ModelResponse:
     itl: list[float] = field(default_factory=list)
     text: str = ""
     tokenizer: Any = field(default=None, repr=False)
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if not len(self.output_tokens) == len(self.output_logprobs) == len(self.output_versions):

@@ -21,6 +21,10 @@ Trajectory: TypeAlias = "dict[str, torch.Tensor]"
     input_ids i64 [B, S], attention_mask bool [B, S]                                                          needed
     loss_mask i64, logprobs f32, versions i64 (-1 on prompt), turn_ids i32 (-1 on prompt) [B, S]
     rewards f32, original_rewards f32 (before discounts), truncated bool (its last answer was cut off)            [B]
+    temperatures f32 (of the sampling, and of ``logprobs``)                                                       [B]
+    token_temperatures f32 (instead, where the turns of a row differ)                                          [B, S]
+
+Rows without a temperature have that of ``gconfig``.
 """
 
 Reward: TypeAlias = float | Mapping[str, float] | None

@@ -1,7 +1,10 @@
 """Exported trajectories: columns as NumPy arrays, or as torch tensors of the same memory.
 
     input_ids int64, loss_mask int64, logprobs float32, versions int64, turn_ids int32, attention_mask bool   [B, S]
-    rewards float32, original_rewards float32                                                                  [B]
+    rewards float32, original_rewards float32, temperatures float32                                            [B]
+
+Where the turns of some row differ in their temperature, that row's in ``temperatures`` is NaN and there is
+``token_temperatures`` float32 [B, S] besides, 1 on prompt.
 
 A row is an interaction (``individual``) or a leaf of the conversation tree (``concat``); ``rows`` says of each what it
 was. Calls of external models have no tokens: they are in ``interactions``.
@@ -30,6 +33,8 @@ _DTYPES: dict[str, Any] = {
     "attention_mask": np.bool_,
     "rewards": np.float32,
     "original_rewards": np.float32,
+    "temperatures": np.float32,
+    "token_temperatures": np.float32,
 }
 _ABOUT = "about.json"
 

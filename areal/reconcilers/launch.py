@@ -159,6 +159,7 @@ def _vllm(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[st
     argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
     argv += ["--tensor-parallel-size", str(dims.tensor)]
     argv += ["--pipeline-parallel-size", str(dims.pipeline), "--worker-extension-cls", "areal_vllm.Worker"]
+    argv += ["--logprobs-mode", "processed_logprobs"]  # those of the request's temperature
     if spec.lora:
         argv += ["--enable-lora", "--lora-modules", *_adapters(spec, launch)]
     return [*argv, *flags(spec.engine_args)]

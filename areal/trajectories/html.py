@@ -99,6 +99,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
     tokens = turn.tokens
     return {
         **about,
+        "temperature": ", ".join(f"{each:g}" for each in turn.temperatures),
         "before": turn.shown_before,
         "ids": [token.id for token in tokens],
         "texts": [token.text for token in tokens],

@@ -38,6 +38,7 @@ def _schema(arrow: Any) -> Any:
         "reward": arrow.float32(), "original_reward": arrow.float32(),
         "input_ids": ids, "loss_mask": arrow.list_(arrow.int8()), "logprobs": arrow.list_(arrow.float32()),
         "versions": ids, "turn_ids": arrow.list_(arrow.int32()), "messages": texts, "response": texts,
+        "temperature": arrow.float32(), "token_temperatures": arrow.list_(arrow.float32()),
     }  # fmt: skip
     return arrow.schema(list(fields.items()))
 
@@ -95,6 +96,8 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _interaction(row: Mapping[str, Any]) -> dict[str, Any]:
-    columns = {name: row[name] or [] for name in TOKEN_COLUMNS}
+    columns: dict[str, Any] = {name: row[name] or [] for name in TOKEN_COLUMNS}
+    columns["token_temperatures"] = row.get("token_temperatures") or []
+    columns["temperature"] = row.get("temperature", 1.0)
     texts = {name: json.loads(row[name]) for name in _TEXT if row[name]}
     return {**{name: value for name, value in row.items() if name not in _TEXT}, **columns, **texts}

@@ -6,6 +6,7 @@ and a row can be read alone. All token columns of a row have the same length.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,7 +30,9 @@ class Interaction:
     """One row of an export.
 
     ``loss_mask``: 0 prompt, 1 generated. ``logprobs``: natural logarithms, 0 on prompt. ``versions`` and ``turn_ids``:
-    -1 on prompt. ``reward`` is discounted along the conversation, ``original_reward`` is the interaction's own.
+    -1 on prompt. ``temperature``: that of the sampling and of ``logprobs``, 0 greedy; None where the turns of a row
+    differ, which has ``token_temperatures`` then, 1 on prompt. ``reward`` is discounted along the conversation,
+    ``original_reward`` is the interaction's own.
     ``messages`` and ``response`` instead of tokens: an external model's.
     """
 
@@ -48,6 +51,8 @@ class Interaction:
     logprobs: Sequence[float] = ()
     versions: Sequence[int] = ()
     turn_ids: Sequence[int] = ()
+    temperature: float | None = 1.0
+    token_temperatures: Sequence[float] = ()
     messages: Sequence[Mapping[str, Any]] = ()
     response: Mapping[str, Any] | None = None
 
@@ -64,7 +69,10 @@ class Interaction:
         found |= {"reward": self.reward, "original_reward": self.original_reward}
         if self.response is not None:
             return {**found, "messages": list(self.messages), "response": dict(self.response)}
-        columns = {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
+        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
+        found["temperature"] = None if self.temperature is None else _short(self.temperature)
+        if self.temperature is None:
+            columns["token_temperatures"] = [_short(each) for each in self.token_temperatures]
         return found | columns | {"logprobs": [_short(each) for each in self.logprobs]}
 
 
@@ -153,7 +161,10 @@ def _token_row(traj: Mapping[str, Any], row: Mapping[str, Any], place: int) -> I
     length = sum(map(bool, traj["attention_mask"][place]))
     columns = {name: list(traj[name][place][:length]) for name in TOKEN_COLUMNS}
     rewards = {"reward": traj["rewards"][place], "original_reward": traj["original_rewards"][place]}
-    return _interaction({**_about(row), **rewards, **columns})
+    temperature = traj["temperatures"][place] if "temperatures" in traj else 1.0
+    if temperature is None or math.isnan(temperature):
+        temperature, columns["token_temperatures"] = None, list(traj["token_temperatures"][place][:length])
+    return _interaction({**_about(row), **rewards, **columns, "temperature": temperature})
 
 
 def _about(row: Mapping[str, Any]) -> dict[str, Any]:

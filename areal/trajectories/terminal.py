@@ -102,6 +102,7 @@ def _title(turn: Turn, paint: Paint | None) -> str:
     mean = turn.mean_logprob
     if mean is not None:
         parts.append(f"mean logprob {mean:.3f}")
+        parts.append("temperature " + ",".join(f"{each:g}" for each in turn.temperatures))
         parts.append("version " + ",".join(map(str, turn.versions)))
     text = "  ".join(part for part in parts if part)
     return f"{_BOLD}{text}{_OFF}" if paint else text

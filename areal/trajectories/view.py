@@ -56,6 +56,13 @@ class Turn:
     def versions(self) -> list[int]:
         return sorted({token.version for token in self.generated})
 
+    @property
+    def temperatures(self) -> list[float]:
+        if self.row.temperature is not None:
+            return [self.row.temperature]
+        given = zip(self.row.token_temperatures, self.row.loss_mask, strict=True)
+        return sorted({value for value, is_answer in given if is_answer})
+
     def runs(self) -> Iterator[tuple[bool, list[Token]]]:
         """Stretches of prompt and of generated tokens."""
         for generated, tokens in groupby(self.tokens, key=lambda token: token.generated):

@@ -36,6 +36,7 @@ class _Row:
     versions: list[int] = field(default_factory=list)
     turn_ids: list[int] = field(default_factory=list)
     truncated: bool = False
+    temperature: float = 1.0
 
     def ask(self, tokens: list[int]) -> None:
         self._extend(tokens, 0, [0.0] * len(tokens), [-1] * len(tokens), -1)
@@ -43,6 +44,7 @@ class _Row:
     def answered(self, answer: ModelResponse, turn: int) -> None:
         self._extend(answer.output_tokens, 1, answer.output_logprobs, answer.output_versions, turn)
         self.truncated = answer.stop_reason == "length"
+        self.temperature = answer.temperature
 
     def _extend(self, tokens: list[int], mask: int, logprobs: list[float], versions: list[int], turn: int) -> None:
         self.input_ids += tokens

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from areal.api.io_struct import ModelResponse
     from areal.api.workflow_api import Trajectory
 
-_PADDING = {"versions": -1, "turn_ids": -1}
+_PADDING = {"versions": -1, "turn_ids": -1, "token_temperatures": 1}
 
 
 class Answered(NamedTuple):
@@ -52,6 +52,7 @@ def answered(given: Sequence[Answered]) -> Trajectory:
         "attention_mask": is_there,
         "rewards": rewards,
         "original_rewards": rewards.copy(),
+        "temperatures": np.array([each.temperature for each in answers], dtype=np.float32),
         "truncated": np.array([each.stop_reason == "length" for each in answers]),
     }
     # By way of numpy, which reads lists several times as fast as torch.
@@ -66,8 +67,10 @@ def row(
     turn_ids: Sequence[int],
     reward: float,
     truncated: bool = False,
+    temperature: float = 1.0,
 ) -> Trajectory:
-    """One row [1, S] of a prompt and answers, no padding. ``truncated``: the last answer was cut off."""
+    """One row [1, S] of a prompt and answers, no padding. ``truncated``: the last answer was cut off.
+    ``temperature``: of all its answers."""
     import torch
 
     return {
@@ -79,8 +82,18 @@ def row(
         "attention_mask": torch.ones(1, len(input_ids), dtype=torch.bool),
         "rewards": torch.tensor([reward], dtype=torch.float32),
         "original_rewards": torch.tensor([reward], dtype=torch.float32),
+        "temperatures": torch.tensor([temperature], dtype=torch.float32),
         "truncated": torch.tensor([truncated]),
     }
+
+
+def _with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+    import torch
+
+    if "token_temperatures" in trajectory or "temperatures" not in trajectory:
+        return trajectory
+    found = torch.where(trajectory["loss_mask"].bool(), trajectory["temperatures"][:, None], 1.0)
+    return {**trajectory, "token_temperatures": found}
 
 
 def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:
@@ -90,6 +103,8 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
 
     if not trajectories:
         raise ValueError("no trajectory to put together")
+    if any("token_temperatures" in each for each in trajectories):
+        trajectories = [_with_token_temperatures(each) for each in trajectories]
     names = list(trajectories[0])
     for each in trajectories[1:]:
         if set(each) != set(names):

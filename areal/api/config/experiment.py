@@ -189,6 +189,7 @@ class PPOConfig(BaseExperimentConfig):
                 "is the samples of one prompt"
             )
         self._link_max_new_tokens()
+        self._check_temperatures()
         rollout = self.rollout
         rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
         if self.min_required_servers is not None:
@@ -204,6 +205,16 @@ class PPOConfig(BaseExperimentConfig):
                 f"actor.max_new_tokens is {actor.max_new_tokens} and gconfig.max_new_tokens {most}: no answer is so "
                 "long that it has the whole overlong penalty; leave actor.max_new_tokens out"
             )
+
+    def _check_temperatures(self) -> None:
+        """Log-probabilities are computed with the temperature that each row was sampled at: no other can be chosen."""
+        for place in ("actor", "ref", "critic"):
+            stated = getattr(getattr(self, place), "temperature", None)
+            if stated is not None and stated != self.gconfig.temperature:
+                raise ValueError(
+                    f"{place}.temperature: {stated:g} is not the temperature of the samples, gconfig.temperature is "
+                    f"{self.gconfig.temperature:g}; leave it out, it follows the samples"
+                )
 
     def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """What was said (``given``) and could have no effect, as (key, why). A default is not meant by anybody: that of

@@ -136,7 +136,7 @@ class TrainEngineConfig:
     attn_impl: str = ""  # empty: the model's own choice
     init_from_scratch: bool = False
     is_critic: bool = False
-    temperature: float = 1.0  # of the sampler: log-probabilities are recomputed with it
+    temperature: float | None = None  # each row has its own; it may only repeat gconfig's
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     pad_to_maximum: Annotated[bool, Inert("rows are padded to the longest of a micro-batch")] = False
     disable_dropout: bool = False

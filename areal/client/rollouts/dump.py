@@ -4,6 +4,7 @@ beside them ``failures.jsonl``, a line for each that failed, with whose fault it
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,6 +92,8 @@ def _interactions(columns: Mapping[str, list[Any]], rollout: Rollout, model: str
         name: columns[name] if name in columns else [[absent] * length for length in lengths]
         for name, absent in _COLUMNS.items()
     }
+    temperatures = columns.get("temperatures", [1.0] * len(lengths))
+    by_token = columns.get("token_temperatures")
     return tuple(
         Interaction(
             interaction_id=f"{rollout.task_id}/{place}",
@@ -98,6 +101,8 @@ def _interactions(columns: Mapping[str, list[Any]], rollout: Rollout, model: str
             rewarded="rewards" in columns,
             reward=rewards[place],
             original_reward=columns.get("original_rewards", rewards)[place],
+            temperature=None if math.isnan(temperatures[place]) else temperatures[place],
+            token_temperatures=by_token[place][:length] if by_token and math.isnan(temperatures[place]) else (),
             input_ids=columns["input_ids"][place][:length],
             **{name: column[place][:length] for name, column in tokens.items()},
         )

@@ -55,6 +55,7 @@ class _Answer:
             output_logprobs=self.logprobs,
             output_versions=self.versions,
             stop_reason=self.stop_reason,  # type: ignore[arg-type]
+            temperature=0.0 if req.gconfig.greedy else req.gconfig.temperature,
             latency=seconds,
             text=self.text,
             tokenizer=req.tokenizer,

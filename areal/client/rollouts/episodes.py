@@ -138,8 +138,9 @@ def check_rows(trajectory: Any) -> None:
     shape = tuple(trajectory["input_ids"].shape)
     if len(shape) != 2 or 0 in shape:
         raise ValueError(f"input_ids must be [rows, tokens], not {list(shape)}")
-    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids"):
+    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
         if name in trajectory and tuple(trajectory[name].shape) != shape:
             raise ValueError(f"{name} is {list(trajectory[name].shape)}, input_ids {list(shape)}")
-    if "rewards" in trajectory and tuple(trajectory["rewards"].shape) != shape[:1]:
-        raise ValueError(f"rewards must be one a row: {list(shape[:1])}, not {list(trajectory['rewards'].shape)}")
+    for name in ("rewards", "temperatures"):
+        if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
+            raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")

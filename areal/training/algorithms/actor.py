@@ -58,8 +58,8 @@ class ActorLoss:
     ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
     have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
     behaviour policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed,
-    ``ref_logprobs`` where there is a reference, and ``second_moment_mask`` where the configuration has an
-    ``m2_threshold``. ``kl_factor`` multiplies ``kl_loss_coef``.
+    ``token_temperatures`` where not all are 1, ``ref_logprobs`` where there is a reference, and ``second_moment_mask``
+    where the configuration has an ``m2_threshold``. ``kl_factor`` multiplies ``kl_loss_coef``.
     """
 
     config: PPOActorConfig
@@ -75,13 +75,13 @@ class ActorLoss:
 
     def __call__(self, logits: Tensor, micro: Batch) -> Tensor:
         config, mask = self.config, micro["loss_mask"].bool()
-        logprobs = token_logprobs(logits, micro["input_ids"], temperature=config.temperature)
+        logprobs = token_logprobs(logits, micro["input_ids"], micro.get("token_temperatures"))
         proximal = self._proximal(logprobs, micro)
         corrected = self._correction(proximal, micro, mask)
         weights = corrected.weights if config.use_decoupled_loss else corrected.kept.float()
         result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
         per_token = result.per_token
-        entropies = self._entropies(logits)
+        entropies = self._entropies(logits, micro)
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropies
         if config.kl_loss_coef and "ref_logprobs" in micro:
@@ -122,11 +122,9 @@ class ActorLoss:
             result = Correction(result.weights * kept, kept)
         return result
 
-    def _entropies(self, logits: Tensor) -> Tensor:
-        if self.config.entropy_coeff:
-            return token_entropies(logits, temperature=self.config.temperature)
-        with torch.no_grad():
-            return token_entropies(logits, temperature=self.config.temperature)
+    def _entropies(self, logits: Tensor, micro: Batch) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self.config.entropy_coeff)):
+            return token_entropies(logits, micro.get("token_temperatures"))
 
     @torch.no_grad()
     def _note(self, mask: Tensor, **per_token: Tensor) -> None:

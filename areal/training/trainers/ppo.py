@@ -134,7 +134,13 @@ class PPOTrainer(Trainer):
         self._publish(torch.tensor(self._some_tokens()), self._first_version)
         if self.rollout is not None:
             prompts = PromptStream(self._needed(self.train_dataset, "train_dataset"), self.order, self.frontier)
-            self.source = RolloutSource(self.rollout, prompts, self._sampling, least=self.ranks.size)
+            self.source = RolloutSource(
+                self.rollout,
+                prompts,
+                self._sampling,
+                least=self.ranks.size,
+                temperature=self.config.gconfig.temperature,
+            )
         return resumed
 
     def _some_tokens(self) -> list[int]:
@@ -223,7 +229,7 @@ class PPOTrainer(Trainer):
         return config.recompute_logprob
 
     def _logprobs(self, logits: Tensor, micro: Batch) -> Tensor:
-        return token_logprobs(logits, micro["input_ids"], temperature=self.config.actor.temperature)
+        return token_logprobs(logits, micro["input_ids"], micro.get("token_temperatures"))
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.critic is not None

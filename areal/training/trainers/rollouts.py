@@ -40,6 +40,8 @@ _TYPES = {
     "turn_ids": torch.int32,
     "rewards": torch.float32,
     "original_rewards": torch.float32,
+    "temperatures": torch.float32,
+    "token_temperatures": torch.float32,
     "truncated": torch.bool,
 }
 """The columns of ``areal.api.workflow_api.Trajectory``."""
@@ -72,15 +74,21 @@ class Sampling:
 
 class RolloutSource:
     """``prompts`` are taken as the controller needs them; what became of each is told to their frontier. ``least``: so
-    many episodes a step needs, one for each rank."""
+    many episodes a step needs, one for each rank. ``temperature``: of rows that do not say theirs."""
 
     def __init__(
-        self, controller: RolloutController, prompts: PromptStream, sampling: Sampling, least: int = 1
+        self,
+        controller: RolloutController,
+        prompts: PromptStream,
+        sampling: Sampling,
+        least: int = 1,
+        temperature: float = 1.0,
     ) -> None:
         self._controller = controller
         self.prompts = prompts
         self._sampling = sampling
         self._least = least
+        self._temperature = temperature
         self._prospects = Prospects(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
         controller.ends()  # from now on
@@ -96,7 +104,7 @@ class RolloutSource:
                 self.prompts, how.workflow, how.workflow_kwargs, how.accept, how.group_size, how.dynamic_batch
             )
         version = self._controller.get_version()
-        batch, groups = together(rollouts)
+        batch, groups = together(rollouts, self._temperature)
         positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
         return Taken(batch, groups, positions, self._metrics(rollouts, batch, version))
 
@@ -139,7 +147,9 @@ class RolloutSource:
         now, before = time.monotonic(), self._last
         self._last = now
         stats = self._controller.export_stats()
+        temperatures = batch["token_temperatures"][mask] if "token_temperatures" in batch else torch.ones(1)
         numbers: Metrics = {
+            "temperature/mean": float(temperatures.mean()),
             "reward/mean": float(rewards.mean()),
             "reward/std": float(rewards.std(correction=0)),
             "length/mean": float(lengths.mean()),
@@ -168,18 +178,21 @@ class RolloutSource:
         }
 
 
-def together(rollouts: Sequence[Rollout]) -> tuple[Batch, Tensor]:
-    """The rows of all, one under the other, and the number of its rollout for each row."""
-    batches = [_columns(rollout) for rollout in rollouts]
+def together(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
+    """The rows of all, one under the other, and the number of its rollout for each row. ``token_temperatures`` [B, T]
+    is there where not all are 1. ``temperature``: of rows that do not say theirs."""
+    batches = [_columns(rollout, temperature) for rollout in rollouts]
     shared = set.intersection(*(set(batch) for batch in batches))
     batch = concat_padded_tensors(
         [{name: column for name, column in each.items() if name in shared} for each in batches]
     )
+    if bool((batch["token_temperatures"] == 1).all()):
+        del batch["token_temperatures"]
     counts = torch.tensor([len(each["attention_mask"]) for each in batches])
     return batch, torch.repeat_interleave(torch.arange(len(batches)), counts)
 
 
-def _columns(rollout: Rollout) -> dict[str, Tensor]:
+def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
     """Those that training knows, in its types, whatever integers and floats the workflow made them of. Without
     ``versions`` all of it is as old as the episode. Raises UsageFault."""
     given = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
@@ -194,4 +207,20 @@ def _columns(rollout: Rollout) -> dict[str, Tensor]:
     found = {name: given[name].to(kind) for name, kind in _TYPES.items() if name in given}
     if "versions" not in found:
         found["versions"] = torch.where(found["loss_mask"].bool(), rollout.head_version, -1)
+    found["token_temperatures"] = _token_temperatures(found, rollout, temperature)
+    found.pop("temperatures", None)
+    return found
+
+
+def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, otherwise: float) -> Tensor:
+    """[B, T], 1 where nothing was sampled. Raises UsageFault for greedy rows: the log-probabilities of an answer that
+    could not have been another have no gradient that means anything."""
+    mask = columns["loss_mask"].bool()
+    said = columns.get("token_temperatures", columns.get("temperatures", torch.full((len(mask),), otherwise)))
+    found = torch.where(mask, said if said.dim() == 2 else said[:, None], 1.0)
+    if not bool((found > 0).all()):  # nor NaN
+        raise UsageFault(
+            f"episode {rollout.task_id} cannot be trained on: some of its tokens were taken greedily (temperature 0)",
+            hint="sample with a temperature above 0, also in an agent's own calls",
+        )
     return found

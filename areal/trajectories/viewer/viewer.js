@@ -138,7 +138,7 @@
       make("span", { class: "number" }, `Turn ${turn.number}`),
       chip(turn.reward, "reward "),
       turn.ret !== (turn.reward ?? 0) ? make("span", { class: "chip" }, `return ${number(turn.ret)}`) : null,
-      make("span", {}, [turn.finish, sampled.length ? plural(sampled.length, "token") : "", mean === null ? "" : `mean ${number(mean)}`]
+      make("span", {}, [turn.finish, turn.temperature ? `T ${turn.temperature}` : "", sampled.length ? plural(sampled.length, "token") : "", mean === null ? "" : `mean ${number(mean)}`]
         .filter(Boolean).join("  ·  ")),
       turn.truncated ? make("span", { class: "chip bad" }, "truncated") : null,
       make("span", { class: "grow" }), sampled.length > 2 ? spark(sampled) : null, make("span", { class: "id" }, turn.id));

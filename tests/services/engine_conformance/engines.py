@@ -91,7 +91,10 @@ def start(kind: str, folder: Path, log: Path, adapters: Mapping[str, Path] | Non
     else:
         module = "tests.services.engine_conformance.standins"
         argv = [sys.executable, "-m", module, kind.removesuffix("-standin"), "--model", str(folder)]
-        argv += ["--lora", *lora, *more]
+        argv += ["--lora", *lora]
+        if kind == "vllm-standin" and "--logprobs-mode" not in more:
+            argv += ["--logprobs-mode", "processed_logprobs"]
+        argv += more
     with log.open("wb") as out:
         popen = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
     return EngineProcess(kind, popen, log, port)
@@ -101,6 +104,7 @@ def _vllm(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str
     argv = [os.environ["AREAL_VLLM_PYTHON"], "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--worker-extension-cls", "areal_vllm.Worker"]
     argv += ["--dtype", "float32", "--max-model-len", str(MAX_LEN), "--max-num-seqs", "16", "--enforce-eager"]
+    argv += ["--logprobs-mode", "processed_logprobs"]
     if lora:
         argv += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", *lora]
     env = {

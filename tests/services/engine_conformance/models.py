@@ -65,15 +65,18 @@ def make_models(root: Path, *, tied: bool) -> Models:
     return Models(folders, (versions[0], versions[1]), broken, adapters, adapted)
 
 
-def logprobs(model: Any, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
-    """[len(output), VOCAB] after each position that a token of ``output`` follows, by one uncached forward pass."""
-    logits = plain_logits(model, [*prompt, *output])
+def logprobs(model: Any, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """[len(output), VOCAB] after each position that a token of ``output`` follows, by one uncached forward pass.
+    ``temperature`` 0 is greedy, and as 1."""
+    logits = plain_logits(model, [*prompt, *output]) / (temperature or 1.0)
     return logits.log_softmax(-1)[len(prompt) - 1 : -1]
 
 
-def gap(model: Any, prompt: Sequence[int], output: Sequence[int], told: Sequence[float]) -> float:
+def gap(
+    model: Any, prompt: Sequence[int], output: Sequence[int], told: Sequence[float], temperature: float = 1.0
+) -> float:
     """Largest difference in nats between what an engine told and a forward pass."""
-    plain = logprobs(model, prompt, output).gather(1, torch.tensor(list(output))[:, None])[:, 0]
+    plain = logprobs(model, prompt, output, temperature).gather(1, torch.tensor(list(output))[:, None])[:, 0]
     return float((plain - torch.tensor(list(told))).abs().max())
 
 

@@ -227,3 +227,33 @@ def test_batch_without_some_of_its_rows_goes_on_as_one_made_anew(
 @pytest.mark.parametrize("sampling", [{"presence_penalty": 1.0}, {"top_k": 3}, {"logit_bias": {1: 2.0}}], ids=str)
 def test_batch_of_rows_that_need_more_is_made_anew(sampling: dict[str, Any]) -> None:
     assert Batch([make_sequence([1], **sampling), make_sequence([1])], VOCAB, CPU).of_rows([1]) is None
+
+
+@given(
+    st.integers(0, 10**6),
+    st.lists(
+        st.fixed_dictionaries(
+            {"temperature": st.just(0.0) | st.floats(0.02, 3.0)},
+            optional={
+                "top_k": st.integers(1, VOCAB),
+                "top_p": st.floats(0.05, 1.0),
+                "min_p": st.floats(0.0, 0.9),
+                "repetition_penalty": st.floats(0.5, 2.0),
+                "presence_penalty": st.floats(-2.0, 2.0),
+                "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-5.0, 5.0), max_size=3),
+                "top_logprobs": st.integers(0, 3),
+            },
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+@settings(STEADY, max_examples=150)
+def test_logprobs_are_of_the_temperature_of_each_row_and_of_nothing_else(seed: int, each: list[dict[str, Any]]) -> None:
+    logits = logits_of(seed, len(each))
+    sampled = Batch([make_sequence([1], seed=seed, **how) for how in each], VOCAB, CPU).sample(logits)
+    for row, how in enumerate(each):
+        expected = (logits[row].double() / (how["temperature"] or 1.0)).log_softmax(-1)
+        assert sampled.logprobs[row].item() == pytest.approx(expected[sampled.tokens[row]].item(), abs=1e-4)
+        for token, value in sampled.top[row] if sampled.top else []:
+            assert value == pytest.approx(expected[token].item(), abs=1e-4)

@@ -109,6 +109,7 @@ def token_turn(
     *,
     joined: bool = False,
     reward: float | None = None,
+    temperature: float = 1.0,
 ) -> TokenTurn:
     return TokenTurn(
         seq=seq,
@@ -126,6 +127,7 @@ def token_turn(
         logprobs=array("f", [-0.5] * len(output)),
         versions=array("q", [seq] * len(output)),
         extra={},
+        temperature=temperature,
     )
 
 

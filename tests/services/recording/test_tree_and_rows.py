@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.services.inference.gateway.export_merging import merged_answer
 from areal.services.inference.recording.npz import npz
 from areal.services.inference.recording.rows import Style, export
 from areal.services.inference.recording.tree import discounted, own_reward, paths
@@ -103,6 +106,46 @@ def test_concat_rows_are_one_a_leaf() -> None:
     assert [item["interaction_id"] for item in made.rows[0]["turns"]] == ["i0", "i1"]
 
 
+def test_rows_have_the_temperature_of_their_sampling() -> None:
+    turns: list[Turn] = [token_turn(0, [1, 2], [3], temperature=0.6), token_turn(1, [1], [2], temperature=0.0)]
+    for style in Style:
+        traj = export([trajectory(turns)], style, 1.0).traj()
+        assert traj["temperatures"] == pytest.approx([0.6, 0.0])
+        assert "token_temperatures" not in traj
+
+
+def test_row_of_turns_that_differ_has_a_temperature_for_each_token() -> None:
+    turns: list[Turn] = [
+        token_turn(0, [1, 2], [3], temperature=0.5),
+        token_turn(1, [1, 2, 3, 4], [5, 6], 0, joined=True, temperature=1.25),
+    ]
+    other: list[Turn] = [token_turn(0, [1], [2], temperature=0.75)]
+    traj = export([trajectory(turns), trajectory(other, "s-1")], Style.CONCAT, 1.0).traj()
+    assert math.isnan(traj["temperatures"][0]) and traj["temperatures"][1] == 0.75
+    assert traj["token_temperatures"] == [[1.0, 1.0, 0.5, 1.0, 1.25, 1.25], [1.0, 0.75, 1.0, 1.0, 1.0, 1.0]]
+    individual = export([trajectory(turns)], Style.INDIVIDUAL, 1.0).traj()
+    assert individual["temperatures"] == [0.5, 1.25] and "token_temperatures" not in individual
+
+
+def test_exports_of_several_places_keep_their_temperatures() -> None:
+    turns: list[Turn] = [
+        token_turn(0, [1, 2], [3], temperature=0.5),
+        token_turn(1, [1, 2, 3, 4], [5, 6], 0, joined=True, temperature=1.25),
+    ]
+    parts = [
+        orjson.dumps({"traj": made.traj(), "rows": made.rows, "failures": [], "errors": [], "export_id": "e"})
+        for made in (
+            export([trajectory([token_turn(0, [1], [2], temperature=0.75)], "s-1")], Style.CONCAT, 1.0),
+            export([trajectory(turns)], Style.CONCAT, 1.0),
+        )
+    ]
+    told = orjson.loads(merged_answer(parts, ["s-0", "s-1"], "json").body)["traj"]
+    assert told["temperatures"] == [None, 0.75]
+    assert told["token_temperatures"] == [[1.0, 1.0, 0.5, 1.0, 1.25, 1.25], [1.0, 0.75, 1.0, 1.0, 1.0, 1.0]]
+    packed = np.load(io.BytesIO(merged_answer(parts, ["s-0", "s-1"], "npz").body))
+    assert np.isnan(packed["temperatures"][0]) and packed["token_temperatures"].tolist() == told["token_temperatures"]
+
+
 def test_rows_say_what_they_are() -> None:
     made = export([trajectory(BRANCHES)], Style.INDIVIDUAL, 1.0)
     assert made.rows[1] == {
@@ -146,6 +189,7 @@ def test_npz_holds_the_same_columns_with_the_promised_types(
         "attention_mask": "bool",
         "rewards": "float32",
         "original_rewards": "float32",
+        "temperatures": "float32",
     }
     assert {name: loaded[name].tolist() for name in traj} == traj
     assert loaded["rows.json"] == b"[]"

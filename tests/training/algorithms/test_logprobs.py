@@ -13,7 +13,7 @@ def _case() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_token_logprobs_any_token_speak_of_that_very_token() -> None:
     logits, ids = _case()
-    got = token_logprobs(logits, ids, temperature=0.7)
+    got = token_logprobs(logits, ids, torch.full((3, 7), 0.7))
     for b in range(3):
         assert got[b, 0] == 0
         for t in range(1, 7):
@@ -31,5 +31,5 @@ def test_token_logprobs_in_small_chunks_give_the_same_values_and_gradients(monke
 
 
 def test_token_entropies_of_equal_logits_are_the_logarithm_of_their_number() -> None:
-    entropies = token_entropies(torch.zeros(1, 3, 8), temperature=2.0)
+    entropies = token_entropies(torch.zeros(1, 3, 8), torch.full((1, 3), 2.0))
     torch.testing.assert_close(entropies, torch.tensor([[0.0, 2.0794415, 2.0794415]]))

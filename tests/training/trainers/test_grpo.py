@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from areal.api.cli_args import (
     EvaluatorConfig,
@@ -20,14 +21,17 @@ from areal.api.cli_args import (
     TrainDatasetConfig,
     ValidDatasetConfig,
 )
+from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
 from areal.errors import ArealError, UsageFault
+from areal.training.algorithms.rewards import kl_estimate
 from areal.training.metrics import read_metrics
 from areal.training.trainers.ppo import PPOTrainer
 from areal.workflow.rlvr import RLVRWorkflow
+from areal.workflow.tensors import Answered, answered
 from tests.services.processes import Process, Processes
 from tests.services.weight_update.conftest import embedded_worker
-from tests.training.trainers.reversing import MODEL, engine, experiment, optimizer, prompts
+from tests.training.trainers.reversing import MODEL, digits, engine, experiment, optimizer, prompts
 
 ANSWERS = GenerationHyperparameters(n_samples=4, max_new_tokens=8)
 WORKFLOW = {
@@ -115,6 +119,72 @@ def test_synchronous_steps_train_on_what_the_newest_weights_sampled(tmp_path: Pa
         assert line["staleness/max"] == 0
         assert abs(line["mismatch_kl"]) < 1e-4  # the engine's log-probabilities are the trainer's own
         assert abs(line["importance_weight"] - 1) < 1e-4
+
+
+HOW = [
+    {"temperature": temperature, **shaping}
+    for temperature in (0.3, 0.6, 1.0, 1.4, 2.0)
+    for shaping in ({}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.1, "repetition_penalty": 1.3})
+]
+
+
+class EveryWay(RolloutWorkflow):
+    """Samples each prompt in another way, the first one of ``HOW`` first."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        gconfig = ANSWERS.new(n_samples=1, **HOW[data["number"] % len(HOW)])
+        answer = await engine.agenerate(ModelRequest(input_ids=[1, *digits(data["number"]), 14], gconfig=gconfig))
+        return answered([Answered(answer, float(data["number"] % 2))])
+
+
+class Watched(PPOTrainer):
+    """Keeps what it trains on, and what it says itself of the tokens."""
+
+    seen: ClassVar[list[tuple[dict[str, torch.Tensor], torch.Tensor]]] = []
+
+    def _prepared(self, batch: Any, groups: torch.Tensor) -> Any:
+        self.seen.append((batch, self.actor.forward(batch, self._logprobs)))
+        return super()._prepared(batch, groups)
+
+
+def test_on_policy_the_ratio_is_one_at_every_temperature_of_a_batch(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 1, staleness=0)
+    config.train_dataset.batch_size = config.rollout.consumer_batch_size = len(HOW)
+    config.gconfig = config.gconfig.new(n_samples=1)
+    Watched.seen.clear()
+    with Watched(config, [{"number": number} for number in range(len(HOW))]) as trainer:
+        trainer.train(workflow=EveryWay())
+    ((batch, ours),) = Watched.seen
+    mask = batch["loss_mask"].bool()
+    assert {round(each, 3) for each in batch["token_temperatures"][mask].tolist()} == {0.3, 0.6, 1.0, 1.4, 2.0}
+    theirs = batch["logprobs"]
+    assert float((ours - theirs)[mask].abs().max()) < 1e-4
+    assert float(((ours - theirs).exp() - 1)[mask].abs().max()) < 1e-4
+    for estimator in ("k1", "k2", "k3"):
+        assert float(kl_estimate(theirs, ours, estimator)[mask].abs().max()) < 1e-4
+    (line,) = read_metrics(trainer.folder.metrics)
+    assert abs(line["mismatch_kl"]) < 1e-5 and abs(line["importance_weight"] - 1) < 1e-4
+
+
+class Greedy(RolloutWorkflow):
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        request = ModelRequest(input_ids=[1, *digits(0), 14], gconfig=ANSWERS.new(n_samples=1, greedy=True))
+        return answered([Answered(await engine.agenerate(request), 1.0)])
+
+
+def test_greedy_answers_are_not_trained_on(tmp_path: Path, service: Service) -> None:
+    with (
+        PPOTrainer(_config(tmp_path, service, 1), prompts(20)) as trainer,
+        pytest.raises(UsageFault, match="greedily"),
+    ):
+        trainer.train(workflow=Greedy())
+
+
+def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
+    actor = {"temperature": 0.6}
+    with pytest.raises(ValueError, match=r"actor\.temperature: 0.6 .* gconfig.temperature is 1"):
+        GRPOConfig(actor=PPOActorConfig(**actor), gconfig=ANSWERS)
+    GRPOConfig(actor=PPOActorConfig(**actor), gconfig=ANSWERS.new(temperature=0.6))
 
 
 def test_default_penalty_without_a_reference_is_none_and_is_said(

@@ -25,6 +25,7 @@ from areal.services.inference.data_proxy.prepared import Clock, Prepared
 from areal.services.inference.data_proxy.prompting import make_prompts
 from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
 from areal.services.inference.data_proxy.samples import call_ids, samples_of, say_again, token_turns
+from areal.services.inference.data_proxy.sampling_fields import check_logprobs
 from areal.services.inference.data_proxy.shapes import Frame
 from areal.services.inference.data_proxy.tokenizer import DECODE_US, CodecPool, TextCodec
 from areal.services.inference.data_proxy.visits import Answer, Visit, Visits
@@ -122,6 +123,9 @@ class ModelCalls:
 
     async def _generate(self, request: Request, asked: Asked, visit: Visit, clock: Clock, size: int) -> AnyResponse:
         ask = asked.ask
+        with named(asked.names):
+            if visit.keeps(ask.store) or ask.answering.tells_logprobs:
+                check_logprobs(ask.sampling, ask.answering, self._capabilities)
         prompts = await make_prompts(ask, self._codec, self._pool, visit if visit.keeps(ask.store) else None, size)
         with named(asked.names):
             room = self._room(ask, prompts.longest)
@@ -234,5 +238,8 @@ class ModelCalls:
         if not visit.keeps(prepared.ask.store):
             return
         cost_us = DECODE_US * sum(len(choice.token_ids) for choice in frame.choices)
-        samples = await self._pool.run(lambda: samples_of(frame, visit.conversation, prepared.prompt_text), cost_us)
+        samples = await self._pool.run(
+            lambda: samples_of(frame, prepared.ask.sampling.temperature, visit.conversation, prepared.prompt_text),
+            cost_us,
+        )
         await visit.record(Answer(frame.answer_id, frame.model, frame.created, samples))

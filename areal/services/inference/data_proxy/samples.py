@@ -15,17 +15,25 @@ from areal.services.inference.recording.packing import token_array
 from areal.services.inference.recording.values import TokenSample, TokenTurn, Turn
 
 
-def samples_of(frame: Frame, conversation: Conversation | None, prompt_text: str | None) -> list[TokenSample]:
+def samples_of(
+    frame: Frame, temperature: float, conversation: Conversation | None, prompt_text: str | None
+) -> list[TokenSample]:
     """``prompt_text`` is a chat's, from which the next turn goes on."""
     prompts = [token_array(prompt) for prompt in frame.prompts]
     each = frame.per_prompt
     return [
-        _sample(frame, choice, prompts[choice.index // each], conversation, prompt_text) for choice in frame.choices
+        _sample(frame, choice, prompts[choice.index // each], temperature, conversation, prompt_text)
+        for choice in frame.choices
     ]
 
 
 def _sample(
-    frame: Frame, choice: Choice, prompt: array[int], conversation: Conversation | None, prompt_text: str | None
+    frame: Frame,
+    choice: Choice,
+    prompt: array[int],
+    temperature: float,
+    conversation: Conversation | None,
+    prompt_text: str | None,
 ) -> TokenSample:
     assert choice.finish_reason is not None
     text = None
@@ -37,6 +45,7 @@ def _sample(
         logprobs=choice.logprobs,
         versions=choice.versions,
         finish_reason=choice.finish_reason.value,
+        temperature=temperature,
         after=conversation.after(assistant_message(choice.reply)) if conversation is not None else None,
         text=text,
         extra=_extra(choice),

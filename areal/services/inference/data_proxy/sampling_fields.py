@@ -8,7 +8,7 @@ from typing import Any
 
 from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.inference.data_proxy.tokenizer import TextCodec
-from areal.services.inference.engines.base import Capabilities, Sampling
+from areal.services.inference.engines.base import GREEDY_BELOW, Capabilities, Sampling
 from areal.services.web.errors import bad_request
 
 MAX_CHOICES = 128
@@ -28,6 +28,10 @@ class Answering:
     skip_special_tokens: bool
     return_token_ids: bool
     response_format: Mapping[str, Any] | None
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return self.top_logprobs is not None or self.return_token_ids
 
 
 _ANSWERING = frozenset({"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format"})
@@ -88,7 +92,7 @@ def read_sampling(
     sampling = Sampling(
         max_new_tokens=max_tokens,
         min_new_tokens=fields.whole("min_tokens", 0, 2**31 - 1) or 0,
-        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
+        temperature=_temperature(fields, capabilities),
         top_p=fields.number("top_p", 1.0, 0.0, 1.0),
         top_k=max(0, fields.whole("top_k", -1, 2**31 - 1) or 0),
         min_p=fields.number("min_p", 0.0, 0.0, 1.0),
@@ -107,6 +111,29 @@ def read_sampling(
             field = _SAMPLING_NAMES.get(name, name)
             raise unsupported(field, "this engine does not have it")
     return sampling
+
+
+def _temperature(fields: Fields, capabilities: Capabilities) -> float:
+    """One so low that its inverse overflows logits is greedy, and recorded as such."""
+    value = fields.number("temperature", 1.0, 0.0, 2.0)
+    if value < GREEDY_BELOW:
+        return 0.0
+    if value < capabilities.lowest_temperature:
+        lowest = capabilities.lowest_temperature
+        raise unsupported("temperature", f"this engine samples at {lowest:g} at least, or greedily at 0")
+    return value
+
+
+def check_logprobs(sampling: Sampling, answering: Answering, capabilities: Capabilities) -> None:
+    """Raises 400 naming the field with which this engine's logprobs would be of another distribution than the
+    contract's (``engines.base``): for calls that are recorded, or are told logprobs."""
+    grammar = answering.response_format is not None
+    name = capabilities.logprobs.conflict(sampling, grammar=grammar)
+    if name is not None:
+        why = "with it, this engine's logprobs are not those of softmax(logits / temperature), which a trainer needs"
+        raise unsupported(
+            _SAMPLING_NAMES.get(name, name), f"{why}; leave it out, or ask with store: false and no logprobs"
+        )
 
 
 def _stop_tokens(stops: tuple[str, ...], codec: TextCodec, ignore_eos: bool) -> set[int]:

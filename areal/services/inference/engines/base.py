@@ -4,8 +4,11 @@ A token engine samples; text is the data proxy's business (templates, stop strin
 yields a delta per flush and ends by itself once each choice has its finish reason. Closing the iterator early
 cancels the call in the engine.
 
-Every sampled token is in a delta exactly once, with its log-probability under the raw distribution and the version
-of the weights that sampled it, the end-of-text token too.
+Every sampled token is in a delta exactly once, the end-of-text token too, with the version of the weights that sampled
+it and its log-probability: that of ``softmax(logits / temperature)`` at the call's own temperature, before penalties,
+``logit_bias``, grammars, top-k, top-p and min-p. It is what a trainer computes again from tokens and temperature alone.
+Temperature 0 is greedy, and its log-probabilities are those of ``softmax(logits)``: the limit of 0 would say
+nothing. ``Capabilities.logprobs`` says where an engine falls short of this.
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+GREEDY_BELOW = 1e-5  # a temperature below it is greedy, and is recorded as 0
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen; names and meanings are those of the embedded engine's ``/generate``."""
+    """How tokens are chosen; names and meanings are those of the embedded engine's ``/generate``. ``temperature`` 0 is
+    greedy; nothing between 0 and ``GREEDY_BELOW``."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -108,6 +115,36 @@ class EngineState:
     generated: int | None = None
 
 
+@dataclass(frozen=True)
+class LogprobsMode:
+    """Whether an engine's logprobs are of the distribution at the call's temperature, and before what else shapes it:
+    ``filters`` are top-k, top-p and min-p, ``penalties`` also ``logit_bias`` and ``min_tokens``."""
+
+    tempered: bool = True
+    before_filters: bool = True
+    before_penalties: bool = True
+    before_grammars: bool = True
+
+    def conflict(self, sampling: Sampling, *, grammar: bool) -> str | None:
+        """The first sampling parameter with which the logprobs would be of another distribution than the contract's,
+        under its name in ``Sampling``; ``response_format`` for a grammar."""
+        if not self.tempered and sampling.temperature not in (0.0, 1.0):
+            return "temperature"
+        shaping: tuple[str, ...] = ()
+        if not self.before_filters and sampling.temperature > 0:
+            shaping += _FILTERS
+        if not self.before_penalties:
+            shaping += _PENALTIES
+        changed = sampling.changed()
+        if not self.before_grammars and grammar:
+            return "response_format"
+        return next((name for name in shaping if name in changed), None)
+
+
+_FILTERS = ("top_p", "top_k", "min_p")
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_new_tokens")
+
+
 @dataclass
 class Capabilities:
     """What an engine honours beyond plain sampling; a field it lacks is refused by name.
@@ -121,6 +158,8 @@ class Capabilities:
     max_top_logprobs: int = 20
     many_prompts: bool = False  # in one call
     whole_answers: bool = False  # it says with each token, at the end too, which weights sampled it
+    lowest_temperature: float = GREEDY_BELOW  # above 0
+    logprobs: LogprobsMode = LogprobsMode()
     swaps_between_steps: bool = False  # staged weights: it need not be paused for that
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from areal.services.inference.recording.rows import KINDS, PADDINGS, Column
 from areal.services.web import headers as names
 from areal.services.web.server import Response
 from areal.services.web.service import json_response
+
+_BY_TOKEN = "token_temperatures"
 
 
 def merged_answer(
@@ -29,9 +32,11 @@ def merged_answer(
         "export_id": export_id,
     }
     interactions = [part["traj"]["interactions"][row] for part, _, row in texts]
+    differing = any(_BY_TOKEN in part["traj"] for part, _, _ in tokens)
     traj = {
-        name: _column([part["traj"][name][row] for part, _, row in tokens], name)
+        name: _column([_cell(part["traj"], name, row) for part, _, row in tokens], name)
         for name in (KINDS if tokens or not texts else ())
+        if name != _BY_TOKEN or differing
     }
     if form == "json":
         return json_response({"traj": {**traj, **({"interactions": interactions} if texts else {})}, **more})
@@ -52,6 +57,15 @@ def _order(
     ]
     of_kind = [[each for each in export["rows"] if each["kind"] == kind] for export in exports]
     return [(exports[part], of_kind[part][row], row) for _, part, row in sorted(rows)]
+
+
+def _cell(traj: dict[str, Any], name: str, row: int) -> Any:
+    """``_BY_TOKEN`` is there only where rows of its export need it. JSON's null is NaN."""
+    if name == _BY_TOKEN and name not in traj:
+        temperature = traj["temperatures"][row]
+        return [temperature if is_answer else 1.0 for is_answer in traj["loss_mask"][row]]
+    value = traj[name][row]
+    return math.nan if value is None else value
 
 
 def _column(values: list[Any], name: str) -> list[Any]:

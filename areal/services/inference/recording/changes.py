@@ -162,7 +162,7 @@ def _content(
         return 0, None, pack(header, array("i"), array("i"), array("f"))
     output = token_array(sample.output_ids)
     text = [sample.text[0], sample.text[1].hex()] if sample.text else None
-    header |= {"versions": runs(sample.versions), "text": text}
+    header |= {"versions": runs(sample.versions), "text": text, "temperature": sample.temperature}
     rest = prompt[parent.shared :] if parent else prompt
     data = pack(header, rest, output, array("f", sample.logprobs))
     return len(prompt) + len(output), token_digest(prompt, output), data

@@ -294,7 +294,12 @@ def _turns(packed: Iterator[tuple[int, Packed]], rewards: Mapping[int, float]) -
             prompt = whole[head["parent"]][: item.shared] + prompt
         whole[seq] = prompt + item.output
         yield TokenTurn(
-            **common, prompt_ids=prompt, output_ids=item.output, logprobs=item.logprobs, versions=item.versions()
+            **common,
+            prompt_ids=prompt,
+            output_ids=item.output,
+            logprobs=item.logprobs,
+            versions=item.versions(),
+            temperature=head.get("temperature", 1.0),  # before it was written down, logprobs were those of 1
         )
 
 

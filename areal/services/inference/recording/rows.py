@@ -9,10 +9,15 @@ Columns, right-padded to the longest row with 0, or -1 in ``versions`` and ``tur
     turn_ids int32        0, 1, 2... by generated turn of the row, -1 on prompt
     attention_mask bool   true on tokens, false on padding
     rewards, original_rewards float32 [B]   the second without discount
+    temperatures float32 [B]   of the row's sampling and its logprobs, 0 greedy; NaN where its turns differ
+
+Where a row's turns differ in their temperature there is one more column, ``token_temperatures`` float32 [B, T], 1 on
+prompt and padding.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,9 +43,18 @@ class Row:
     logprobs: array[float]
     versions: array[int]
     turn_ids: array[int]
+    temperatures: tuple[float, ...]  # of each generated turn
     reward: float
     original_reward: float
     about: dict[str, Any]
+
+    @property
+    def temperature(self) -> float:
+        return self.temperatures[0] if len(set(self.temperatures)) == 1 else math.nan
+
+    def token_temperatures(self) -> array[float]:
+        of_turn = (*self.temperatures, 1.0)  # the last one for -1, on prompt
+        return array("f", [of_turn[turn] for turn in self.turn_ids])
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,7 @@ class Column:
 
 
 _CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
+_TOKEN_TEMPERATURES = ("token_temperatures", "<f4", 1)
 _TOKEN_COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("input_ids", "<i8", 0),
     ("loss_mask", "<i8", 0),
@@ -72,8 +87,13 @@ KINDS = {name: kind for name, kind, _ in _TOKEN_COLUMNS} | {
     "attention_mask": "|b1",
     "rewards": "<f4",
     "original_rewards": "<f4",
+    "temperatures": "<f4",
+    "token_temperatures": "<f4",
 }
-PADDINGS: dict[str, int | bool] = {**{name: padding for name, _, padding in _TOKEN_COLUMNS}, "attention_mask": False}
+PADDINGS: dict[str, int | bool] = {
+    **{name: padding for name, _, padding in (*_TOKEN_COLUMNS, _TOKEN_TEMPERATURES)},
+    "attention_mask": False,
+}
 
 
 def _flat(kind: str, data: bytes) -> list[Any]:
@@ -100,7 +120,8 @@ def _path_row(of: _About, path: Path) -> Row:
 
 
 def _row(line: Sequence[TokenTurn], reward: float, original: float, about: dict[str, Any]) -> Row:
-    row = Row(array("q"), array("q"), array("f"), array("q"), array("i"), reward, original, about)
+    temperatures = tuple(turn.temperature for turn in line)
+    row = Row(array("q"), array("q"), array("f"), array("q"), array("i"), temperatures, reward, original, about)
     for number, turn in enumerate(line):
         asked, answered = turn.prompt_ids[len(row.input_ids) :], len(turn.output_ids)
         row.input_ids.extend(array("q", asked))
@@ -145,18 +166,17 @@ def _token_turn(turn: Turn) -> TokenTurn:
 def columns(rows: Sequence[Row]) -> list[Column]:
     width = max((len(row.input_ids) for row in rows), default=0)
     found = []
+    temperatures = [row.temperature for row in rows]
     for name, kind, padding in _TOKEN_COLUMNS:
-        whole = array(_CODES[kind])
-        for row in rows:
-            values = getattr(row, name)
-            whole.extend(values)
-            whole.extend(_repeat(whole.typecode, padding, width - len(values)))
-        found.append(Column(name, kind, (len(rows), width), whole.tobytes()))
+        found.append(_token_column(name, kind, padding, [getattr(row, name) for row in rows], width))
+    if any(map(math.isnan, temperatures)):
+        found.append(_token_column(*_TOKEN_TEMPERATURES, [row.token_temperatures() for row in rows], width))
     mask = b"".join(b"\1" * len(row.input_ids) + b"\0" * (width - len(row.input_ids)) for row in rows)
     found.append(Column("attention_mask", "|b1", (len(rows), width), mask))
     for name, values in (
         ("rewards", [row.reward for row in rows]),
         ("original_rewards", [row.original_reward for row in rows]),
+        ("temperatures", temperatures),
     ):
         found.append(Column(name, "<f4", (len(rows),), array("f", values).tobytes()))
     return found
@@ -176,6 +196,14 @@ class Part:
     tokens: list[Row]
     texts: list[tuple[dict[str, Any], dict[str, Any]]]  # entry in ``rows``, interaction
     failures: list[dict[str, Any]]
+
+
+def _token_column(name: str, kind: str, padding: int, values: Sequence[array[Any]], width: int) -> Column:
+    whole = array(_CODES[kind])
+    for each in values:
+        whole.extend(each)
+        whole.extend(_repeat(whole.typecode, padding, width - len(each)))
+    return Column(name, kind, (len(values), width), whole.tobytes())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ class TokenSample:
     """One choice, token for token as the engine saw and sampled it. The last three lists have equal lengths.
 
     ``after`` digests the conversation including this answer; ``text`` is the length and digest of the prompt and
-    answer as text, by which a next turn knows that it may go on with these very tokens.
+    answer as text, by which a next turn knows that it may go on with these very tokens. ``temperature`` is that of the
+    logprobs and of the sampling, 0 for a greedy answer.
     """
 
     prompt_ids: Sequence[int]
@@ -25,6 +26,7 @@ class TokenSample:
     logprobs: Sequence[float]
     versions: Sequence[int]
     finish_reason: str
+    temperature: float = 1.0
     after: bytes | None = None
     text: tuple[int, bytes] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # what a replay needs besides, as JSON
@@ -98,6 +100,7 @@ class TokenTurn(Turn):
     logprobs: array[float]
     versions: array[int]
     extra: Mapping[str, Any]
+    temperature: float = 1.0
 
     def size(self) -> dict[str, int]:
         return {"prompt_tokens": len(self.prompt_ids), "output_tokens": len(self.output_ids)}

@@ -9,11 +9,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import torch
 from aiohttp import web
 
 from areal.errors import UsageFault
+from areal.services.inference.engines.embedded.filters import keep_only
 from areal.services.inference.engines.embedded.generation import make_sequences
+from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.loading import Loaded, inspect, load
+from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.sampling import parse
 from areal.services.inference.engines.embedded.settings import Settings
 from areal.services.inference.engines.embedded.streams import Delta, Stream, Streams
@@ -25,6 +29,27 @@ class Refused(Exception):
     def __init__(self, message: str, *, of_tokens: bool = False) -> None:
         super().__init__(message)
         self.of_tokens = of_tokens
+
+
+def report(mode: str) -> None:
+    """From now on logprobs are of another distribution than the contract's, as those of both engines may be: ``raw``
+    before the temperature, ``tempered`` after penalties and grammars, ``processed`` after all that shapes it."""
+    exact = Batch.sample
+
+    def sample(self: Batch, logits: torch.Tensor) -> Sampled:
+        shaped = logits if self._penalties is None or mode == "raw" else self._penalties.apply(logits)
+        shaped = keep_allowed(shaped, self._matchers) if self._matchers else shaped
+        if mode != "raw" and not self._greedy:
+            shaped = shaped * self._inverse_temperatures
+        if mode == "processed" and self._filtered:
+            shaped = shaped.clone()
+            shaped[self._filtered] = keep_only(shaped[self._filtered], self._filters)
+        logprobs = shaped.log_softmax(-1)
+        tokens = exact(self, logits).tokens
+        chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        return Sampled(tokens, chosen, self._alternatives(logprobs) if self._most_top else None)
+
+    Batch.sample = sample  # type: ignore[method-assign]
 
 
 class Core:

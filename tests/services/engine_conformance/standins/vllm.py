@@ -195,7 +195,7 @@ def _choice(delta: Any, top: int) -> dict[str, Any]:
     for position, token in enumerate(delta.token_ids):
         entries = dict(delta.top_logprobs[position]) if top else {}
         entries[token] = delta.logprobs[position]
-        tops.append({f"token_id:{each}": value for each, value in entries.items()})
+        tops.append({f"token_id:{each}": max(value, -9999.0) for each, value in entries.items()})
     return {
         "index": delta.index,
         "text": "",

@@ -4,6 +4,10 @@ Each event repeats the whole answer so far, or with its incremental option only 
 by ``completion_tokens``. Tokens carry the ``weight_version`` that the event reports, where that is a number.
 Not honoured: ``seed`` (it needs the server's deterministic mode, and is silently dropped without it).
 
+Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
+``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment not tempered. Which of them is asked once the engine is
+there (``logprobs_check``).
+
 A pause is ``retract``: requests go back to the queue and on at ``/continue_generation``, computed again. The other kind
 that keeps them, ``in_place``, keeps their cache too, and then the server cannot flush what old weights computed for
 prompts to come. Memory is released only by a server that was started with ``--enable-memory-saver``.
@@ -26,17 +30,20 @@ from areal.services.inference.engines.base import (
     DeltaSink,
     EngineCall,
     EngineDelta,
+    EngineError,
     EngineFailed,
     EngineRefused,
     EngineState,
     EngineUnsupported,
     FinishReason,
+    LogprobsMode,
     OnFlow,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
 from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
+from areal.services.inference.engines.logprobs_check import find_logprobs_mode
 from areal.services.web.client import HttpClient
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -51,14 +58,18 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
 
 
+_TEMPERED = LogprobsMode(before_penalties=False, before_grammars=False)
+_PROBE_S = 60.0
+
+
 class SglangClient:
     group_form = "named"
-    capabilities = Capabilities(
-        sampling_fields=Capabilities().sampling_fields - {"seed"},
-        response_format=True,
-    )
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
+        self.capabilities = Capabilities(
+            sampling_fields=Capabilities().sampling_fields - {"seed"}, response_format=True, logprobs=_TEMPERED
+        )
+        self._logprobs_known = False
         self._engine = EngineHttp(http, url, headers)
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
@@ -69,6 +80,7 @@ class SglangClient:
 
     def point_to(self, url: str) -> None:
         self._engine.point_to(url)
+        self._logprobs_known = False
 
     async def abort(self, request_id: str) -> None:
         await self._engine.control("/abort_request", {"rid": request_id})
@@ -76,7 +88,16 @@ class SglangClient:
     async def state(self) -> EngineState:
         status, _ = await self._engine.get("/health")
         if status != 200:
+            self._logprobs_known &= status != 0  # it may come back as another process, with other settings
             return EngineState(not_ready=f"SGLang is not ready: /health answered {status or 'nothing'}")
+        if not self._logprobs_known:
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    self.capabilities.logprobs = await find_logprobs_mode(self, _TEMPERED)
+            except (EngineError, TimeoutError) as error:
+                reason = f"SGLang's log-probabilities could not be checked: {error or 'no answer'}"
+                return EngineState(not_ready=reason)
+            self._logprobs_known = True
         _, about = await self._engine.get("/get_server_info")
         length = about.get("context_length") or about.get("max_req_input_len")
         _, model = await self._engine.get("/get_model_info")

@@ -11,6 +11,11 @@ Pausing (``keep``: requests freeze and go on), versions, weights and sleeping ar
 Weights go in by our own extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own reload
 keeps the old head of a model whose head is tied to its embedding, and says nothing.
 
+Its log-probabilities are what ``--logprobs-mode`` makes them: ``processed_logprobs`` (ours when areal starts it) are
+tempered, and after all else that shapes a distribution; ``raw_logprobs``, its own default, are before all of it, the
+temperature too, and after grammars. Which of them is asked once the engine is there (``logprobs_check``). It raises
+temperatures below 0.01 to that.
+
 It takes one greedy sample only: several are that one, repeated.
 """
 
@@ -23,6 +28,7 @@ from dataclasses import replace
 from typing import Any
 
 from areal.services.inference.engines.base import (
+    GREEDY_BELOW,
     Broadcast,
     Capabilities,
     DeltaSink,
@@ -35,16 +41,17 @@ from areal.services.inference.engines.base import (
     EngineUnavailable,
     EngineUnsupported,
     FinishReason,
+    LogprobsMode,
     OnFlow,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.inference.engines.logprobs_check import find_logprobs_mode
 from areal.services.web.client import HttpClient
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-_GREEDY_BELOW = 1e-5
 UNKNOWN_VERSION = -1
 _NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
 _NO_LORA = (
@@ -54,14 +61,22 @@ _QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
 _SETTLE_S = 5.0
 _WORKERS_S = 120.0
 _GIVE_UP_S = 5.0
+_PROBE_S = 60.0
 _LOOK_AGAIN_S = 0.02
 
 
+_PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
+_LOWEST_TEMPERATURE = 0.01
+
+
 class VllmClient:
-    capabilities = Capabilities(response_format=True)
     group_form = "plain"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
+        self.capabilities = Capabilities(
+            response_format=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
+        )
+        self._logprobs_known = False
         self._engine = EngineHttp(http, url, headers)
         self._model: str | None = None  # its own name of the model, told by /v1/models
         self._version: int | None = None
@@ -112,6 +127,7 @@ class VllmClient:
     def point_to(self, url: str) -> None:
         self._engine.point_to(url)
         self._model = None
+        self._logprobs_known = False
 
     async def abort(self, request_id: str) -> None:
         """Nothing to send: the closed connection said it."""
@@ -121,6 +137,7 @@ class VllmClient:
         if status != 200:
             if status == 0:  # it may come back as another process, with the weights of its start
                 self._version = None
+                self._logprobs_known = False
             return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
         _, listed = await self._engine.get("/v1/models")
         models = listed.get("data") or []
@@ -133,6 +150,13 @@ class VllmClient:
         length, root = served.get("max_model_len"), served.get("root")
         _, pausing = await self._engine.get("/is_paused")
         paused = pausing.get("is_paused")
+        if not self._logprobs_known and paused is not True:
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    self.capabilities.logprobs = await find_logprobs_mode(self, _PROCESSED)
+            except (EngineError, TimeoutError) as error:
+                return EngineState(not_ready=f"vLLM's log-probabilities could not be checked: {error or 'no answer'}")
+            self._logprobs_known = True
         return EngineState(
             not_ready=None,
             version=self._version,
@@ -278,7 +302,7 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
 
 
 def _greedy(call: EngineCall) -> bool:
-    return call.sampling.temperature < _GREEDY_BELOW
+    return call.sampling.temperature < GREEDY_BELOW
 
 
 def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:

@@ -1,8 +1,8 @@
 """From logits to one token a row, with the logprob that a plain forward pass gives it.
 
 A ``Batch`` holds the parameters of a fixed list of sequences as tensors, so that a step over an unchanged batch makes
-no per-sequence work in Python. Reported logprobs are of the raw distribution, ``log_softmax(logits)``: temperature,
-penalties and filters shape what is chosen, never what is reported.
+no per-sequence work in Python. Reported logprobs are those of ``log_softmax(logits / temperature)`` at the sequence's
+own temperature (1 for a greedy one): penalties, grammars and filters shape what is chosen, never what is reported.
 
 Randomness: one uniform number per token, a hash of the sequence's key and of the token's absolute position (SplitMix64,
 doi:10.1145/2714064.2660195), turned into a token by the inverse of the cumulative distribution. So a sequence's
@@ -46,7 +46,6 @@ class Batch:
         self.sequences = tuple(sequences)
         self._device = device
         self._greedy = all(each.greedy for each in kinds)
-        self._plain = all(each.temperature == 1.0 for each in kinds)
         self._top = [each.top_logprobs for each in params]
         self._most_top = max(self._top)
         self._penalties = Penalties.of(sequences, vocab_size, device)
@@ -55,6 +54,7 @@ class Batch:
         self._filtered = [row for row, each in enumerate(params) if id(each) in filtered] if filtered else []
         self._filters = [params[row] for row in self._filtered]
         self._is_simple = not (self._penalties or self._matchers or self._filtered)
+        self._tempered = any(not each.greedy and each.temperature != 1.0 for each in kinds)
         if self._greedy:
             return
         self._keys: NDArray[np.uint64] = np.array([sequence.key for sequence in sequences], dtype=np.uint64)
@@ -87,7 +87,7 @@ class Batch:
     @torch.inference_mode()
     def sample(self, logits: Tensor) -> Sampled:
         """``logits`` [n, vocab] float32, not changed."""
-        logprobs = torch.log_softmax(logits, dim=-1)
+        logprobs = torch.log_softmax(logits * self._inverse_temperatures if self._tempered else logits, dim=-1)
         shaped = logits if self._penalties is None else self._penalties.apply(logits)
         if self._matchers:
             shaped = keep_allowed(shaped, self._matchers)
@@ -98,7 +98,7 @@ class Batch:
         return Sampled(tokens, chosen, self._alternatives(logprobs) if self._most_top else None)
 
     def _draw(self, shaped: Tensor, logprobs: Tensor) -> Tensor:
-        if self._plain and self._penalties is None and not self._filtered and not self._matchers:
+        if self._is_simple:
             probabilities = logprobs.exp()
         else:
             scaled = shaped * self._inverse_temperatures

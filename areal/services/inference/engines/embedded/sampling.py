@@ -9,7 +9,7 @@ from typing import Any
 
 from areal.errors import UsageFault
 
-GREEDY_BELOW = 1e-5  # a temperature whose inverse overflows logits
+GREEDY_BELOW = 1e-5  # as in ``engines.base``: the inverse of a lower temperature overflows logits
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 100
 

@@ -1,0 +1,71 @@
+"""Which distribution the log-probabilities of an engine are of is found by asking it, whatever its flags are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.inference.engines.base import LogprobsMode, Sampling
+from areal.services.web.client import HttpClient
+from tests.services.engine_conformance.engines import start
+from tests.services.engine_conformance.models import Models
+
+RAW = LogprobsMode(tempered=False, before_grammars=False)
+PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "expected"),
+    [
+        ("vllm-standin", ["--logprobs-mode", "raw_logprobs"], RAW),
+        ("vllm-standin", ["--logprobs-mode", "processed_logprobs"], PROCESSED),
+        ("sglang-standin", [], LogprobsMode(before_penalties=False, before_grammars=False)),
+        # In the stand-in also before penalties, which SGLANG_RETURN_ORIGINAL_LOGPROB is not.
+        ("sglang-standin", ["--logprobs-mode", "raw_logprobs"], RAW),
+    ],
+    ids=["vllm-raw", "vllm-processed", "sglang", "sglang-original"],
+)
+async def test_mode_is_found_once_the_engine_is_there(
+    kind: str, flags: list[str], expected: LogprobsMode, models: Callable[[bool], Models], log: Path, http: HttpClient
+) -> None:
+    process = start(kind, models(False).folders[0], log, None, *flags)
+    try:
+        await process.wait_ready(http)
+        client = process.open(http)
+        assert (await client.state()).not_ready is None
+        assert client.capabilities.logprobs == expected
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampling", "grammar", "conflict"),
+    [
+        (LogprobsMode(), Sampling(temperature=0.3, top_p=0.5, repetition_penalty=2.0), True, None),
+        (RAW, Sampling(temperature=0.6), False, "temperature"),
+        (RAW, Sampling(top_p=0.6, presence_penalty=1.0), False, None),
+        (RAW, Sampling(temperature=0.0), False, None),
+        (RAW, Sampling(), True, "response_format"),
+        (PROCESSED, Sampling(temperature=0.6), False, None),
+        (PROCESSED, Sampling(top_p=0.9), False, "top_p"),
+        (PROCESSED, Sampling(temperature=0.0, top_p=0.9), False, None),  # greedy: nothing is filtered
+        (PROCESSED, Sampling(temperature=0.0, logit_bias={1: 1.0}), False, "logit_bias"),
+        (PROCESSED, Sampling(min_new_tokens=1), False, "min_new_tokens"),
+    ],
+)
+def test_conflict_names_what_the_logprobs_would_be_shaped_by(
+    mode: LogprobsMode, sampling: Sampling, grammar: bool, conflict: str | None
+) -> None:
+    assert mode.conflict(sampling, grammar=grammar) == conflict
+
+
+@given(st.floats(0.01, 2.0), st.floats(0.01, 1.0), st.integers(0, 50), st.floats(0.0, 1.0), st.booleans())
+def test_engine_that_keeps_the_contract_conflicts_with_nothing(
+    temperature: float, top_p: float, top_k: int, min_p: float, grammar: bool
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    assert LogprobsMode().conflict(sampling, grammar=grammar) is None
