@@ -68,7 +68,7 @@ async def test_vllm_asks_for_token_ids_and_reads_them(http: HttpClient, api: Scr
     assert tokens_of(deltas) == [(5, -0.5, -1), (9, -0.5, -1)]
     assert deltas[0].top_logprobs is not None and deltas[0].top_logprobs[0] == ((5, -0.5), (6, -1.0))
     assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == 9
-    body = api.bodies("POST /v1/completions")[0]
+    body = api.bodies("POST /v1/completions")[-1]
     assert body["model"] == "/models/tiny" and body["prompt"] == [1, 2, 3] and body["stream"] is True
     assert body["return_token_ids"] is True and body["return_tokens_as_token_ids"] is True
     assert (body["max_tokens"], body["temperature"], body["logprobs"], body["stop_token_ids"]) == (4, 0.5, 2, [9])
@@ -81,6 +81,7 @@ def _vllm_choice(ids: list[int], finish: str | None) -> dict[str, Any]:
 
 
 async def test_vllm_says_its_context_and_its_model(http: HttpClient, api: ScriptedApi) -> None:
+    api.replies["POST /v1/completions"] = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
     state = await open_engine("vllm", http, api.url, {}).state()
     assert state.not_ready is None and state.max_model_len == 77
     api.replies["GET /v1/models"] = (200, {"data": []})
@@ -102,7 +103,7 @@ async def test_sglang_events_are_read_whether_they_repeat_or_not(
     assert tokens_of(deltas) == [(5, -0.5, 7), (6, -0.5, 7), (9, -0.5, 7)]
     assert deltas[0].top_logprobs is not None and deltas[0].top_logprobs[0] == ((5, -0.5), (6, -1.0))
     assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == 9
-    body = api.bodies("POST /generate")[0]
+    body = api.bodies("POST /generate")[-1]
     assert body["rid"] == "call-1" and body["input_ids"] == [1, 2, 3] and body["top_logprobs_num"] == 2
     assert body["sampling_params"] | {"max_new_tokens": 4, "stop_token_ids": [9]} == body["sampling_params"]
 
@@ -140,9 +141,9 @@ async def test_response_format_reaches_the_engines_that_have_it(http: HttpClient
     call = EngineCall("c", ((1,),), Sampling(), response_format=wanted)
     api.replies["POST /generate"] = api.replies["POST /v1/completions"] = ["[DONE]"]
     await collect(await engine("sglang", http, api.url), call)
-    assert api.bodies("POST /generate")[0]["sampling_params"]["json_schema"] == '{"type":"array"}'
+    assert api.bodies("POST /generate")[-1]["sampling_params"]["json_schema"] == '{"type":"array"}'
     await collect(await engine("vllm", http, api.url), call)
-    assert api.bodies("POST /v1/completions")[0]["response_format"] == wanted
+    assert api.bodies("POST /v1/completions")[-1]["response_format"] == wanted
 
 
 @pytest.mark.parametrize("kind", TOKEN_ENGINES)
