@@ -157,6 +157,7 @@ def test_rows_say_what_they_are() -> None:
         "truncated": False,
         "rewarded": True,
         "model": "tiny",
+        "kind": "tokens",
     }
 
 
