@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from areal.api.cli_args import DPOConfig
+from areal.api.config.numbers import ranges_of
 from tests.api.test_config import SMALL, faults, load
+from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
 
 OVERLONG = "gconfig: {max_new_tokens: 10}\nactor: {overlong_reward_penalty: true, overlong_tokens: 4"
 
@@ -51,3 +53,111 @@ def test_configuration_that_a_preset_made_is_the_same_when_it_is_read_again(tmp_
     config = load(tmp_path, text)
     written = yaml.safe_dump({"experiment_name": "e", "trial_name": "t", "actor": dataclasses.asdict(config.actor)})
     assert load(tmp_path, written + "gconfig: {n_samples: 4}").actor == config.actor
+
+
+REFUSED = {
+    "actor: {rejection_sampling: {upper: 5.0}}": "actor.rejection_sampling: needs a proximal policy",
+    "actor: {behave_imp_weight_cap: 5.0}": "actor.rejection_sampling: needs a proximal policy",
+    "actor: {rejection_sampling: {action: clamp}, recompute_logprob: true}": "actor.rejection_sampling.action: ",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {upper: -1}}": "actor.rejection_sampling.upper: upper must",
+    "actor: {m2_threshold: 0.04}": "actor.m2_threshold: needs a proximal policy",
+    "actor: {m2_threshold: 0.04, use_decoupled_loss: true, prox_logp_method: loglinear}": "actor.m2_threshold: ",
+    "actor: {prox_logp_method: loglinear}": "actor.prox_logp_method: loglinear is a proximal policy of",
+    "actor: {use_sapo_loss: true, use_decoupled_loss: true}": "actor.use_sapo_loss: use_sapo_loss gates the ratio",
+    "actor: {preset: sapo, use_decoupled_loss: true}": "actor.use_decoupled_loss: use_sapo_loss gates the ratio",
+    "actor: {use_sapo_loss: true, use_cispo_loss: true}": "actor.use_sapo_loss: use_sapo_loss and use_cispo_loss are",
+    "actor: {use_sapo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
+    "actor: {use_cispo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
+    "actor: {reward_scaling: 0}": "actor.reward_scaling: reward_scaling 0 makes all rewards the same",
+    "actor: {discount: 3}": "actor.discount: discount must be from 0 to 1, not 3",
+    "actor: {gae_lambda: 1.5}": "actor.gae_lambda: gae_lambda must be from 0 to 1, not 1.5",
+    "actor: {eps_clip: -0.2}": "actor.eps_clip: eps_clip must not be negative",
+    "actor: {eps_clip_higher: -0.2}": "actor.eps_clip_higher: eps_clip_higher must not be negative",
+    "actor: {c_clip: 1.0}": "actor.c_clip: c_clip must be above 1",
+    "actor: {reward_clip: -1}": "actor.reward_clip: reward_clip must be above 0",
+    "actor: {reward_scaling: .inf}": "actor.reward_scaling: reward_scaling must be a finite number, not inf",
+    "actor: {entropy_coeff: .nan}": "actor.entropy_coeff: entropy_coeff must be a finite number, not nan",
+    "actor: {kl_loss_coef: 0.1}": "actor.kl_loss_coef: 0.1 charges for the distance from a reference model",
+    "actor: {kl_target: 0.1}": "actor.kl_target: 0.1 charges for the distance from a reference model",
+    "actor: {kl_ctl: 0, kl_target: 0.1}\nref: {path: m}": "actor.kl_target: needs a coefficient to move",
+    "gconfig: {greedy: true, n_samples: 4}": "gconfig.greedy: a policy is trained on samples",
+    "gconfig: {temperature: 0}": "gconfig.temperature: a policy is trained on samples",
+    "gconfig: {ignore_eos: true}": "gconfig.ignore_eos: no answer would end",
+    "gconfig: {temperature: -1}": "gconfig.temperature: temperature must not be negative",
+    "critic: {eps_clip: -1}": "critic.eps_clip: eps_clip must not be negative",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_settings_that_cannot_be_meant_are_refused_at_their_place(tmp_path: Path, text: str) -> None:
+    assert f"config.yaml:3: {REFUSED[text]}" in faults(tmp_path, SMALL + text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gconfig: {greedy: true}\ntrainer: {type: 'null'}",
+        "eval_gconfig: {greedy: true, temperature: 0}",
+        "actor: {eps_clip: 0}",
+        "actor: {use_decoupled_loss: true, rejection_sampling: {action: clamp}}",
+        "actor: {recompute_logprob: true, rejection_sampling: {upper: 2}}",
+        "actor: {use_cispo_loss: true, use_decoupled_loss: true}",
+    ],
+)
+def test_settings_that_have_a_meaning_are_taken(tmp_path: Path, text: str) -> None:
+    load(tmp_path, SMALL + text)
+
+
+INEFFECTIVE = {
+    "actor: {use_sapo_loss: true, eps_clip: 0.3}": "actor.eps_clip: has no effect: use_sapo_loss gates softly",
+    "actor: {preset: cispo, c_clip: 3}": "actor.c_clip: has no effect: use_cispo_loss has no dual clip",
+    "actor: {sapo_tau_pos: 2}": "actor.sapo_tau_pos: has no effect: it is of use_sapo_loss",
+    "actor: {overlong_tokens: 4}": "actor.overlong_tokens: has no effect: it is of overlong_reward_penalty",
+    "actor: {loss_scale_factor: 4}": "actor.loss_scale_factor: has no effect: it is of loss_agg_mode",
+    "actor: {kl_loss_type: k2}": "actor.kl_loss_type: has no effect: kl_loss_coef is 0",
+    "actor: {kl_estimator: k2}": "actor.kl_estimator: has no effect: there is no ref",
+    "actor: {kl_horizon: 2}": "actor.kl_horizon: has no effect: there is no kl_target",
+    "actor: {preset: grpo}": "actor.preset: has no effect: gconfig.n_samples is 1",
+    "actor: {reward_norm: {mean_level: group}}": "actor.reward_norm: has no effect: gconfig.n_samples is 1",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {agg: sum}}": "actor.rejection_sampling.agg: has no effect",
+    "actor: {lora_rank: 4}": "actor.lora_rank: has no effect: use_lora is false",
+    "actor: {optimizer: {type: sgd, beta1: 0.5}}": "actor.optimizer.beta1: has no effect: it is of type adam",
+    "actor: {optimizer: {min_lr_ratio: 0.5}}": "actor.optimizer.min_lr_ratio: has no effect: lr_scheduler_type",
+    "ref: {path: m, gradient_checkpointing: true}": "ref.gradient_checkpointing: has no effect: there is no optimizer",
+    "evaluator: {freq_steps: 5}": "evaluator.freq_steps: has no effect: there is no valid_dataset",
+}
+
+
+@pytest.mark.parametrize("text", INEFFECTIVE)
+def test_settings_without_effect_beside_the_others_are_told_at_their_place(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(tmp_path, SMALL + text)
+    assert any(f"config.yaml:3: {INEFFECTIVE[text]}" in message for message in caplog.messages)
+
+
+NUMBERS = {
+    (cls.__name__, path[-1]): (each, path, ranges_of(cls)[path[-1]])
+    for each in EXPERIMENTS
+    for cls, path, hint in fields_of(each)
+    if not marks_of(hint) and path[-1] in ranges_of(cls)
+}
+ANY_NUMBER = {"seed", "temperature", "reward_scaling", "reward_bias", "entropy_coeff", "upper", "lower", "top_k"}
+"""Of these any finite one is taken, or another field decides which."""
+ANY_NUMBER |= {"lora_rank", "lora_alpha"}
+
+
+def test_every_number_has_a_range_or_is_known_to_take_any() -> None:
+    assert {name for (_, name), (_, _, allowed) in NUMBERS.items() if allowed is None} <= ANY_NUMBER
+
+
+@pytest.mark.parametrize("number", sorted(NUMBERS), ids=".".join)
+def test_number_out_of_range_is_refused_at_its_place(tmp_path: Path, number: tuple[str, str]) -> None:
+    experiment, path, allowed = NUMBERS[number]
+    key = ".".join(path)
+    wrong = [".nan", ".inf", "-.inf"]  # of an integer, too: it is none
+    if allowed is not None:
+        bounds = (allowed.least, -1), (allowed.above, 0), (allowed.most, 1), (allowed.below, 0)
+        wrong += [str(bound + beyond) for bound, beyond in bounds if bound is not None]
+    for value in wrong:
+        assert f"{key}: " in faults(tmp_path, SMALL, f"+{key}={value}", cls=experiment)

@@ -4,12 +4,14 @@ said only once, at the top."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
 from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
+from areal.api.config.numbers import COUNT, NOT_NEGATIVE, check_numbers
+from areal.api.config.objectives import engine_ineffective, objective_ineffective, proximal_faults
 from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
 from areal.api.config.rollout import InferenceEngineConfig, SGLangConfig, vLLMConfig
 from areal.api.config.running import (
@@ -58,12 +60,12 @@ class BaseExperimentConfig:
     mode: Annotated[str, PLACEMENT] = ""
     seed: int = 1
     enable_offload: Annotated[bool, Absent("weights stay on their devices")] = False
-    total_train_epochs: int = 1
-    total_train_steps: int | None = None
+    total_train_epochs: Annotated[int, COUNT] = 1
+    total_train_steps: Annotated[int | None, COUNT] = None
     total_train_n_seqs: Annotated[int | None, Absent("say total_train_steps")] = None
     tokenizer_path: str = ""
     weight_update_mode: str = ""
-    min_required_servers: int | None = None
+    min_required_servers: Annotated[int | None, NOT_NEGATIVE] = None
     shutdown_server_on_exit: bool | None = None
     train_dataset: TrainDatasetConfig = field(default_factory=TrainDatasetConfig)
     valid_dataset: ValidDatasetConfig | None = None
@@ -80,10 +82,7 @@ class BaseExperimentConfig:
     post_exit_hook: Annotated[str, Absent("what follows a run is said by the manifest")] = ""
 
     def __post_init__(self) -> None:
-        if self.total_train_epochs < 1:
-            raise ValueError(f"total_train_epochs must be at least 1, not {self.total_train_epochs}")
-        if self.total_train_steps is not None and self.total_train_steps < 1:
-            raise ValueError(f"total_train_steps must be at least 1, not {self.total_train_steps}")
+        check_numbers(self)
         training = parsed(self.allocation_mode, "allocation_mode").training if self.allocation_mode else None
         if training is not None:
             check_training(training, "allocation_mode")
@@ -118,6 +117,18 @@ class BaseExperimentConfig:
                 elif said and said != value:
                     top = f"cluster.{name}" if name == "fileroot" else name
                     raise ValueError(f"{place}.{name} is {said!r} and {top} {value!r}: a run has one")
+
+    def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+        """What was said (``given``) and has no effect beside the rest, as (key, why): it is warned of."""
+        found: list[tuple[tuple[str | int, ...], str]] = []
+        for place, part in self._parts():
+            if isinstance(part, TrainEngineConfig):
+                found += [((place, *key), why) for key, why in engine_ineffective(part)]
+            if isinstance(part, PPOActorConfig):
+                found += [((place, *key), why) for key, why in objective_ineffective(part)]
+        if self.valid_dataset is None:
+            found += [(("evaluator", name), "there is no valid_dataset") for name in _EVALUATIONS]
+        return [(key, why) for key, why in found if _is_said(given, key)]
 
     def _parts(self) -> list[tuple[str, Any]]:
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
@@ -217,16 +228,55 @@ class PPOConfig(BaseExperimentConfig):
                 )
 
     def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """What was said (``given``) and could have no effect, as (key, why). A default is not meant by anybody: that of
+        """What was said (``given``) and cannot be meant, as (key, why). A default is not meant by anybody: that of
         ``kl_ctl`` is AReaL's, whose configurations leave it out where they have no ``ref``."""
-        stated = "kl_ctl" in (given.get("actor") or {})
-        if not stated or not self.actor.kl_ctl or self.ref is not None:
-            return []
-        why = (
-            f"{self.actor.kl_ctl:g} charges for the distance from a reference model, and there is no ref: say ref.path "
-            "(ref: {} is the actor as it begins), or kl_ctl: 0"
-        )
-        return [(("actor", "kl_ctl"), why)]
+        trains = "type" not in (given.get("trainer") or {}) or self.trainer is None or self.trainer.type != "null"
+        found: list[tuple[tuple[str | int, ...], str]] = [*self.training_faults()] if trains else []
+        if self.ref is None:
+            for name in ("kl_ctl", "kl_loss_coef", "kl_target"):
+                if (value := getattr(self.actor, name)) and _is_said(given, ("actor", name)):
+                    why = (
+                        f"{value:g} charges for the distance from a reference model, and there is no ref: say ref.path "
+                        f"(ref: {{}} is the actor as it begins), or leave {name} out"
+                    )
+                    found.append((("actor", name), why))
+        elif self.actor.kl_target is not None and not (self.actor.kl_ctl or self.actor.kl_loss_coef):
+            found.append((("actor", "kl_target"), "needs a coefficient to move: kl_ctl, or kl_loss_coef"))
+        return found
+
+    def training_faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What a policy cannot be trained with, as (key, why)."""
+        yield from ((("actor", *key), why) for key, why in proximal_faults(self.actor))
+        gconfig = self.gconfig
+        if gconfig.greedy or not gconfig.temperature:
+            name = "greedy" if gconfig.greedy else "temperature"
+            why = "a policy is trained on samples: the likeliest answers of a group are all the same"
+            yield ("gconfig", name), f"{why} (eval_gconfig may take them)"
+        if gconfig.ignore_eos:
+            yield ("gconfig", "ignore_eos"), "no answer would end: a policy is trained on answers that do"
+
+    def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+        norm = self.actor.reward_norm
+        found = super().ineffective(given)
+        if self.ref is None and _is_said(given, ("actor", "kl_estimator")):
+            found.append((("actor", "kl_estimator"), "there is no ref"))
+        if norm is not None and norm.mean_level == "group" and self.gconfig.n_samples == 1:
+            key = next((key for key in _GROUPED if _is_said(given, key)), None)
+            if key is not None:
+                found.append((key, "gconfig.n_samples is 1: an episode of one row is a group of its own"))
+        return found
+
+
+def _is_said(given: Any, key: Sequence[str | int]) -> bool:
+    for part in key:
+        if not isinstance(given, Mapping) or part not in given:
+            return False
+        given = given[part]
+    return True
+
+
+_EVALUATIONS = ("freq_epochs", "freq_steps", "freq_secs", "eval_before_train")
+_GROUPED = (("actor", "reward_norm"), ("actor", "group_reward_norm"), ("actor", "preset"))
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self
 
 from areal.api.config.marks import Absent
+from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_numbers
 
 NO_TOP_K = 100_000_000
 
@@ -15,20 +16,20 @@ class GenerationHyperparameters:
     """``max_new_tokens`` bounds an answer, ``max_tokens`` prompt and answer together. ``n_samples`` is the size of a
     group: how many episodes each prompt gets. ``greedy`` takes the likeliest token, whatever the temperature."""
 
-    n_samples: int = 1
-    max_new_tokens: int = 16384
-    min_new_tokens: int = 0
-    max_tokens: int = 32768
+    n_samples: Annotated[int, COUNT] = 1
+    max_new_tokens: Annotated[int, COUNT] = 16384
+    min_new_tokens: Annotated[int, NOT_NEGATIVE] = 0
+    max_tokens: Annotated[int, COUNT] = 32768
     greedy: bool = False
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(above=0, most=1)] = 1.0
     top_k: int = NO_TOP_K
-    min_p: float = 0.0
-    temperature: float = 1.0
+    min_p: Annotated[float, SHARE] = 0.0
+    temperature: Annotated[float, NOT_NEGATIVE] = 1.0
     stop_token_ids: list[int] = field(default_factory=list)
     stop: list[str] | None = None
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, POSITIVE] = 1.0
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     seed: int | None = None  # each sample of a group has a seed of its own, derived from it
@@ -37,24 +38,19 @@ class GenerationHyperparameters:
     drop_incomplete_group: bool = False
 
     def __post_init__(self) -> None:
-        if self.n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, not {self.n_samples}")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        check_numbers(self)
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}"
             )
-        if self.temperature < 0:
-            raise ValueError(f"temperature must not be negative, not {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
 
     def new(self, **changes: Any) -> Self:
         """A copy with these fields changed."""
         return replace(self, **changes)
 
     def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Self:
-        """A copy that also stops at the tokenizer's end and padding tokens."""
+        """A copy that also stops at the tokenizer's end and padding tokens, but for ``ignore_eos``."""
+        if self.ignore_eos:
+            return self.new()
         ends = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]
         return replace(self, stop_token_ids=sorted({*self.stop_token_ids, *ends}))

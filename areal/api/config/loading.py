@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from areal.api.config.building import Faults, Path, build, over
+from areal.api.config.experiment import BaseExperimentConfig
 from areal.api.config.keys import TRAINERS, is_declared, suggestion
 from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
 from areal.api.config.positions import key_lines, line_of
@@ -65,6 +66,8 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     for path, mark in faults.inert:
         if not (mark.job and _JOB in os.environ):
             _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", said))
+    for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
+        _log.warning("%s", source.fault(path, f"has no effect: {why}", said))
     return config
 
 

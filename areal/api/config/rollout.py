@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, parsed
 from areal.resources.backend_grammar import INFERENCE_ENGINES
 
@@ -36,7 +37,7 @@ class AgentConfig:
     turn before it. ``mode`` online: episodes are conversations of real users, not of a data set."""
 
     mode: Literal["inline", "online"] = "inline"
-    turn_discount: float = 1.0
+    turn_discount: Annotated[float, SHARE] = 1.0
     export_style: Literal["individual", "concat"] = "individual"
     agent_cls_path: str = ""
     admin_api_key: str = field(default="", repr=False)
@@ -55,8 +56,7 @@ class AgentConfig:
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.turn_discount <= 1:
-            raise ValueError(f"turn_discount must be from 0 to 1, not {self.turn_discount}")
+        check_numbers(self)
 
 
 OpenAIProxyConfig = AgentConfig
@@ -81,19 +81,19 @@ class InferenceEngineConfig:
     admin_api_key: str = field(default="", repr=False)
     admin_api_key_file: str = ""
     tokenizer_path: str = ""
-    max_concurrent_rollouts: int | None = None  # None: consumer_batch_size
-    queue_size: int | None = None  # None: 16 times as many as run at once
-    consumer_batch_size: int = 1
-    max_head_offpolicyness: int = 0
+    max_concurrent_rollouts: Annotated[int | None, COUNT] = None  # None: consumer_batch_size
+    queue_size: Annotated[int | None, COUNT] = None  # None: 16 times as many as run at once
+    consumer_batch_size: Annotated[int, COUNT] = 1
+    max_head_offpolicyness: Annotated[int, NOT_NEGATIVE] = 0
     deterministic_sampling: bool = False
     check_trajectory_format: bool = True
     dump_to_file: bool = False
-    setup_timeout: float = 300.0
-    request_timeout: float = 3600.0
-    request_retries: int = 3
-    episode_timeout: float = 7200.0
+    setup_timeout: Annotated[float, POSITIVE] = 300.0
+    request_timeout: Annotated[float, POSITIVE] = 3600.0
+    request_retries: Annotated[int, NOT_NEGATIVE] = 3
+    episode_timeout: Annotated[float, POSITIVE] = 7200.0
     pause_grace_period: Annotated[float, Inert("a pause returns when no token of the old weights can come")] = 0.0
-    min_required_servers: int = 1
+    min_required_servers: Annotated[int, NOT_NEGATIVE] = 1
     shutdown_server_on_exit: bool = True  # of a service that is the run's own; any other goes on
     agent: AgentConfig | None = None
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
@@ -110,28 +110,18 @@ class InferenceEngineConfig:
     serialize_group_samples: Annotated[bool, Absent("samples of a group run at once")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
-    reward_workers: int = 2
+    reward_workers: Annotated[int, COUNT] = 2
     _version: Annotated[Literal["v1", "v2"], Inert("there is one implementation")] = "v1"
     log_level: Annotated[str, Inert("the service's processes have their own")] = "warning"
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.backend:
             parsed(self.backend, "backend", engines=INFERENCE_ENGINES, single=True)
-        for name in ("consumer_batch_size", "max_concurrent_rollouts", "queue_size", "reward_workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
         agent = self.agent or self.openai
         if self.agent is not None and self.openai is not None:
             raise ValueError("agent and openai are one thing: give one of them")
         self.admin_api_key = self.admin_api_key or (agent.admin_api_key if agent is not None else "")
-        if self.max_head_offpolicyness < 0:
-            raise ValueError(f"max_head_offpolicyness must not be negative, not {self.max_head_offpolicyness}")
-        if self.request_retries < 0:
-            raise ValueError(f"request_retries must not be negative, not {self.request_retries}")
-        for name in ("setup_timeout", "request_timeout", "episode_timeout"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
     @property
     def concurrency(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import Absent, Inert
+from areal.api.config.numbers import COUNT, check_numbers
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -17,15 +18,12 @@ class _Timer:
     experiment_name: str = ""
     trial_name: str = ""
     fileroot: str = ""
-    freq_epochs: int | None = None
-    freq_steps: int | None = None
-    freq_secs: int | None = None
+    freq_epochs: Annotated[int | None, COUNT] = None
+    freq_steps: Annotated[int | None, COUNT] = None
+    freq_secs: Annotated[int | None, COUNT] = None
 
     def __post_init__(self) -> None:
-        for name in ("freq_epochs", "freq_steps", "freq_secs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check_numbers(self)
 
 
 @dataclass
@@ -129,18 +127,17 @@ class TrainDatasetConfig:
 
     path: str = ""
     type: str = ""
-    batch_size: int = 1
+    batch_size: Annotated[int, COUNT] = 1
     shuffle: bool = True
     drop_last: bool = True
-    max_length: int | None = None
+    max_length: Annotated[int | None, COUNT] = None
     split: str | None = None
     pin_memory: Annotated[bool, Inert("rows are prompts, not tensors")] = False
     num_workers: Annotated[int, Inert("rows are read where they are used")] = 0
     scheduling_spec: Annotated[Any, Inert("rows are read where they are used")] = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+        check_numbers(self)
 
 
 @dataclass

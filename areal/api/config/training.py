@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
+from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_numbers
+from areal.api.config.objectives import objective_faults
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
 from areal.api.config.presets import PRESETS
 from areal.resources.backend_grammar import TRAIN_ENGINES
@@ -21,17 +23,14 @@ class MicroBatchSpec:
     """How a batch is cut: at least ``n_mbs`` parts, each a multiple of ``granularity`` sequences, of at most
     ``max_tokens_per_mb`` tokens."""
 
-    n_mbs: int | None = 1
-    granularity: int = 1
-    max_tokens_per_mb: int | None = None
-    n_mbs_divisor: int | None = 1
+    n_mbs: Annotated[int | None, COUNT] = 1
+    granularity: Annotated[int, COUNT] = 1
+    max_tokens_per_mb: Annotated[int | None, COUNT] = None
+    n_mbs_divisor: Annotated[int | None, COUNT] = 1
     packing_algorithm: Literal["ffd", "kk"] = "ffd"
 
     def __post_init__(self) -> None:
-        for name in ("n_mbs", "max_tokens_per_mb", "n_mbs_divisor"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check_numbers(self)
 
 
 @dataclass
@@ -43,10 +42,11 @@ class NormConfig:
     mean_leave1out: bool = False
     std_level: Level | None = "batch"
     std_unbiased: bool = True
-    eps: float = 1e-5
+    eps: Annotated[float, POSITIVE] = 1e-5
     group_size: Annotated[int, Inert("a group is what was sampled for one prompt, short ones too")] = 1
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.mean_leave1out and self.mean_level is None:
             raise ValueError("mean_leave1out needs mean_level")
 
@@ -64,8 +64,11 @@ class RejectionSamplingConfig:
     lower: float | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.upper is None and self.lower is None:
             raise ValueError("one of upper and lower is needed")
+        if self.metric == "ratio" and self.upper is not None and self.upper <= 0:
+            raise ValueError(f"upper must be above 0, not {self.upper}: no ratio is below it")
         if self.upper is not None and self.lower is not None and self.lower >= self.upper:
             raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
         if self.action == "clamp" and self.metric != "ratio":
@@ -77,15 +80,15 @@ class OptimizerConfig:
     """``warmup_steps_proportion`` and ``min_lr_ratio`` are fractions: of all steps, of ``lr``."""
 
     type: Literal["adam", "sgd", "adam_bf16"] = "adam"
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    min_lr_ratio: float = 0.0
+    lr: Annotated[float, NOT_NEGATIVE] = 1e-3
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
+    beta1: Annotated[float, Range(0, below=1)] = 0.9
+    beta2: Annotated[float, Range(0, below=1)] = 0.999
+    eps: Annotated[float, POSITIVE] = 1e-8
+    min_lr_ratio: Annotated[float, SHARE] = 0.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps_proportion: float = 0.001
-    gradient_clipping: float = 1.0
+    warmup_steps_proportion: Annotated[float, SHARE] = 0.001
+    gradient_clipping: Annotated[float, NOT_NEGATIVE] = 1.0
     offload: Annotated[bool, Absent("optimizer states stay on the device")] = False
     initial_loss_scale: Annotated[float, Inert("there is no loss scaling: bf16 and float32 need none")] = 2**32
     min_loss_scale: Annotated[float, Inert("there is no loss scaling")] = 1.0
@@ -93,12 +96,9 @@ class OptimizerConfig:
     hysteresis: Annotated[int, Inert("there is no loss scaling")] = 2
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.type == "adam_bf16":
             raise ValueError("type adam_bf16 is not supported: the optimizer's states are float32, use adam")
-        if self.lr < 0:
-            raise ValueError(f"lr must not be negative, not {self.lr}")
-        if not 0 <= self.warmup_steps_proportion <= 1:
-            raise ValueError(f"warmup_steps_proportion must be from 0 to 1, not {self.warmup_steps_proportion}")
 
 
 @dataclass
@@ -165,13 +165,12 @@ class TrainEngineConfig:
     workers_ready_timeout: Annotated[float, ONE_PROGRAM] = 30.0
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.backend:
             check_training(parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0], "backend")
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
         if self.use_lora and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
-        if (parts := getattr(self, "ppo_n_minibatches", 1)) < 1:
-            raise ValueError(f"ppo_n_minibatches must be at least 1, not {parts}")
 
 
 @dataclass
@@ -185,51 +184,57 @@ class PPOActorConfig(TrainEngineConfig):
 
     disable_dropout: bool = True
     preset: str = field(default="", init=False)  # by name in a file; in code: PPOActorConfig(**PRESETS["gspo"])
-    group_size: int = 1
-    ppo_n_minibatches: int = 4
-    ppo_epochs: int = 1
-    eps_clip: float = 0.2
-    eps_clip_higher: float | None = None  # None: as below
-    c_clip: float | None = None
+    group_size: Annotated[int, COUNT] = 1
+    ppo_n_minibatches: Annotated[int, COUNT] = 4
+    ppo_epochs: Annotated[int, COUNT] = 1
+    eps_clip: Annotated[float, NOT_NEGATIVE] = 0.2
+    eps_clip_higher: Annotated[float | None, NOT_NEGATIVE] = None  # None: as below
+    c_clip: Annotated[float | None, Range(above=1)] = None
     importance_sampling_level: Literal["token", "sequence"] = "token"
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )
-    loss_scale_factor: int | None = None  # what seq-mean-token-sum-norm divides by; None: max_new_tokens
-    m2_threshold: float | None = None
+    loss_scale_factor: Annotated[int | None, COUNT] = (
+        None  # what seq-mean-token-sum-norm divides by; None: max_new_tokens
+    )
+    m2_threshold: Annotated[float | None, POSITIVE] = None
     use_sapo_loss: bool = False
-    sapo_tau_pos: float = 1.0
-    sapo_tau_neg: float = 1.05
+    sapo_tau_pos: Annotated[float, POSITIVE] = 1.0
+    sapo_tau_neg: Annotated[float, POSITIVE] = 1.05
     use_cispo_loss: bool = False
     reward_norm: NormConfig | None = None
     reward_scaling: float = 1.0
     reward_bias: float = 0.0
-    reward_clip: float = 20.0
+    reward_clip: Annotated[float, POSITIVE] = 20.0
     overlong_reward_penalty: bool = False
-    overlong_tokens: int | None = None  # None: a fifth of max_new_tokens, DAPO's share
-    overlong_penalty_factor: float | None = None
-    max_new_tokens: int | None = None  # of the overlong penalty and of loss_scale_factor; None: gconfig's
+    overlong_tokens: Annotated[int | None, COUNT] = None  # None: a fifth of max_new_tokens, DAPO's share
+    overlong_penalty_factor: Annotated[float | None, NOT_NEGATIVE] = None
+    max_new_tokens: Annotated[int | None, COUNT] = (
+        None  # of the overlong penalty and of loss_scale_factor; None: gconfig's
+    )
     mask_no_eos_with_zero: bool = False  # a truncated answer has a reward of 0 after reward_norm
     mask_truncated_completions: bool = False  # truncated answers are left out of the loss
-    discount: float = 1.0
-    gae_lambda: float | str = 1.0
+    discount: Annotated[float, SHARE] = 1.0
+    gae_lambda: Annotated[float | str, SHARE] = 1.0
     gae_timestep_unit: Literal["token", "turn"] = "token"
     group_reward_norm: bool = False  # AReaL's older name of reward_norm by group
     adv_norm: NormConfig | bool | None = None  # true: of the batch
     group_adv_norm: bool = False  # AReaL's older name of adv_norm by group
-    kl_ctl: float = 0.1
+    kl_ctl: Annotated[float, NOT_NEGATIVE] = 0.1
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    kl_loss_coef: float = 0.0
+    kl_loss_coef: Annotated[float, NOT_NEGATIVE] = 0.0
     kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
-    kl_target: float | None = None  # adaptive: kl_ctl and kl_loss_coef follow the divergence
-    kl_horizon: int = 10_000
+    kl_target: Annotated[float | None, POSITIVE] = None  # adaptive: kl_ctl and kl_loss_coef follow the divergence
+    kl_horizon: Annotated[int, COUNT] = 10_000
     entropy_coeff: float = 0.0
     recompute_logprob: bool = False
     use_decoupled_loss: bool = False
     rejection_sampling: RejectionSamplingConfig | None = None
-    behave_imp_weight_cap: float | None = None  # AReaL's older names for rejection_sampling with a ratio
+    behave_imp_weight_cap: Annotated[float | None, POSITIVE] = (
+        None  # AReaL's older names for rejection_sampling with a ratio
+    )
     behave_imp_weight_mode: str = ""
-    behav_imp_weight_cap: float | None = None
+    behav_imp_weight_cap: Annotated[float | None, POSITIVE] = None
     behav_imp_weight_mode: str = ""
     prox_logp_method: Literal["recompute", "loglinear", "metrics", "reuse_train_logp"] = "recompute"
     dynamic_sampling: bool = False
@@ -240,18 +245,14 @@ class PPOActorConfig(TrainEngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eps_clip <= 0 or (self.eps_clip_higher is not None and self.eps_clip_higher <= 0):
-            raise ValueError("eps_clip and eps_clip_higher must be above 0")
         if not self.disable_dropout:
             raise ValueError("disable_dropout false is not supported: with dropout the ratio of two policies is noise")
-        if self.c_clip is not None and self.c_clip <= 1:
-            raise ValueError(f"c_clip must be above 1, not {self.c_clip}")
-        if self.use_sapo_loss and self.use_cispo_loss:
-            raise ValueError("use_sapo_loss and use_cispo_loss are two objectives: choose one")
-        if self.overlong_tokens is not None and self.overlong_tokens < 1:
-            raise ValueError(f"overlong_tokens must be at least 1, not {self.overlong_tokens}")
+        if not self.reward_scaling:
+            raise ValueError("reward_scaling 0 makes all rewards the same")
         self._adopt_importance_weight_cap()
         self._adopt_norms()
+        if (fault := next(objective_faults(self), None)) is not None:
+            raise ValueError(fault)
 
     def _adopt_norms(self) -> None:
         """The flags that norms once were."""
@@ -284,9 +285,9 @@ _CAP_MODES = ("", "token_mask", "token_truncate", "sequence_mask", "sequence_tru
 
 @dataclass
 class PPOCriticConfig(TrainEngineConfig):
-    ppo_n_minibatches: int = 4
-    ppo_epochs: int | None = None  # None: as many as the actor's
-    eps_clip: float = 0.5
+    ppo_n_minibatches: Annotated[int, COUNT] = 4
+    ppo_epochs: Annotated[int | None, COUNT] = None  # None: as many as the actor's
+    eps_clip: Annotated[float, NOT_NEGATIVE] = 0.5
     mask_no_eos_with_zero: Annotated[bool, Inert("the actor's says it: returns are the same for both")] = False
 
     def __post_init__(self) -> None:
@@ -299,15 +300,11 @@ class DPOEngineConfig(TrainEngineConfig):
     """``label_smoothing``: the share of pairs whose labels are thought wrong (conservative DPO)."""
 
     disable_dropout: bool = True
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     loss_type: Literal["sigmoid", "ipo"] = "sigmoid"
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Range(0, below=0.5)] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.beta > 0:
-            raise ValueError(f"beta must be above 0, not {self.beta}")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(f"label_smoothing must be at least 0 and below 0.5, not {self.label_smoothing}")
         if self.label_smoothing and self.loss_type == "ipo":
             raise ValueError("label_smoothing has no effect on loss_type ipo: leave it out")

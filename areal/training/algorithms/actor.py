@@ -89,8 +89,13 @@ class ActorLoss:
             per_token = per_token + config.kl_loss_coef * self.kl_factor * kl
         # The mean is over all tokens of the mask, also those left out: the others must not count for more.
         loss = self._aggregation.mean(per_token, mask) * self.share
+        approximation = {}
+        if config.prox_logp_method == "metrics":
+            guessed = interpolated_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
+            approximation = {"prox_logp_error": (guessed - proximal).abs()}
         self._note(
             mask,
+            **approximation,
             importance_weight=result.ratio,
             clip_ratio=result.clipped.float(),
             behave_imp_weight=corrected.weights,

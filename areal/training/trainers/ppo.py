@@ -50,6 +50,8 @@ class PPOTrainer(Trainer):
 
     def _open(self) -> None:
         config = self.config
+        for key, why in config.training_faults():
+            raise UsageFault(f"{'.'.join(key)}: {why}")
         coefficients = {name: getattr(config.actor, name) for name in ("kl_ctl", "kl_loss_coef")}
         uncharged = [name for name, value in coefficients.items() if value and config.ref is None]
         for name in uncharged:

@@ -154,3 +154,12 @@ def test_kl_in_the_loss_is_charged_by_its_estimator(estimator) -> None:
     got = _gradient(ActorLoss(config, kl_factor=1.5), logits, micro)
     torch.testing.assert_close(got, leaf.grad)
     assert teaching_rows({**micro, "advantages": micro["advantages"] * 0}, config) == [0, 1, 2]
+
+
+def test_prox_logp_method_metrics_tells_how_far_the_approximation_is() -> None:
+    logits, micro = _case()
+    micro["proximal"] = micro["logprobs"] + 0.5
+    loss = ActorLoss(PPOActorConfig(use_decoupled_loss=True, prox_logp_method="metrics"), version=4)
+    loss(logits, micro)
+    names, sums = loss.taken()
+    assert sums[names.index("prox_logp_error")].item() == pytest.approx(0.5 * sums[-1].item())  # of fresh samples
