@@ -1,4 +1,4 @@
-"""Examples from a file: JSON lines, a JSON list, Parquet, or a data set of the Hugging Face hub where its library is.
+"""Examples from a file: JSON lines, a JSON list, Parquet, or a data set of the Hugging Face hub.
 
 An example is one object. Its prompt is ``messages`` (as in a chat), or text in ``prompt``, ``question``, ``problem``,
 ``instruction``, ``input`` or ``text``, the first of them that is there; all its fields reach the agent and the reward.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -120,17 +120,10 @@ def _hub(source: str) -> Iterator[tuple[str, Any]]:
     """``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT``; the split is ``train`` if none is named."""
     if source.endswith((".json", ".jsonl", ".parquet")) or source.startswith((".", "/", "~")):
         raise NotFound(f"there is no file {source}")
-    try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise NotFound(
-            f"there is no file {source}",
-            hint=f"if {source} is a data set of the Hugging Face hub: pip install datasets",
-        ) from error
-    name, *rest = source.split(":")
-    split, config = (rest[-1] if rest else "train"), (rest[0] if len(rest) > 1 else None)
-    rows: Iterable[Any] = datasets.load_dataset(name, config, split=split)
-    yield from ((f"{source}: row {number}", dict(row)) for number, row in enumerate(rows))
+    from areal.dataset.hub import hub_rows
+
+    rows = hub_rows(source)
+    yield from ((rows.place(number), row) for number, row in enumerate(rows))
 
 
 def limited(dataset: Dataset, limit: int | None) -> Sequence[Example]:

@@ -4,7 +4,7 @@ line."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ class BadData(ArealError):
 def read_rows(path: Path, split: str | None = None) -> Rows:
     """A file; or of a folder the files whose names begin with ``split`` (``train.jsonl``, ``train-00000-of-...``),
     else all of them. Raises NotFound, BadData."""
-    files = [path] if path.is_file() else _files_of(path, split)
+    return read_files([path] if path.is_file() else _files_of(path, split), str(path))
+
+
+def read_files(files: Iterable[Path], source: str) -> Rows:
+    """Their rows, one after the other; ``source`` is what they are, for errors. Raises BadData."""
     found = [placed for file in files for placed in _read(file)]
-    rows = Rows((row for row, _ in found), str(path), [place for _, place in found])
+    rows = Rows((row for row, _ in found), source, [place for _, place in found])
     if not rows:
-        raise BadData(f"{path}: there are no rows")
+        raise BadData(f"{source}: there are no rows")
     return rows
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.api.registry import Registry, load_attr
-from areal.dataset.files import BadData, read_rows
+from areal.dataset.files import read_rows
+from areal.dataset.hub import hub_rows
 from areal.dataset.rows import Rows
 from areal.dataset.shapes import BOXED, shaped
-from areal.errors import NotFound, UsageFault
+from areal.errors import UsageFault
 
 if TYPE_CHECKING:
     from areal.api.cli_args import DatasetConfig
@@ -28,15 +29,15 @@ def get_custom_dataset(
     type: str | None = None,
     max_length: int | None = None,
 ) -> Any:
-    """``path`` is a file or folder here, a registered name or ``module:function``, or a name on the Hugging Face hub
-    (with ``datasets`` installed, or in its cache). Raises NotFound, UsageFault, BadData."""
+    """``path`` is a file or folder here, a registered name or ``module:function``, or a data set of the Hugging Face
+    hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Raises NotFound, UsageFault, BadData."""
     where = path or (dataset_config.path if dataset_config is not None else "")
     if not where:
         raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
     split = split or (dataset_config.split if dataset_config is not None else None)
     kind = type or (dataset_config.type if dataset_config is not None else "") or "rl"
     longest = max_length if max_length is not None else getattr(dataset_config, "max_length", None)
-    if where in DATASETS or ":" in where:
+    if where in DATASETS or (":" in where and "/" not in where):
         loader = DATASETS.resolve(where) if where in DATASETS else load_attr(where, "dataset")
         return loader(split=split, dataset_config=dataset_config, tokenizer=tokenizer)
     rows = _rows(where, split)
@@ -47,28 +48,10 @@ def _rows(where: str, split: str | None) -> Rows:
     local = Path(where).expanduser()
     if local.exists() or where.startswith((".", "/", "~")):
         return read_rows(local, split)
-    return _from_hub(where, split)
+    return hub_rows(where, split)
 
 
 def _is_gsm8k(rows: Rows) -> bool:
     """By its content, not its name: a question, and a solution that ends in ``#### number``."""
     first = rows[0]
     return set(first) == {"question", "answer"} and "####" in str(first["answer"])
-
-
-def _from_hub(name: str, split: str | None) -> Rows:
-    try:
-        import datasets
-    except ImportError as error:
-        raise NotFound(
-            f"there is no file or folder {name}; to take it from the Hugging Face hub, datasets is needed",
-            hint="pip install datasets",
-        ) from error
-    try:
-        found = datasets.load_dataset(name, *(("main",) if name.endswith("gsm8k") else ()), split=split or "train")
-    except (FileNotFoundError, ValueError, ConnectionError) as error:
-        raise NotFound(f"the data set {name} cannot be had: {error}") from error
-    rows = Rows((dict(row) for row in found), name)
-    if not rows:
-        raise BadData(f"{name}: there are no rows")
-    return rows

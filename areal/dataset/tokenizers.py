@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import NotFound, UsageFault
+from areal.hub import model_folder
 
 
 @lru_cache(maxsize=8)
@@ -15,7 +16,7 @@ def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padd
     """With a padding token: its end token, where it has none of its own. Raises NotFound."""
     from transformers import AutoTokenizer
 
-    _check(model_name_or_path)
+    model_name_or_path = _folder(model_name_or_path)
     more = {"padding_side": padding_side} if padding_side is not None else {}
     tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, use_fast=fast_tokenizer, **more)
     if tokenizer.pad_token_id is None:
@@ -31,7 +32,7 @@ def load_hf_processor_and_tokenizer(
 
     tokenizer = load_hf_tokenizer(model_name_or_path, fast_tokenizer, padding_side)
     try:
-        processor = AutoProcessor.from_pretrained(model_name_or_path)  # type: ignore[no-untyped-call]
+        processor = AutoProcessor.from_pretrained(_folder(model_name_or_path))  # type: ignore[no-untyped-call]
     except (ValueError, OSError):  # transformers says so where there is none
         return None, tokenizer
     return (processor if hasattr(processor, "image_processor") else None), tokenizer
@@ -90,9 +91,10 @@ def _check_messages(messages: Any) -> None:
             raise ValueError(f"a message has {', '.join(sorted(map(str, kinds - {'text'})))}: only text is supported")
 
 
-def _check(path: str) -> None:
-    """A folder that is not there must not be taken for a name on the hub."""
+def _folder(path: str) -> str:
+    """A folder that is not there must not be taken for an id of the hub."""
     if not path:
         raise UsageFault("nothing says which tokenizer", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
         raise NotFound(f"there is no model folder {path}")
+    return str(model_folder(path))

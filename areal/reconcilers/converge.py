@@ -22,6 +22,7 @@ from areal.reconcilers.effects import perform
 from areal.reconcilers.executor import Report, execute
 from areal.reconcilers.hands import Hands
 from areal.reconcilers.job_service import following_jobs
+from areal.reconcilers.model_files import ModelFiles, require_models
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observe import observe
 from areal.reconcilers.observed import Observed
@@ -56,12 +57,14 @@ class Desk:
     ctx: Context
     store: ObjectStore
     backend: LocalBackend
+    files: ModelFiles
 
     @classmethod
     def open(cls, ctx: Context) -> Desk:
         if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
             ctx.home.ensure()  # says what is in the way
-        return cls(ctx, ObjectStore(ctx.home), LocalBackend(ctx.home.root, crash=crash_point))
+        store = ObjectStore(ctx.home)
+        return cls(ctx, store, LocalBackend(ctx.home.root, crash=crash_point), ModelFiles(store))
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,7 @@ def converge(
     approved.require(prepared.plan)
     if prepared.plan.is_empty:
         return _with_notes(outcome_of(prepared.plan), notes)
+    _require_models(desk, prepared)
     desk.ctx.home.ensure()
     deadline = time.monotonic() + timeout_s
     with _taken_over(desk, prepared, timeout_s) as taken, _locked(desk, prepared, prepare) as (prepared, held):
@@ -195,6 +199,16 @@ def _taken_over(desk: Desk, prepared: Prepared, seconds: float) -> Iterator[_Tak
         yield taken
     finally:
         taken.hand_on()
+
+
+def _require_models(desk: Desk, prepared: Prepared) -> None:
+    """What will be started has its files, or can have them. Raises ArealError."""
+    starting = {op.ref for op in prepared.plan.ops if op.verb is Verb.SPAWN}
+    models = {target.ref: target.object for target in prepared.scope.all if target.object.kind == "Model"}
+    require_models(
+        {ref: (item, effective("Model", item.spec)) for ref, item in models.items() if ref in starting},
+        lambda ref, stage: desk.ctx.progress(Progress(ref, stage)),
+    )
 
 
 def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
@@ -297,7 +311,17 @@ def _execute(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Rep
     slots = claim_slots(plan, prepared.observed, services, desk.backend)
     transaction = Journal.open(desk.ctx.home, desk.ctx.command, sorted(targets))
     try:
-        hands = Hands(desk.ctx, desk.backend, desk.store, targets, prepared.observed, slots, transaction, deadline)
+        hands = Hands(
+            desk.ctx,
+            desk.backend,
+            desk.store,
+            targets,
+            prepared.observed,
+            slots,
+            transaction,
+            deadline,
+            desk.files,
+        )
         report = execute(plan, lambda op: perform(hands, op), desk.ctx.interrupted)
         report.notes = tuple(hands.notes)
         give_up(hands, abandoned(report, hands.spawned.keys()))

@@ -43,7 +43,7 @@ def record(hands: Hands, op: Op, number: int) -> None:
         layers=layers,
     )
     stamped = hands.store.add_revision(stamped, actor=hands.ctx.actor, at=now)
-    hands.store.put(stamped)
+    hands.store.put(stamped, keeps_status=True)  # another op of this plan may have written it
     hands.event(op.ref, "Normal", "Created" if target.action in ("create", "replace") else "Configured", op.cause)
 
 

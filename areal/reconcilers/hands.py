@@ -16,6 +16,7 @@ from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.desired import Target
 from areal.reconcilers.executor import Interrupted
 from areal.reconcilers.launch import Slot
+from areal.reconcilers.model_files import ModelFiles
 from areal.reconcilers.observed import Observed
 from areal.reconcilers.plan import Op
 from areal.resources.inference_service import InferenceServiceSpec
@@ -45,6 +46,7 @@ class Hands:
     slots: Mapping[str, Slot]
     tx: Transaction
     deadline: float  # of time.monotonic()
+    files: ModelFiles
     spawned: dict[str, str] = field(default_factory=dict)  # symbol -> uid, once it has been started
     lock: threading.Lock = field(default_factory=threading.Lock)
     notes: list[str] = field(default_factory=list)  # for whoever gave the command
@@ -115,8 +117,8 @@ class Hands:
 
     @property
     def left_s(self) -> float:
-        """What is left of the command's time."""
-        return max(0.1, self.deadline - time.monotonic())
+        """What is left of the command's time; downloads do not count."""
+        return max(0.1, self.deadline + self.files.waited_s - time.monotonic())
 
     def pause(self, op: Op, seconds: float) -> None:
         """Sleep, but for an interrupt. Raises Interrupted."""
@@ -124,7 +126,7 @@ class Hands:
             raise interrupted(op)
 
     def require_time(self, op: Op, message: str) -> None:
-        if time.monotonic() > self.deadline:
+        if time.monotonic() > self.deadline + self.files.waited_s:
             raise TimedOut(
                 message, hint=f"areal logs {op.ref.lower()}; the same command again, with a longer --timeout, goes on"
             )

@@ -62,6 +62,7 @@ class Launch:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     successor: bool = False
+    folders: Mapping[str, str] = field(default_factory=dict)  # of Hugging Face ids
 
 
 def router(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
@@ -97,10 +98,10 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
             "--engine-url",
             str(launch.inputs["engineUrl"]),
         ]
-        argv += ["--model-path", _folder(spec.path, launch.object)]
-        argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch.object)]
+        argv += ["--model-path", _folder(spec.path, launch)]
+        argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch)]
         if spec.chat_template:
-            argv += ["--chat-template", _folder(spec.chat_template, launch.object)]
+            argv += ["--chat-template", _folder(spec.chat_template, launch)]
         if spec.tool_call_parser:
             argv += ["--tool-call-parser", spec.tool_call_parser]
         if spec.reasoning_parser:
@@ -122,7 +123,7 @@ def _registration(launch: Launch, spec: ModelSpec) -> dict[str, Any]:
 
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     part = inference_part(spec.backend or "embedded")
-    path = _folder(spec.path, launch.object)
+    path = _folder(spec.path, launch)
     builders = {"embedded": _embedded, "vllm": _vllm, "sglang": _sglang}
     if part.engine not in builders:
         raise ArealError(
@@ -189,7 +190,7 @@ def _sglang(launch: Launch, spec: ModelSpec, path: str, log_level: str) -> list[
 
 def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:
     """LoRA adapters as both engines spell them, ``name=path``, in the manifest's order."""
-    return [f"{name}={_folder(path, launch.object)}" for name, path in spec.lora.items()]
+    return [f"{name}={_folder(path, launch)}" for name, path in spec.lora.items()]
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -277,11 +278,11 @@ def _strategy(spec: ModelSpec, service: InferenceServiceSpec) -> Any:
     return spec.strategy or service.strategy
 
 
-def _folder(path: str | None, stored: StoredObject) -> str:
-    """An absolute folder where the path is one, else the Hugging Face id as written."""
+def _folder(path: str | None, launch: Launch) -> str:
+    """An absolute folder: the path's own, or that of the snapshot of a Hugging Face id."""
     if not path:
-        raise ArealError(f"{stored.ref}: spec.path is not set", hint="name a folder or a Hugging Face id")
-    return resolve_model_path(path, source_file(stored)) or path
+        raise ArealError(f"{launch.object.ref}: spec.path is not set", hint="name a folder or a Hugging Face id")
+    return resolve_model_path(path, source_file(launch.object)) or launch.folders.get(path, path)
 
 
 def source_file(stored: StoredObject) -> str | None:

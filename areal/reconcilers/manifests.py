@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from areal.hub import is_id
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.requests import Source
 from areal.resources.diagnostics import Diagnostic, ManifestError
@@ -83,7 +84,9 @@ def _missing_folders(resource: Resource) -> list[Diagnostic]:
     problems = []
     for name in ("path", "tokenizerPath"):
         path = resource.spec.get(name)
-        if isinstance(path, str) and looks_local(path) and resolve_model_path(path, resource.source.file) is None:
+        if not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
+            continue
+        if looks_local(path) or not is_id(path):
             message = f"model folder {path!r} does not exist (looked in the working directory and beside the manifest)"
             problems.append(Diagnostic(resource.pos_of((name,)), resource.text_of((name,)), message))
     return problems

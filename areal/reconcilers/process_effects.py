@@ -41,8 +41,9 @@ def spawn(hands: Hands, op: Op, number: int) -> None:
 
 
 def _component_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
+    stored = hands.object(op.ref)
     launch = Launch(
-        object=hands.object(op.ref),
+        object=stored,
         slot=slot,
         admin_key_file=hands.key_file(hands.service_of(op.ref)),
         data_folder=str(data_folder(hands.ctx.home, parse_ref(op.ref).name)),
@@ -50,8 +51,20 @@ def _component_run(hands: Hands, op: Op, slot: Slot) -> RunSpec:
         inputs=_inputs(hands, op),
         gpus=_gpus(hands, slot),
         successor=bool(op.args.get("successor")),
+        folders=_folders(hands, op) if stored.kind == "Model" else {},
     )
     return _run_spec(hands, launch)
+
+
+def _folders(hands: Hands, op: Op) -> dict[str, str]:
+    """Of the Hugging Face ids that the model names; what is not in the cache is downloaded."""
+
+    def told(name: str, done: int, total: int | None) -> None:
+        if hands.ctx.interrupted.is_set():
+            raise interrupted(op)  # the download goes on from here the next time
+        hands.say(op, f"downloading {name}", done, total)
+
+    return hands.files.folders(hands.object(op.ref), hands.model_spec(op.ref), told)
 
 
 def _inputs(hands: Hands, op: Op) -> dict[str, Any]:

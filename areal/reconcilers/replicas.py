@@ -18,9 +18,9 @@ from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.model import ModelSpec
 
 ENGINE, PROXY = "engine", "data-proxy"
-ENGINE_FIELDS = ("backend", "path", "engineArgs", "env", "envFrom", "resources", "lora")
+ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
 PROXY_FIELDS = (
-    *("backend", "path", "external"),
+    *("backend", "path", "revision", "external"),
     *("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs"),
 )
 

@@ -50,6 +50,9 @@ class ServedModel(SpecModel):
     """Engine and allocation, `engine:dims`: `sglang:d2t2` is two replicas of two GPUs each, `embedded` runs on CPU."""
     path: Annotated[Text | None, Update.ROLL] = None
     """Weights: a Hugging Face id, or a folder (relative to the working directory, else to the manifest)."""
+    revision: Annotated[Text | None, Update.ROLL] = None
+    """Branch, tag or commit of a Hugging Face id in `path`. Absent: `main`. The commit that it stood for when the model
+    was first started is recorded (`status.commits`), and every later start takes that one."""
     tokenizer_path: Annotated[Text | None, Update.ROLL] = None
     """Tokenizer, spelled like `path`. Absent: beside the weights."""
     engine_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
@@ -92,6 +95,7 @@ class ServedModel(SpecModel):
             except UrlError as error:
                 yield ("external", "url"), f'"{self.external.url}" {error}'
         served = {"backend": self.backend, "path": self.path, "lora": self.lora, "replicas": self.replicas}
+        served["revision"] = self.revision
         if self.external is not None:
             for name in (name for name, value in served.items() if value):
                 yield (name,), 'does not go with "external", which has no engine of ours'

@@ -43,15 +43,18 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Put:
-    """An object to be written as it is given."""
+    """An object to be written as it is given; with ``keeps_status`` but for the status that it has by then."""
 
     obj: StoredObject
+    keeps_status: bool = False
 
     @property
     def ref(self) -> Ref:
         return self.obj.ref
 
     def over(self, before: StoredObject | None) -> StoredObject:
+        if self.keeps_status and before is not None and before.uid == self.obj.uid:
+            return replace(self.obj, status=before.status)
         return self.obj
 
 
@@ -108,12 +111,13 @@ class ObjectStore:
         """How many changes of what is asked for this store has seen."""
         return read_serial(self.home)
 
-    def put(self, obj: StoredObject) -> bool:
-        """Record an object as it is given; whether anything had to be written. A damaged file that stands in its place
-        is set aside; one of a newer format is refused with Unreadable."""
+    def put(self, obj: StoredObject, *, keeps_status: bool = False) -> bool:
+        """Record an object as it is given, with ``keeps_status`` but for the status that it has by then; whether
+        anything had to be written. A damaged file that stands in its place is set aside; one of a newer format is
+        refused with Unreadable."""
         if _holds(self._path(obj.ref), seal(encode(obj))):
             return False
-        self._writes.submit([_Put(obj)])
+        self._writes.submit([_Put(obj, keeps_status)])
         return True
 
     def put_status(self, ref: Ref, status: dict[str, Any]) -> bool:

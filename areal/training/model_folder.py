@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from areal.hub import model_folder
+
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
 
 
@@ -14,13 +16,7 @@ def config_files(folder: Path) -> tuple[Path, ...]:
 
 
 def copy_missing(source: str, target: Path) -> None:
-    """Bring the tokenizer of ``source`` (a folder, or a name on the hub) to ``target``, overwriting nothing there."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        for path in config_files(folder):
-            if not (target / path.name).exists():
-                shutil.copyfile(path, target / path.name)
-        return
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    """Bring the tokenizer of ``source`` (a folder, or an id of the hub) to ``target``, overwriting nothing there."""
+    for path in config_files(model_folder(source)):
+        if not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)

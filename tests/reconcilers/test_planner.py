@@ -12,6 +12,9 @@ from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed, RouteTable
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import Scope, make_plan
+from areal.reconcilers.replicas import ENGINE_FIELDS, PROXY_FIELDS
+from areal.resources.registry import fields_of, spec_model
+from areal.resources.update import Update
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import (
@@ -358,3 +361,9 @@ def test_plan_text_survives_json() -> None:
     data = plan.to_json()
     assert data["ops"][0]["verb"] == "record"
     assert [change["path"] for change in data["objects"][1]["changes"]] == ["spec.path"]
+
+
+def test_every_field_of_a_model_that_rolls_replaces_a_process() -> None:
+    """A field that no component looks at would be recorded, and have no effect."""
+    rolling = {name for name, field in fields_of(spec_model("Model")).items() if field.update is Update.ROLL}
+    assert rolling == {*ENGINE_FIELDS, *PROXY_FIELDS}

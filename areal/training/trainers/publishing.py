@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from areal import hub
 from areal.errors import UsageFault
 from areal.services.web.keys import AdminKey, load_admin_key
 from areal.training.engines.fsdp import FSDPEngine
@@ -38,7 +39,7 @@ def connected_pair(
     address, key, model = service
     if model is None:
         raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
-    files = config_files(Path(model_folder).expanduser()) if Path(model_folder).expanduser().is_dir() else ()
+    files = config_files(hub.model_folder(model_folder))
     outlet = _outlet(mode, folder, files)
     with contextlib.ExitStack() as stack:
         key_file = stack.enter_context(_key_file(folder, key))

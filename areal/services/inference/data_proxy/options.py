@@ -30,7 +30,7 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--allow-private", action="store_true", help="external: the URL may lead to a private address")
     parser.add_argument("--model-path", help="what the engine starts with: weights published for another are not taken")
-    parser.add_argument("--tokenizer-path", help="folder with tokenizer.json")
+    parser.add_argument("--tokenizer-path", help="folder with tokenizer.json, or an id of the hub")
     parser.add_argument("--chat-template", help="file with a chat template, instead of the tokenizer folder's")
     parser.add_argument("--tool-call-parser", help="how tool calls are written (default: as the template shows; none)")
     parser.add_argument("--reasoning-parser", help="how reasoning is told from the answer (default: it is not)")

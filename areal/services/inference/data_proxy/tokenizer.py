@@ -18,6 +18,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from areal.errors import UsageFault
+from areal.hub import model_folder
 from areal.services.inference.data_proxy.detokenize import ByteStream, MarkedStream, TextStream, WindowStream
 from areal.services.inference.data_proxy.templating import ChatTemplate
 from areal.services.inference.data_proxy.token_bytes import byte_level_bytes, sentencepiece_bytes
@@ -129,7 +130,7 @@ class CodecPool:
 
 def load_codec(folder: str, chat_template_file: str | None = None) -> TextCodec:
     """Raises UsageFault saying which file is missing or wrong."""
-    root = Path(folder)
+    root = model_folder(folder)
     file = root / "tokenizer.json"
     if not file.is_file():
         raise UsageFault(f"no tokenizer.json in {folder}", hint="point --tokenizer-path at a folder that has one")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from areal.errors import NotFound, UsageFault
+from areal.hub import model_folder
 from areal.resources.suggest import did_you_mean
 from areal.training.data.packed_rows import Cost
 from areal.training.ranks import Ranks
@@ -30,9 +31,9 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    _check_folder(config.path)
+    path = _folder(config.path)
     loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
-    about = _about(AutoConfig, config.path)
+    about = _about(AutoConfig, path)
     if config.is_critic:
         about.num_labels = 1
     settings = _attention(config.attn_impl)
@@ -40,8 +41,8 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
     else:
-        _check_weights(config.path)
-        model = loader.from_pretrained(config.path, config=about, dtype=dtype, **settings)
+        _check_weights(path)
+        model = loader.from_pretrained(path, config=about, dtype=dtype, **settings)
     model.config.use_cache = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # names that transformers 5 has still, for us and for peft
@@ -144,12 +145,13 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
     return adapted
 
 
-def _check_folder(path: str) -> None:
+def _folder(path: str) -> str:
     if not path:
-        raise UsageFault("nothing says which model is trained", hint="actor.path=FOLDER, or a name on the hub")
+        raise UsageFault("nothing says which model is trained", hint="actor.path=FOLDER, or a Hugging Face id")
     looks_local = path.startswith((".", "/", "~"))
     if looks_local and not Path(path).expanduser().is_dir():
         raise NotFound(f"there is no model folder {path}")
+    return str(model_folder(path))
 
 
 def _check_weights(path: str) -> None:

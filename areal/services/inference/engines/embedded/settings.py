@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal.errors import UsageFault
+from areal.hub import model_folder
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -28,7 +29,7 @@ class Settings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model-path", type=Path, required=True, help="folder with config.json and safetensors files")
+    parser.add_argument("--model-path", required=True, help="folder with config.json and safetensors, or a hub's id")
     parser.add_argument("--dtype", default="auto", choices=DTYPES, help="of weights and KV cache (auto: the model's)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (auto: cuda when there is one)")
     parser.add_argument("--max-batch-size", type=int, default=64, help="sequences computed together")
@@ -45,7 +46,7 @@ def settings(args: argparse.Namespace) -> Settings:
         if value is not None and value <= 0:
             raise UsageFault(f"--{name.replace('_', '-')} must be above 0, not {value}")
     return Settings(
-        model_path=args.model_path,
+        model_path=model_folder(args.model_path),
         dtype=args.dtype,
         device=args.device,
         max_batch_size=args.max_batch_size,
@@ -61,7 +62,7 @@ def _adapter(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not (name and equals and folder):
         raise UsageFault(f"--lora {text!r} must be NAME=FOLDER")
-    return name, Path(folder)
+    return name, model_folder(folder)
 
 
 def default_threads() -> int:

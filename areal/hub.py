@@ -1,0 +1,301 @@
+"""Models and data sets of the Hugging Face hub, by id and revision, through the cache that its own library keeps.
+
+A path names a folder where there is one, else an id (``org/name``). A revision (branch, tag or commit) is resolved to a
+commit, and the commit's snapshot is one folder of the cache: it never changes, so that a process that is started again
+has the same weights. The cache is enough: what is in it needs no network, and neither ``huggingface_hub``. The hub is
+asked where it can be; one that cannot be reached, or ``HF_HUB_OFFLINE``, leaves what is cached.
+
+Settings are the library's own: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from areal.errors import ArealError, NotFound, UsageFault
+
+Kind = Literal["model", "dataset"]
+Told = Callable[[int, int | None], None]
+"""Told of bytes: done, and of how many."""
+
+MAIN = "main"
+_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LONGEST_ID = 96
+_ASK_S = 10.0
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.safetensors|\.bin)")
+_TRUE = {"1", "true", "yes", "on"}
+
+# Weights for other programs, and copies of what safetensors hold.
+_NEVER: tuple[str, ...] = (
+    "*.gguf",
+    "*.onnx",
+    "*.onnx_data",
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.tflite",
+    "*.mlmodel",
+    "*.mlpackage/*",
+)
+_NEVER += ("onnx/*", "openvino/*", "coreml/*", "original/*", "consolidated*", "*.png", "*.jpg", "*.mp4")
+_BESIDE_SAFETENSORS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def is_id(text: str) -> bool:
+    """Whether the hub could have a repository of this name."""
+    fits = len(text) <= _LONGEST_ID and _ID.fullmatch(text) is not None
+    return fits and "--" not in text and ".." not in text and not text.endswith((".git", ".ipynb", "/.", "."))
+
+
+def is_commit(revision: str) -> bool:
+    return _COMMIT.fullmatch(revision) is not None
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where the hub is, and its cache. ``token`` None: the one that the library finds."""
+
+    cache: Path
+    endpoint: str = ""
+    token: str | None = field(default=None, repr=False)
+    offline: bool = False
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] | None = None) -> Hub:
+        """``environment`` is laid over this process's."""
+        env = {**os.environ, **(environment or {})}
+        home = env.get("HF_HOME") or str(Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+        cache = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or str(Path(home) / "hub")
+        offline = any(env.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+        token = env.get("HF_TOKEN") or env.get("HUGGING_FACE_HUB_TOKEN") or None
+        return cls(Path(os.path.expandvars(cache)).expanduser(), env.get("HF_ENDPOINT", "").rstrip("/"), token, offline)
+
+    # -- the cache
+
+    def repository(self, repo: str, kind: Kind = "model") -> Path:
+        return self.cache / f"{kind}s--{repo.replace('/', '--')}"
+
+    def cached_commit(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> str | None:
+        """The commit that the cache has for a revision; None where there is none, or nothing of it."""
+        folder = self.repository(repo, kind)
+        try:
+            commit = revision if is_commit(revision) else (folder / "refs" / revision).read_text().strip()
+        except (OSError, ValueError):
+            return None
+        return commit if (folder / "snapshots" / commit).is_dir() else None
+
+    def cached(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> Path | None:
+        """The snapshot's folder in the cache; None where it is not there, or lacks weights that its index names."""
+        commit = self.cached_commit(repo, revision, kind)
+        if commit is None:
+            return None
+        folder = self.repository(repo, kind) / "snapshots" / commit
+        return None if any(missing_shards(folder)) else folder
+
+    # -- the hub
+
+    def commit(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> str:
+        """The commit that a revision stands for now. Raises NotFound, ArealError."""
+        found = self._about(repo, revision, kind)
+        return found.commit if found is not None else self._needed(repo, revision, kind).name
+
+    def snapshot(
+        self,
+        repo: str,
+        revision: str = MAIN,
+        kind: Kind = "model",
+        *,
+        only: Sequence[str] | None = None,
+        force: bool = False,
+        told: Told | None = None,
+    ) -> Path:
+        """The folder of a revision's snapshot, named by its commit, with all files that are of use; what is missing is
+        downloaded. ``only``: patterns of files; ``force``: what is there is downloaded again. Raises NotFound,
+        ArealError."""
+        about = self._about(repo, revision, kind)
+        if about is None:
+            return self._needed(repo, revision, kind)
+        import huggingface_hub
+
+        names = about.chosen(only)
+        folder = self.repository(repo, kind) / "snapshots" / about.commit
+        left = [about.sizes[name] for name in names if force or not (folder / name).exists()]
+        with self._explained(repo, revision, kind):
+            found = huggingface_hub.snapshot_download(
+                repo,
+                repo_type=kind,
+                revision=revision,
+                cache_dir=self.cache,
+                endpoint=self.endpoint or None,
+                token=self.token,
+                allow_patterns=[_literal(name) for name in names],
+                force_download=force,
+                tqdm_class=_bar(told, sum(left)),
+            )
+        return Path(found)
+
+    def files(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> list[str]:
+        """The names of a revision's files: the hub's, or those that are cached. Raises NotFound, ArealError."""
+        about = self._about(repo, revision, kind)
+        if about is not None:
+            return list(about.sizes)
+        folder = self._needed(repo, revision, kind)
+        return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+
+    def _about(self, repo: str, revision: str, kind: Kind) -> _Revision | None:
+        """What the hub says of a revision; None where it is not to be asked, or says nothing and the cache has it."""
+        if not is_id(repo):
+            raise NotFound(f"{repo!r} is neither a folder nor a {kind} id of the Hugging Face hub")
+        if self.offline:
+            return None
+        try:
+            from huggingface_hub import HfApi
+        except ImportError as error:
+            if self.cached(repo, revision, kind) is not None:
+                return None
+            raise UsageFault(
+                f"{repo} is no folder here and is not in the cache {self.cache}; to take it from the Hugging Face hub,"
+                " huggingface_hub is needed",
+                hint="pip install huggingface_hub",
+            ) from error
+        try:
+            with self._explained(repo, revision, kind):
+                api = HfApi(endpoint=self.endpoint or None, token=self.token, library_name="areal")
+                found: Any = api.repo_info(repo, repo_type=kind, revision=revision, timeout=_ASK_S, files_metadata=True)
+        except ArealError:
+            if self.cached(repo, revision, kind) is not None:
+                return None
+            raise
+        return _Revision(found.sha, {file.rfilename: file.size or 0 for file in found.siblings or ()})
+
+    def _needed(self, repo: str, revision: str, kind: Kind) -> Path:
+        folder = self.cached(repo, revision, kind)
+        if folder is not None:
+            return folder
+        at = "" if revision == MAIN else f" at {revision}"
+        partly = self.cached_commit(repo, revision, kind) is not None
+        what = "is in it only in part" if partly else "is not in it"
+        raise NotFound(
+            f"{kind} {repo}{at}: the hub may not be asked (HF_HUB_OFFLINE), and of the cache {self.cache}, {what}",
+            hint=f"areal models pull {repo}, without HF_HUB_OFFLINE; or name a folder",
+        )
+
+    @contextmanager
+    def _explained(self, repo: str, revision: str, kind: Kind) -> Iterator[None]:
+        """The library's errors in our words."""
+        from huggingface_hub import errors
+
+        where = self.endpoint or "https://huggingface.co"
+        try:
+            yield
+        except errors.GatedRepoError as error:
+            raise ArealError(
+                f"{kind} {repo} is gated: {where} gives it to those who have accepted its terms",
+                hint=f"accept them at {where}/{repo}, and set HF_TOKEN to a token of that account",
+            ) from error
+        except errors.RevisionNotFoundError as error:
+            raise NotFound(f"{kind} {repo} has no revision {revision!r} at {where}") from error
+        except errors.RepositoryNotFoundError as error:
+            key = "that token may not see it" if self.token else "it is private and HF_TOKEN is not set"
+            raise NotFound(
+                f"{kind} {repo} is not at {where}, or {key}", hint="check the spelling; a folder is named by its path"
+            ) from error
+        except errors.LocalEntryNotFoundError as error:
+            raise ArealError(f"{kind} {repo} cannot be downloaded: {_first_line(error)}") from error
+        except errors.HfHubHTTPError as error:
+            raise ArealError(f"{kind} {repo}: {where} answers: {_first_line(error)}") from error
+        except OSError as error:
+            raise ArealError(f"{kind} {repo} cannot be stored in {self.cache}: {_first_line(error)}") from error
+        except ArealError:
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "requests", "urllib3"):
+                raise
+            raise ArealError(
+                f"{kind} {repo} is no folder here and not in the cache {self.cache}, and the hub cannot be reached at"
+                f" {where}: {_first_line(error) or type(error).__name__}",
+                hint="check the spelling of a folder; or HF_ENDPOINT and the network",
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Revision:
+    commit: str
+    sizes: Mapping[str, int]
+
+    def chosen(self, only: Sequence[str] | None) -> list[str]:
+        """The files to have: those that match ``only``, else all but other programs' and doubles."""
+        if only is not None:
+            return [name for name in self.sizes if _matches(name, only)]
+        doubles = _BESIDE_SAFETENSORS if any(name.endswith(".safetensors") for name in self.sizes) else ()
+        return [name for name in self.sizes if not _matches(name, (*_NEVER, *doubles))]
+
+
+def model_folder(path: str, revision: str = MAIN) -> Path:
+    """The folder that ``path`` is, or of the model that it names on the hub. Raises NotFound, ArealError."""
+    local = Path(path).expanduser()
+    if local.is_dir() or path.startswith((".", "/", "~")) or not is_id(path):
+        return local
+    return Hub.of().snapshot(path, revision)
+
+
+def missing_shards(folder: Path) -> Iterator[str]:
+    """Weight files that an index names, or that a shard's name counts, and that are not there."""
+    wanted: set[str] = set()
+    names = {path.name for path in folder.iterdir()}
+    for index in (name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))):
+        try:
+            wanted |= set(json.loads((folder / index).read_text()).get("weight_map", {}).values())
+        except (OSError, ValueError, AttributeError):
+            continue
+    for match in filter(None, map(_SHARD.fullmatch, names)):
+        count = int(match[2])
+        wanted |= {f"{match[1]}-{number:05}-of-{count:05}{match[3]}" for number in range(1, count + 1)}
+    present = {name for name in wanted if (folder / name).exists()}
+    formats = {Path(name).suffix for name in present}
+    # An index of a format that was never downloaded says nothing: another one has all the weights.
+    return iter(sorted(name for name in wanted - present if not formats or Path(name).suffix in formats))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _literal(name: str) -> str:
+    """A file name as a pattern that matches it alone."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _bar(told: Told | None, total: int) -> type[Any]:
+    """What the library shows progress with: it shows nothing, and tells of bytes."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            bytes_written = settings.get("unit") == "B" and "transfer" not in str(settings.get("name", ""))
+            self._told = told if bytes_written else None
+            settings.pop("name", None)
+            super().__init__(*args, **{**settings, "disable": True})
+            self._done = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._done += int(n or 0)
+            if self._told is not None:
+                self._told(self._done, max(total, self._done) or None)
+            return None
+
+    return Bar

@@ -1,0 +1,209 @@
+"""The hub's models and data sets: by Hugging Face's own library against a stand-in of its routes, and from a cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from areal.errors import ArealError, NotFound
+from areal.hub import Hub, is_id, missing_shards, model_folder
+from tests.hub_standin import HubStandin, commit_of, fill_cache, hub_standin
+
+NAME = "org/tiny"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"w" * 3_000_000,
+    "pytorch_model.bin": b"b" * 1000,
+    "model.gguf": b"g",
+    "tokenizer.json": b"{ }",
+    "tokenizer [special].json": b"{  }",
+}
+KEPT = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer [special].json"}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+@pytest.fixture
+def standin() -> Iterator[HubStandin]:
+    with hub_standin() as found:
+        yield found
+
+
+@pytest.fixture
+def hub(standin: HubStandin, tmp_path: Path) -> Hub:
+    return Hub(tmp_path / "cache", standin.url)
+
+
+@pytest.mark.parametrize("text", ["gpt2", "Qwen/Qwen3-8B", "org/na.me_1", "_x/y"])
+def test_id_is_one(text: str) -> None:
+    assert is_id(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/abs", "./x", "../x", "~/x", "a/b/c", "a b", "a/", "a--b", "a..b", "s3://x", "x.git", "a" * 97, "ä/b"]
+)
+def test_other_text_is_no_id(text: str) -> None:
+    assert not is_id(text)
+
+
+def test_snapshot_has_what_is_of_use_and_tells_its_bytes(hub: Hub, standin: HubStandin) -> None:
+    commit = standin.repository(NAME).push(FILES, "first")
+    told: list[tuple[int, int | None]] = []
+    folder = hub.snapshot(NAME, told=lambda done, total: told.append((done, total)))
+    assert folder.name == commit and {path.name for path in folder.iterdir()} == KEPT
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert told[-1] == (sum(len(FILES[name]) for name in KEPT),) * 2
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_weights_are_taken_as_they_are_where_there_are_no_safetensors(hub: Hub, standin: HubStandin) -> None:
+    standin.repository(NAME).push({"config.json": b"{}", "pytorch_model.bin": b"b"}, "first")
+    assert (hub.snapshot(NAME) / "pytorch_model.bin").exists()
+
+
+def test_branch_moves_and_commit_does_not(hub: Hub, standin: HubStandin) -> None:
+    first = standin.repository(NAME).push({"config.json": b"1"}, "first")
+    assert hub.snapshot(NAME).name == first
+    second = standin.repository(NAME).push({"config.json": b"2"}, "second")
+    assert hub.commit(NAME) == second != first
+    assert hub.snapshot(NAME, first) / "config.json" == hub.cached(NAME, first) / "config.json"  # type: ignore[operator]
+    assert (hub.snapshot(NAME) / "config.json").read_text() == "2"
+    assert hub.cached_commit(NAME) == second
+
+
+def test_broken_connection_is_no_broken_file(hub: Hub, standin: HubStandin) -> None:
+    standin.repository(NAME).push(FILES, "first")
+    standin.cut_after = 1_500_000
+    assert (hub.snapshot(NAME) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert standin.cut_after is None
+
+
+def test_progress_that_raises_stops_the_download(hub: Hub, standin: HubStandin) -> None:
+    standin.repository(NAME).push(FILES, "first")
+
+    def stop(done: int, total: int | None) -> None:
+        raise NotFound("stopped")
+
+    with pytest.raises(NotFound, match="stopped"):
+        hub.snapshot(NAME, told=stop)
+    assert hub.snapshot(NAME).is_dir()
+
+
+def test_private_model_needs_its_token(hub: Hub, standin: HubStandin, tmp_path: Path) -> None:
+    standin.repository(NAME).push(FILES, "first")
+    standin.repository(NAME).token = "hf_secret"
+    with pytest.raises(NotFound, match="HF_TOKEN is not set"):
+        hub.commit(NAME)
+    with pytest.raises(NotFound, match="that token may not"):
+        Hub(tmp_path / "cache", standin.url, "hf_other").commit(NAME)
+    assert Hub.of({"HF_TOKEN": "hf_secret", "HF_ENDPOINT": standin.url}).snapshot(NAME).is_dir()
+    assert "hf_secret" not in repr(Hub.of({"HF_TOKEN": "hf_secret"}))
+
+
+def test_gated_model_says_where_its_terms_are(hub: Hub, standin: HubStandin) -> None:
+    standin.repository(NAME).push(FILES, "first")
+    standin.repository(NAME).gated = True
+    with pytest.raises(ArealError, match="gated") as caught:
+        hub.commit(NAME)
+    assert f"{standin.url}/{NAME}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("revision", ["v9", "0" * 40])
+def test_unknown_revision_is_named(hub: Hub, standin: HubStandin, revision: str) -> None:
+    standin.repository(NAME).push(FILES, "first")
+    with pytest.raises(NotFound, match=f"no revision '{revision}'"):
+        hub.snapshot(NAME, revision)
+
+
+def test_unknown_model_and_unreachable_hub_are_told_apart(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=f"{NAME} is not at {hub.endpoint}"):
+        hub.commit(NAME)
+    with pytest.raises(ArealError, match="cannot be reached at http"):
+        Hub(tmp_path / "cache", "http://127.0.0.1:9").commit(NAME)
+
+
+def weights(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"w")
+    return folder
+
+
+@pytest.mark.parametrize("how", ["offline", "unreachable", "down"])
+def test_cache_is_enough_where_the_hub_is_not_to_be_had(how: str, standin: HubStandin, tmp_path: Path) -> None:
+    commit = fill_cache(tmp_path / "cache", NAME, weights(tmp_path / "w"))
+    standin.down = how == "down"
+    hub = {
+        "offline": Hub(tmp_path / "cache", standin.url, offline=True),
+        "unreachable": Hub(tmp_path / "cache", "http://127.0.0.1:9"),
+        "down": Hub(tmp_path / "cache", standin.url),
+    }[how]
+    assert hub.snapshot(NAME).name == hub.commit(NAME) == commit
+    assert hub.snapshot(NAME, commit) == hub.cached(NAME)
+    if how == "offline":
+        assert standin.asked == []
+        with pytest.raises(NotFound, match="HF_HUB_OFFLINE"):
+            hub.snapshot("org/other")
+        with pytest.raises(NotFound, match="HF_HUB_OFFLINE"):
+            hub.snapshot(NAME, "v2")
+
+
+def test_settings_are_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Hub.of().cache == tmp_path / "hf" / "hub"
+    assert Hub.of({"HF_HUB_CACHE": "/x"}).cache == Path("/x")
+    assert Hub.of({"HF_HUB_OFFLINE": "1"}).offline and not Hub.of({"HF_HUB_OFFLINE": "0"}).offline
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert Hub.of().cache == tmp_path / ".cache" / "huggingface" / "hub"
+
+
+@pytest.mark.parametrize(
+    ("names", "index", "missing"),
+    [
+        (["model.safetensors"], None, []),
+        (["model-00001-of-00002.safetensors"], None, ["model-00002-of-00002.safetensors"]),
+        (["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"], None, []),
+        ([], ["a.safetensors"], ["a.safetensors"]),
+        (["a.safetensors"], ["a.safetensors", "b.safetensors"], ["b.safetensors"]),
+    ],
+)
+def test_shards_that_an_interrupted_download_lacks(
+    tmp_path: Path, names: list[str], index: list[str] | None, missing: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
+    if index is not None:
+        map_ = {str(number): name for number, name in enumerate(index)}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": map_}))
+    assert list(missing_shards(tmp_path)) == missing
+
+
+def test_interrupted_download_is_not_taken_for_a_model(standin: HubStandin, tmp_path: Path) -> None:
+    folder = weights(tmp_path / "w")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    fill_cache(tmp_path / "cache", NAME, folder)
+    hub = Hub(tmp_path / "cache", offline=True)
+    assert hub.cached(NAME) is None and hub.cached_commit(NAME) == commit_of(NAME)
+    with pytest.raises(NotFound, match="only in part"):
+        hub.snapshot(NAME)
+
+
+def test_model_folder_is_a_folder_or_an_id(
+    standin: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", standin.url)
+    commit = standin.repository(NAME).push(FILES, "first")
+    assert model_folder(NAME).name == commit
+    Path(NAME).mkdir(parents=True)
+    assert model_folder(NAME) == Path(NAME)  # a folder here comes first
+    assert model_folder("./nothing") == Path("nothing")  # and is not looked for anywhere else
