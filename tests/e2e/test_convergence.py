@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import time
 import urllib.error
@@ -121,3 +122,43 @@ def test_command_takes_over_what_the_one_before_left_and_what_it_does_not_touch_
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     until(lambda: background(box) is None)
     assert box.living() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_quickstart_job_killed_whole_ten_times_ends_with_one_apply_each(box: Box) -> None:
+    dice = random.Random(int(os.environ.get("AREAL_TEST_SEED", "1")))
+    job = started(box, "learn", steps=120, mode="shm")
+    for number in range(1, 11):
+        known = len(job.notes())
+        until(lambda known=known: len(job.notes()) >= known + dice.randint(1, 6))
+        time.sleep(dice.uniform(0.0, 0.5))
+        assert not (job.folder / "checkpoints" / f"step_{job.steps}").exists(), f"it ended before kill {number}"
+        kill_everything(box)
+        began = time.monotonic()
+        box.ok("apply", "-f", str(box.folder / "manifest.yaml"), "--timeout", "300s")
+        print(f"kill {number} at step {job.notes()[-1]['step']}: applied in {time.monotonic() - began:.1f} s")
+    assert_nothing_lost(job)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_random_pairs_and_triples_killed_thirty_times_need_no_command(box: Box) -> None:
+    dice = random.Random(int(os.environ.get("AREAL_TEST_SEED", "1")))
+    job = started(box, "learn", steps=200, mode="shm", service=SOON, model=SOON)
+    components = ("router", "gateway", "data-proxy", "engine", "driver")
+    for number in range(1, 31):
+        time.sleep(dice.uniform(0.0, 8.0))
+        assert not (job.folder / "checkpoints" / f"step_{job.steps}").exists(), f"it ended before kill {number}"
+        victims = dice.sample(components, dice.choice((2, 3)))
+        until(lambda victims=victims: {f"{victim}/0" for victim in victims} <= box.pids().keys())
+        pids = box.pids()
+        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+            for victim in victims:
+                with contextlib.suppress(ProcessLookupError, KeyError):  # it may have followed another one by itself
+                    os.kill(pids[f"{victim}/0"], signal_number)
+        print(f"kill {number}: {' '.join(victims)} at step {len(job.notes())}", flush=True)
+        if number % 3 == 0:
+            known = len(job.notes())
+            until(lambda known=known: len(job.notes()) > known)
+    assert_nothing_lost(job)

@@ -164,10 +164,10 @@ def pushing_weights(job: Job) -> None:
     until(lambda: any(path.suffix == "" for path in set((job.folder / "weights").glob("v*")) - known))
 
 
-def started(box: Box, name: str, steps: int, mode: str, ranks: int = 1) -> Job:
+def started(box: Box, name: str, steps: int, mode: str, ranks: int = 1, service: str = "", model: str = "") -> Job:
     box.write(DRIVER, "noting.py")
     box.write(CONFIG.format(steps=steps, batch=BATCH, model=MODEL, mode=mode), "config.yaml")
-    manifest = Path(box.manifest())
+    manifest = Path(box.manifest(service=service, model=model))
     manifest.write_text(manifest.read_text() + JOB.format(name=name, ranks=ranks))
     box.ok("apply", "-f", str(manifest))
     return Job(box, name, steps)

@@ -35,11 +35,13 @@ class Admission:
 
     def begin(self, worker: WorkerEntry, key: CallKey) -> None:
         self._tokens[worker.addr] += key.tokens + 1.0
+        self._picker.loaded(worker.addr, self._tokens[worker.addr])
 
     def end(self, worker: WorkerEntry, key: CallKey) -> None:
         self._tokens[worker.addr] -= key.tokens + 1.0
         if self._tokens[worker.addr] < 1.0:
             del self._tokens[worker.addr]
+        self._picker.loaded(worker.addr, self._load(worker))
 
     def _load(self, worker: WorkerEntry) -> float:
         return self._tokens.get(worker.addr, 0.0)

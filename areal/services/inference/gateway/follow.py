@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import orjson
 
 from areal.services.inference.gateway.live_table import LiveTable
-from areal.services.inference.router.table import Snapshot
+from areal.services.inference.router.table import EMPTY, Changes, Snapshot
 from areal.services.web.client import CallFailed, HttpClient, Lost
 from areal.services.web.ndjson import split_lines
 from areal.services.web.watchdog import Watchdog
@@ -48,16 +48,20 @@ class Follower:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _follow(self) -> None:
-        calling = self._http.call("GET", self._url, "/watch", self._headers)
+        calling = self._http.call("GET", self._url, "/watch?changes", self._headers)
         async with Watchdog(lambda: _SILENCE_S) as watchdog, calling as answer:
             _check(answer.status)
+            told = EMPTY
             async for line in split_lines(answer.parts()):
                 watchdog.kick()
                 data = orjson.loads(line)
                 if data["type"] == "snapshot":
-                    incoming = Snapshot.from_json(data)
-                    self._table.apply(incoming)
-                    await self._remind(incoming)
+                    told = Snapshot.from_json(data)
+                    self._table.apply(told)
+                    await self._remind(told)
+                elif data["type"] == "changes":
+                    told = told.changed(Changes.from_json(data))
+                    self._table.apply(told)
                 self.connected = True
 
     async def _remind(self, incoming: Snapshot) -> None:

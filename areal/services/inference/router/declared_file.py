@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from areal.services.inference.router.registry import Registry
 
 _log = logging.getLogger(__name__)
@@ -60,8 +62,8 @@ class DeclaredFile:
         if content == self._written:
             return
         aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with aside.open("w") as file:
-            json.dump(content, file)
+        with aside.open("wb") as file:
+            file.write(orjson.dumps(content))
             file.flush()
             os.fsync(file.fileno())
         aside.rename(self._path)

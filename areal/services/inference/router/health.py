@@ -1,7 +1,7 @@
 """Health with hysteresis: one lost probe is noise, some in a row are a death, some answers in a row a recovery.
 
-A worker that itself answers "not ready" is believed at once; one that was never seen becomes ready at its first
-good answer.
+A worker that itself answers "not ready" is believed at once; one that was never ready becomes so at its first good
+answer.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ class Health:
     failures: int = 0
     successes: int = 0
     seen: bool = False
+    was_healthy: bool = False
 
     def after(self, answer: Answer, rules: Readiness = DEFAULT) -> Health:
         if answer is Answer.READY:
             successes = self.successes + 1
-            up = self.healthy or not self.seen or successes >= rules.success_threshold
-            return Health(healthy=up, successes=successes, seen=True)
+            up = self.healthy or not self.was_healthy or successes >= rules.success_threshold
+            return Health(healthy=up, successes=successes, seen=True, was_healthy=up or self.was_healthy)
         if answer is Answer.DRAINING:
-            return Health(healthy=True, leaving=True, seen=True)
+            return Health(healthy=True, leaving=True, seen=True, was_healthy=True)
         if answer is Answer.NOT_READY:
-            return Health(healthy=False, failures=rules.failure_threshold, seen=True)
+            return Health(False, failures=rules.failure_threshold, seen=True, was_healthy=self.was_healthy)
         failures = self.failures + 1
         return replace(
             self, healthy=self.healthy and failures < rules.failure_threshold, failures=failures, successes=0

@@ -14,6 +14,7 @@ from areal.services.inference.router.registry import Registry, Report, Worker
 from areal.services.web.client import CallFailed, HttpClient
 
 _MOST_BYTES = 1024 * 1024
+_ASKED_AT_ONCE = 256
 _EXPIRY_PERIOD_S = 1.0
 _LATE_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a model that is now probed more often is seen by then
@@ -27,6 +28,7 @@ class Prober:
         self._registry = registry
         self._http = http
         self._headers = headers
+        self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as probes:
@@ -41,7 +43,7 @@ class Prober:
             if worker.expires_at is not None:
                 continue
             wait_s = min(wait_s, _LOOK_AGAIN_S)
-            left_s = worker.probed_at + self._registry.readiness(worker).period_seconds - now
+            left_s = worker.probed_at + self._registry.renew_s(worker) - now
             if left_s <= 0:
                 worker.probed_at = now
                 probes.create_task(self._probe(worker), name=f"probe-{worker.id}")
@@ -57,7 +59,9 @@ class Prober:
         await asyncio.gather(*(self._probe(worker) for worker in asked))
 
     async def _probe(self, worker: Worker) -> None:
-        answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
+        """Its time to answer begins when it is asked: not while thousands are asked before it."""
+        async with self._asking:
+            answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
         self._registry.observe(worker, answer, report)
 
     async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, Report | None]:

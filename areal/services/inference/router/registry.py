@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,7 @@ from areal.services.inference.router.table import (
     DEAD,
     DRAINING,
     READY,
+    Changes,
     Limits,
     ModelEntry,
     Snapshot,
@@ -28,6 +30,7 @@ from areal.services.inference.router.table import (
 )
 
 _REMOVED_KEPT = 1000
+_CHANGES_KEPT = 50_000
 _RENEWALS_PER_S = 500.0  # of all workers together
 
 
@@ -64,6 +67,7 @@ class Worker:
     report: Report = field(default_factory=Report)
     probed_at: float = -1e9  # monotonic: when it was last asked
     expires_at: float | None = None  # monotonic: its lease's end; None: it has none, and is probed
+    was_ready: bool = False
 
     @property
     def state(self) -> str:
@@ -124,6 +128,8 @@ class _Model:
     readiness: Readiness
     journals: frozenset[str] = frozenset()  # all of which its workers told, when last some did
     withheld: bool = False
+    were_ready: int = 0  # workers, while it is withheld
+    journals_due: bool = False  # some worker told others than before
 
 
 class Registry:
@@ -140,10 +146,14 @@ class Registry:
         self.on_change: Callable[[], None] = lambda: None
         self._models: dict[str, _Model] = {}
         self._workers: dict[str, Worker] = {}
+        self._members: dict[str | None, dict[str, Worker]] = {}  # the same, by model
+        self._by_addr: dict[str, dict[str, Worker]] = {}  # the same, by address
+        self._changes: deque[tuple[int, str | None, str]] = deque(maxlen=_CHANGES_KEPT)  # serial, model, worker
+        self._whole_at = 0  # the serial of the last change that was more than some workers'
         self._removed: dict[str, None] = {}  # ids of removed workers: their leases do not bring them back
 
     def workers(self, model: str | None = None) -> list[Worker]:
-        return [worker for worker in self._workers.values() if model is None or worker.model == model]
+        return list((self._workers if model is None else self._members.get(model, {})).values())
 
     def readiness(self, worker: Worker) -> Readiness:
         """How this worker is probed."""
@@ -156,24 +166,25 @@ class Registry:
     def find(self, *, worker_id: str | None = None, addr: str | None = None) -> Worker | None:
         if worker_id is not None:
             return self._workers.get(worker_id)
-        return next((worker for worker in self._workers.values() if worker.addr == addr), None)
+        return next(iter(self._by_addr.get(addr or "", {}).values()), None)
 
     def register(self, worker_id: str | None, addr: str, model: str | None) -> Worker:
         """Add one worker, or move it. The same id with another address is the replica's successor."""
         known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
+        former = known.model if known is not None else None
         worker = self._place(known.id if known else worker_id or f"worker-{secrets.token_hex(4)}", addr, model)
         self._removed.pop(worker.id, None)
         if model is not None and model not in self._models:
             self._models[model] = _Model(1, False, int(time.time()), self._readiness)
-        self._changed()
+        self._changed(worker if former in (None, model) else None)
         return worker
 
     def unregister(self, worker: Worker) -> None:
         self._remove(worker)
-        self._changed()
+        self._changed(worker)
 
     def _remove(self, worker: Worker) -> None:
-        del self._workers[worker.id]
+        self._drop(worker)
         if worker.expires_at is not None:
             self._removed[worker.id] = None
             if len(self._removed) > _REMOVED_KEPT:
@@ -188,7 +199,7 @@ class Registry:
             worker = self._join(lease, worker)
         worker.expires_at = now + self.lease_s(worker)
         self.observe(worker, answer, report)
-        self._publish(lease.model)
+        self._publish(worker)
         return worker
 
     def _join(self, lease: Lease, former: Worker | None) -> Worker:
@@ -197,18 +208,28 @@ class Registry:
             self._models[lease.model] = _Model(lease.expected, lease.external, created, lease.readiness, withheld=True)
         elif model.withheld:
             model.expected = max(model.expected, lease.expected)
-        for other in self.workers(lease.model):
-            if other.addr == lease.addr and other.id != lease.worker_id:  # it is dead: its port is ours now
-                del self._workers[other.id]
+        for other in list(self._by_addr.get(lease.addr, {}).values()):
+            if other.model == lease.model and other.id != lease.worker_id:  # it is dead: its port is ours now
+                self._drop(other)
+                self._changed(other)
+        was = former.model if former is not None else None
         worker = self._place(lease.worker_id, lease.addr, lease.model)
         worker.drained = former is not None and former.drained
+        worker.stopping = former is not None and former.stopping
         worker.cordoned = former.cordoned if former is not None else lease.held
-        self._changed()
+        self._changed(worker if was in (None, lease.model) else None)
         return worker
 
-    def _publish(self, name: str) -> None:
+    def _publish(self, worker: Worker) -> None:
+        """Nothing is counted before as many were ready as there have to be."""
+        name = str(worker.model)
         model = self._models[name]
         if not model.withheld:
+            return
+        if worker.state == READY and not worker.was_ready:
+            worker.was_ready = True
+            model.were_ready += 1
+        if model.were_ready < model.expected:
             return
         if sum(worker.state == READY for worker in self.workers(name)) >= model.expected:
             model.withheld = False
@@ -227,7 +248,7 @@ class Registry:
         for worker in self._workers.values():
             if worker.expires_at is not None and worker.expires_at < now and worker.health.healthy:
                 worker.health = replace(worker.health, healthy=False, successes=0)
-                self._changed()
+                self._changed(worker)
 
     def extend(self, seconds: float) -> None:
         """We have heard nobody for so long, and know of nobody whether that was its fault."""
@@ -273,22 +294,30 @@ class Registry:
     def set_drained(self, worker: Worker, drained: bool, *, stopping: bool = False) -> None:
         if (worker.drained, worker.stopping) != (drained, stopping):
             worker.drained, worker.stopping = drained, stopping
-            self._changed()
+            self._changed(worker)
 
     def observe(self, worker: Worker, answer: Answer, report: Report | None) -> None:
         """One probe's finding. Load alone is no change of the table: relays count their own."""
         before = worker.public
         worker.health = worker.health.after(answer, self.readiness(worker))
         worker.report = report or worker.report
-        self._note_journals(worker.model)
         if worker.public != before and self._workers.get(worker.id) is worker:
-            self._changed()
+            self._journals_changed(worker.model)
+            self._changed(worker)
+
+    def _journals_changed(self, name: str | None) -> None:
+        if name is not None and (model := self._models.get(name)) is not None:
+            model.journals_due = True
 
     def _note_journals(self, name: str | None) -> None:
-        """While a model has no worker that told anything, its journals are those of before: a successor will come."""
+        """While a model has no worker that told anything, its journals are those of before: a successor will come. Done
+        when they are asked for, or a worker goes."""
         model = self._models.get(name) if name is not None else None
-        heard = [worker.report for worker in self.workers(name) if worker.health.seen] if model else []
-        if model is not None and heard:
+        if model is None or not model.journals_due:
+            return
+        model.journals_due = False
+        heard = [worker.report for worker in self.workers(name) if worker.health.seen]
+        if heard:
             model.journals = frozenset().union(*(report.journals + report.elsewhere for report in heard))
 
     @property
@@ -300,6 +329,8 @@ class Registry:
 
     def orphans(self) -> frozenset[str]:
         """Journals that no worker serves just now."""
+        for name in self._models:
+            self._note_journals(name)
         held = {tag for worker in self.workers() for tag in worker.report.journals}
         return frozenset().union(*(model.journals for model in self._models.values())) - held
 
@@ -327,7 +358,7 @@ class Registry:
                 cordoned=[worker.id for worker in model.workers if worker.state in (CORDONED, DRAINING)],
             )
             journals = frozenset(model.orphans).union(*(worker.journals for worker in model.workers))
-            self._models[model.name] = replace(self._models[model.name], journals=journals)
+            self._models[model.name] = replace(self._models[model.name], journals=journals, journals_due=False)
         return True
 
     def mark_synced(self) -> None:
@@ -342,12 +373,29 @@ class Registry:
     def _content(self) -> dict[str, ModelEntry]:
         return {name: self._entry(name, model) for name, model in self._models.items()}
 
-    def _entry(self, name: str, model: _Model) -> ModelEntry:
+    def changes_since(self, serial: int) -> Changes | None:
+        """What a follower that has the table of ``serial`` lacks; None: it needs the whole of it."""
+        kept_from = self._changes[0][0] if len(self._changes) == _CHANGES_KEPT else 0
+        if serial < self._whole_at or serial < kept_from:
+            return None
+        touched: dict[str, set[str]] = {}
+        for at, model, worker_id in reversed(self._changes):
+            if at <= serial:
+                break
+            if model is not None:
+                touched.setdefault(model, set()).add(worker_id)
+        models = {name: self._entry(name, self._models[name], some) for name, some in touched.items()}
+        gone = {name: tuple(some - self._members.get(name, {}).keys()) for name, some in touched.items()}
+        return Changes(self.epoch, serial, self.serial, models, gone)
+
+    def _entry(self, name: str, model: _Model, some: Collection[str] | None = None) -> ModelEntry:
+        """``some``: with the entries of these workers only."""
+        self._note_journals(name)
         workers = self.workers(name)
         held = {tag for worker in workers for tag in worker.report.journals}
         return ModelEntry(
             name=name,
-            workers=tuple(worker.entry for worker in workers),
+            workers=tuple(worker.entry for worker in workers if some is None or worker.id in some),
             expected=model.expected,
             external=model.external,
             created=model.created,
@@ -363,6 +411,8 @@ class Registry:
 
     def declared(self) -> dict[str, Any]:
         """As JSON: what was declared, who has joined and who may not, for ``restore``."""
+        for name in self._models:
+            self._note_journals(name)
         models = {
             name: {
                 "expected": model.expected,
@@ -380,6 +430,7 @@ class Registry:
                 "addr": worker.addr,
                 "model": worker.model,
                 "drained": worker.drained,
+                "stopping": worker.stopping,
                 "cordoned": worker.cordoned,
                 "leased": worker.expires_at is not None,
             }
@@ -407,23 +458,52 @@ class Registry:
         for told in declared["workers"]:
             worker = Worker(str(told["id"]), worker_base_url(told["addr"]), told["model"])
             worker.drained, worker.cordoned = bool(told["drained"]), bool(told["cordoned"])
+            worker.stopping = bool(told.get("stopping"))
             worker.expires_at = now if told["leased"] else None
             workers[worker.id] = worker
         self.strategy, self.limits = str(declared["strategy"]), dict(declared["limits"])
-        self._models, self._workers = models, workers
+        self._models = models
+        for worker in workers.values():
+            self._keep(worker)
         self._removed = dict.fromkeys(map(str, declared["removed"]))
         self.synced = True
         self._changed()
 
     def _place(self, worker_id: str, addr: str, model: str | None) -> Worker:
         worker = self._workers.get(worker_id)
+        if worker is not None and (worker.addr, worker.model) == (addr, model):
+            return worker
+        if worker is not None:
+            self._drop(worker)
         if worker is None or worker.addr != addr:
-            worker = self._workers[worker_id] = Worker(worker_id, addr)
+            worker = Worker(worker_id, addr)
         worker.model = model
+        self._keep(worker)
         return worker
 
-    def _changed(self) -> None:
+    def _keep(self, worker: Worker) -> None:
+        self._workers[worker.id] = worker
+        self._members.setdefault(worker.model, {})[worker.id] = worker
+        self._by_addr.setdefault(worker.addr, {})[worker.id] = worker
+        self._journals_changed(worker.model)
+
+    def _drop(self, worker: Worker) -> None:
+        self._note_journals(worker.model)
+        del self._workers[worker.id]
+        for index, key in ((self._members, worker.model), (self._by_addr, worker.addr)):
+            del index[key][worker.id]  # type: ignore[index]
+            if not index[key]:  # type: ignore[index]
+                del index[key]  # type: ignore[arg-type]
+        self._journals_changed(worker.model)
+
+    def _changed(self, worker: Worker | None = None) -> None:
+        """``worker``: nothing else has."""
         self.serial += 1
+        if worker is None:
+            self._whole_at = self.serial
+            self._changes.clear()
+        else:
+            self._changes.append((self.serial, worker.model, worker.id))
         self.on_change()
 
 

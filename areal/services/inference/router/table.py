@@ -115,6 +115,42 @@ class Snapshot:
             learning=data.get("learning", False),
         )
 
+    def changed(self, changes: Changes) -> Snapshot:
+        """The table after ``changes``. Raises ValueError where they belong to another one."""
+        if (self.epoch, self.serial) != (changes.epoch, changes.base):
+            raise ValueError(f"changes of table {changes.epoch} {changes.base}, not of {self.epoch} {self.serial}")
+        models = dict(self.models)
+        for name, entry in changes.models.items():
+            before = models.get(name)
+            workers = {worker.id: worker for worker in before.workers} if before is not None else {}
+            workers |= {worker.id: worker for worker in entry.workers}
+            for worker_id in changes.gone[name]:
+                workers.pop(worker_id, None)
+            models[name] = replace(entry, workers=tuple(workers.values()))
+        return replace(self, serial=changes.serial, models=models)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """From the table of serial ``base`` to that of ``serial``: models of which workers have changed, with those workers
+    only, and ids of workers that are ``gone``."""
+
+    epoch: str
+    base: int
+    serial: int
+    models: Mapping[str, ModelEntry]
+    gone: Mapping[str, tuple[str, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        models = {name: {**_model_to_json(entry), "gone": list(self.gone[name])} for name, entry in self.models.items()}
+        return {"epoch": self.epoch, "base": self.base, "serial": self.serial, "models": models}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Changes:
+        models = {name: _model_from_json(name, entry) for name, entry in data["models"].items()}
+        gone = {name: tuple(entry["gone"]) for name, entry in data["models"].items()}
+        return cls(data["epoch"], data["base"], data["serial"], models, gone)
+
 
 EMPTY = Snapshot(epoch="", serial=-1)
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.services.inference.router import picking
 from areal.services.inference.router.picking import CallKey, Picker, rendezvous
 from areal.services.inference.router.table import WorkerEntry
 
@@ -81,3 +83,46 @@ def test_rendezvous_moves_only_the_share_of_the_worker_that_left(key: bytes, lef
     before = rendezvous(key, WORKERS)
     after = rendezvous(key, [worker for worker in WORKERS if worker is not left])
     assert after == [worker for worker in before if worker is not left]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 39), st.integers(1, 50)), max_size=200))
+def test_least_loaded_of_a_large_pool_is_exact_whatever_began_and_ended(events: list[tuple[bool, int, int]]) -> None:
+    pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(40)]
+    held = {worker.addr: 0.0 for worker in pool}
+    picker = Picker(random.Random(1))
+    for began, place, tokens in events:
+        picked = picker.pick("least_loaded", pool, CallKey(), lambda w: held[w.addr])
+        assert held[picked.addr] == min(held.values())
+        addr = picked.addr if began else pool[place].addr
+        held[addr] = held[addr] + tokens if began else 0.0
+        picker.loaded(addr, held[addr])
+
+
+@pytest.mark.parametrize("strategy", ["auto", "prefix", "least_loaded", "round_robin"])
+def test_pick_looks_at_a_bounded_number_of_workers(strategy: str) -> None:
+    pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(5000)]
+    asked = 0
+
+    def load(worker: WorkerEntry) -> float:
+        nonlocal asked
+        asked += 1
+        return 0.0
+
+    picker = Picker(random.Random(1))
+    picker.pick(strategy, pool, CallKey(prefix=b"first"), load)
+    asked = 0
+    for number in range(100):
+        picked = picker.pick(strategy, pool, CallKey(prefix=bytes([number])), load)
+        picker.loaded(picked.addr, 0.0)
+    assert asked <= 100 * 70
+
+
+@given(st.binary(min_size=1, max_size=16), st.integers(0, 299))
+def test_prefix_of_a_large_pool_stays_unless_a_worker_near_it_left(key: bytes, gone: int) -> None:
+    pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(300)]
+    left = [worker for worker in pool if worker is not pool[gone]]
+    before = Picker().pick("prefix", pool, CallKey(prefix=key), lambda w: 0.0)
+    after = Picker().pick("prefix", left, CallKey(prefix=key), lambda w: 0.0)
+    part = picking._Ring(pool).part(key)
+    assert after == before or pool[gone] in part
+    assert len(part) == 32

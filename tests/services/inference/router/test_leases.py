@@ -1,0 +1,166 @@
+"""Data proxies that register themselves, what outlives a router, and followers that are told changes only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.inference.router.declared_file import DeclaredFile
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import Lease, Registry, Report
+from areal.services.inference.router.table import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
+
+
+def renewed(registry: Registry, number: int, answer: Answer = Answer.READY, now: float = 0.0, **more: object) -> bool:
+    lease = Lease(f"w{number}", f"http://h:{number + 1}", "m", **more)  # type: ignore[arg-type]
+    return registry.renew(lease, answer, Report(journals=(f"tag{number}",)), now) is not None
+
+
+def states(registry: Registry) -> dict[str, str]:
+    return {worker.id: worker.state for worker in registry.workers()}
+
+
+def test_pool_is_published_when_all_that_it_expects_were_ready_and_stays_so() -> None:
+    registry = Registry()
+    renewed(registry, 0, expected=2)
+    renewed(registry, 1, Answer.NOT_READY, expected=2)
+    assert not registry.snapshot().models["m"].published
+    renewed(registry, 1, expected=2)
+    assert registry.snapshot().models["m"].published
+    renewed(registry, 0, Answer.NOT_READY, expected=2)
+    assert registry.snapshot().models["m"].published
+
+
+def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> None:
+    registry = Registry()
+    renewed(registry, 0)
+    registry.expire(4.9)
+    assert states(registry) == {"w0": READY}
+    registry.expire(5.1)
+    assert states(registry) == {"w0": DEAD}
+    renewed(registry, 0, now=6.0)
+    renewed(registry, 0, now=7.0)
+    assert states(registry) == {"w0": READY}
+
+
+def test_lease_brings_back_nobody_that_was_removed_until_it_is_declared_again() -> None:
+    registry = Registry()
+    renewed(registry, 0)
+    renewed(registry, 1)
+    registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
+    assert not renewed(registry, 1)
+    assert states(registry) == {"w0": READY}
+    registry.register_model("m", [("w0", "http://h:1"), ("w1", "http://h:2")], expected=2, external=False)
+    assert renewed(registry, 1)
+    registry.remove_model("m")
+    assert not renewed(registry, 0)
+    assert registry.snapshot().models == {}
+
+
+def test_held_worker_gets_nothing_before_it_is_declared() -> None:
+    registry = Registry()
+    renewed(registry, 0, held=True)
+    assert states(registry) == {"w0": CORDONED}
+    assert not registry.snapshot().models["m"].published
+    registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
+    assert states(registry) == {"w0": READY}
+    renewed(registry, 0, held=True)
+    assert states(registry) == {"w0": READY}
+
+
+def test_successor_at_a_dead_workers_address_replaces_it() -> None:
+    registry = Registry()
+    renewed(registry, 0)
+    registry.renew(Lease("other", "http://h:1", "m"), Answer.READY, Report(), 0.0)
+    assert states(registry) == {"other": READY}
+
+
+def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "routes.json"
+    before = Registry()
+    kept = DeclaredFile(path, before)
+    kept.read()
+    assert before.synced, "a service that is new has nothing to be told of"
+    renewed(before, 0)
+    renewed(before, 1, held=True)
+    before.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
+    before.configure("prefix", {"max_queued_requests": 7})
+    worker = before.find(worker_id="w0")
+    assert worker is not None
+    before.set_drained(worker, True, stopping=True)
+    kept.announce("http://127.0.0.1:1")
+    after = Registry()
+    DeclaredFile(path, after).read()
+    assert (after.synced, after.learning, after.declared()) == (True, False, before.declared())
+    assert states(after) == {"w0": DEAD}, "it was not heard from yet"
+    assert after.snapshot().models["m"].orphans == ("tag0",)
+    renewed(after, 0)
+    assert states(after) == {"w0": DRAINING}
+    assert not renewed(after, 1), "who was removed stays out"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"declared": {"limits": {"nonsense": 1}}}', "\x00"])
+def test_damaged_file_is_set_aside_and_the_router_learns(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "routes.json"
+    path.write_text(text)
+    registry = Registry()
+    DeclaredFile(path, registry).read()
+    assert (registry.learning, registry.synced, path.exists()) == (True, False, False)
+    assert [each.read_text() for each in tmp_path.iterdir()] == [text]
+
+
+_STEP = st.tuples(
+    st.sampled_from(["renew", "renew", "renew", "expire", "declare", "remove", "drain", "configure", "tell"]),
+    st.integers(0, 5),
+    st.sampled_from([Answer.READY, Answer.NOT_READY, Answer.DRAINING]),
+)
+
+
+@given(st.lists(_STEP, max_size=40))
+def test_follower_that_is_told_changes_has_the_same_table(steps: list[tuple[str, int, Answer]]) -> None:
+    registry, table = Registry(), None
+    for now, (step, number, answer) in enumerate([*steps, ("tell", 0, Answer.READY)]):
+        if step == "renew":
+            renewed(registry, number, answer, float(now), expected=1 + number % 3)
+        elif step == "expire":
+            registry.expire(float(now))
+        elif step == "declare":
+            workers = [(f"w{each}", f"http://h:{each + 1}") for each in range(number)]
+            registry.register_model("m", workers, expected=number, external=False)
+        elif step == "remove":
+            registry.remove_model("m")
+        elif step == "drain":
+            for worker in registry.workers()[:1]:
+                registry.set_drained(worker, bool(number % 2))
+        elif step == "configure":
+            registry.configure(None, {"max_queued_requests": number})
+        elif step == "tell":
+            changes = registry.changes_since(table.serial) if table is not None else None
+            if table is None or changes is None:
+                table = Snapshot.from_json(json.loads(json.dumps(registry.snapshot().to_json())))
+            else:
+                table = table.changed(Changes.from_json(json.loads(json.dumps(changes.to_json()))))
+    assert table is not None
+    wanted = Snapshot.from_json(registry.snapshot().to_json())
+    assert {name: set(model.workers) for name, model in table.models.items()} == {
+        name: set(model.workers) for name, model in wanted.models.items()
+    }
+    assert (table.serial, table.limits, table.synced) == (wanted.serial, wanted.limits, wanted.synced)
+    for name, model in wanted.models.items():
+        told = table.models[name]
+        assert (told.expected, told.published, told.orphans) == (model.expected, model.published, model.orphans)
+
+
+def test_changes_of_one_among_many_name_that_one_only() -> None:
+    registry = Registry()
+    for number in range(500):
+        renewed(registry, number)
+    serial = registry.serial
+    renewed(registry, 250, Answer.NOT_READY)
+    changes = registry.changes_since(serial)
+    assert changes is not None
+    assert [worker.id for worker in changes.models["m"].workers] == ["w250"]
