@@ -1,0 +1,62 @@
+"""Which client does what against a served model, and what of it does not work: the table of ``docs/clients.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+CLIENTS = {
+    "openai": "OpenAI's SDK",
+    "anthropic": "Anthropic's SDK",
+    "openai-agents": "OpenAI Agents SDK",
+    "langchain": "LangChain (`langchain-openai`, `langchain-anthropic`)",
+    "litellm": "LiteLLM",
+    "pydantic-ai": "Pydantic AI",
+    "instructor": "Instructor",
+    "inspect-ai": "Inspect",
+    "lm-eval": "lm-evaluation-harness",
+    "guidellm": "GuideLLM (its requests, not the program: it brings a GPU build of torch)",
+}
+FEATURES = ("chat", "streaming", "tools", "structured output", "usage", "errors", "retries", "async")
+
+NOT_THEIRS: dict[str, tuple[str, ...]] = {
+    "anthropic": ("structured output",),
+    "instructor": ("streaming",),
+    "inspect-ai": ("streaming",),
+    "lm-eval": ("streaming", "tools", "structured output", "usage", "async"),
+    "guidellm": ("tools", "structured output", "errors", "retries", "async"),
+}
+"""What a client does not have, or leaves to another one here."""
+
+FAILS: dict[tuple[str, str], str] = {}
+"""What does not work, and why."""
+
+COVERED: set[tuple[str, str]] = set()
+
+
+def covers(client: str, *features: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Marks a test that shows that ``client`` can do these; it is to fail where ``FAILS`` says so."""
+    COVERED.update((client, feature) for feature in features)
+
+    def mark(test: Callable[..., Any]) -> Callable[..., Any]:
+        for feature in features:
+            if (reason := FAILS.get((client, feature))) is not None:
+                test = pytest.mark.xfail(strict=True, reason=reason)(test)
+        return pytest.mark.clients(test)
+
+    return mark
+
+
+def table() -> str:
+    lines = ["| client | " + " | ".join(FEATURES) + " |", "|---|" + "---|" * len(FEATURES)]
+    for client, title in CLIENTS.items():
+        lines.append(f"| {title} | " + " | ".join(_cell(client, feature) for feature in FEATURES) + " |")
+    return "\n".join(lines)
+
+
+def _cell(client: str, feature: str) -> str:
+    if feature in NOT_THEIRS.get(client, ()):
+        return "-"
+    return FAILS.get((client, feature), "yes")
