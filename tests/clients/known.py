@@ -19,18 +19,23 @@ CLIENTS = {
     "lm-eval": "lm-evaluation-harness",
     "guidellm": "GuideLLM (its requests, not the program: it brings a GPU build of torch)",
 }
-FEATURES = ("chat", "streaming", "tools", "structured output", "usage", "errors", "retries", "async")
+FEATURES = ("chat", "streaming", "tools", "structured output", "usage", "errors", "retries", "async", "likelihoods")
 
 NOT_THEIRS: dict[str, tuple[str, ...]] = {
-    "anthropic": ("structured output",),
-    "instructor": ("streaming",),
-    "inspect-ai": ("streaming",),
+    **{client: ("likelihoods",) for client in CLIENTS if client != "lm-eval"},
+    "anthropic": ("structured output", "likelihoods"),
+    "instructor": ("streaming", "likelihoods"),
+    "inspect-ai": ("streaming", "likelihoods"),
     "lm-eval": ("streaming", "tools", "structured output", "usage", "async"),
-    "guidellm": ("tools", "structured output", "errors", "retries", "async"),
+    "guidellm": ("tools", "structured output", "errors", "retries", "async", "likelihoods"),
 }
 """What a client does not have, or leaves to another one here."""
 
-FAILS: dict[tuple[str, str], str] = {}
+_NO_CONTINUOUS_USAGE = "no: `stream_options.continuous_usage_stats` is refused"
+FAILS: dict[tuple[str, str], str] = {
+    ("lm-eval", "likelihoods"): "no: `echo` together with `logprobs` is refused",
+    **{("guidellm", feature): _NO_CONTINUOUS_USAGE for feature in ("chat", "streaming", "usage")},
+}
 """What does not work, and why."""
 
 COVERED: set[tuple[str, str]] = set()

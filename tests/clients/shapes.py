@@ -11,7 +11,7 @@ TOKENS = 24
 ENOUGH = 4000  # tokens: one in 320 ends the answer
 
 
-class Mood(BaseModel):
+class Mood(BaseModel, extra="forbid"):  # a random model would write more properties without an end
     """How somebody feels."""
 
     mood: Literal["good", "bad"]

@@ -38,7 +38,7 @@ def test_generate_until(served: Served, monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(text, str)
 
 
-@covers("lm-eval", "chat")
+@covers("lm-eval", "likelihoods")
 def test_multiple_choice(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The likelihood of each continuation, by ``echo`` with ``logprobs``."""
     pytest.importorskip("transformers")

@@ -78,6 +78,10 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str,
         raise bad_request("response_format.type must be text, json_object or json_schema", param="response_format")
     if not capabilities.response_format:
         raise unsupported("response_format", capabilities.no_response_format or f"this engine cannot force {kind}")
+    if kind == "json_object" and wanted.get("schema") is not None:  # as Together, Fireworks and llama.cpp have it
+        if not isinstance(wanted["schema"], Mapping):
+            raise bad_request("response_format.schema must be an object", param="response_format.schema")
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"]}}
     return wanted
 
 
