@@ -134,6 +134,17 @@ CONFIG: dict[str, Leaf | Branch] = {
 }
 
 
+def _models(verb: str, text: str) -> Leaf:
+    return Leaf(f"areal.cli.verbs.models:{verb}", text)
+
+
+MODELS: dict[str, Leaf | Branch] = {
+    "pull": _models("pull", "Download a model."),
+    "ls": _models("ls", "List downloaded models."),
+    "rm": _models("rm", "Remove a downloaded model."),
+}
+
+
 def _verb(verb: str, text: str, section: str, module: str = "") -> Leaf:
     return Leaf(f"areal.cli.verbs.{module or verb}:{verb}", text, section)
 
@@ -163,6 +174,7 @@ ROOT: dict[str, Leaf | Branch] = {
     "reconcile": _verb("reconcile", "Heal drift, once or with --watch.", _UPKEEP),
     "adopt": _verb("adopt", "Take a running process or URL under management.", _UPKEEP),
     "doctor": _verb("doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP),
+    "models": Branch("Models of the Hugging Face cache.", MODELS, _UPKEEP),
     "config": Branch("Contexts and defaults.", CONFIG, _UPKEEP),
     "completion": _verb("completion", "Print the completion script of a shell.", _UPKEEP),
     "version": _verb("version", "Print the version.", _UPKEEP),

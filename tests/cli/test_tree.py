@@ -18,7 +18,8 @@ IDS = [" ".join(path) for path in COMMANDS]
 
 COMMON = {"--home", "--context", "--quiet", "--verbose", "--debug"}
 SPEAKING_ONLY = {f"config {verb}" for verb in ("use-context", "set-context", "delete-context", "set", "unset")} | {
-    "train run"
+    "train run",
+    "models rm",
 }
 OWN_OUTPUT = {"inf collect", "agent export"}  # their --output is a place, so that the format has -o alone
 STATELESS = {"init", "validate", "render", "graph", "schema", "explain", "completion", "version", "doctor"}
@@ -65,7 +66,7 @@ def test_command_that_prints_data_has_output_and_json(path: tuple[str, ...]) -> 
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS)
 def test_command_that_reads_or_talks_takes_a_gateway(path: tuple[str, ...]) -> None:
     name, found = " ".join(path), flags(COMMANDS[path][0])
-    local = name in STATELESS | CHANGING | SPEAKING_ONLY or path[0] == "config"
+    local = name in STATELESS | CHANGING | SPEAKING_ONLY or path[0] in ("config", "models")
     if name != "config set-context":
         assert ({"--gateway", "--api-key-file"} <= found) is not local
 
