@@ -14,7 +14,7 @@ from areal.reconcilers.components import Action
 from areal.reconcilers.model_work import ModelWork
 from areal.reconcilers.observed import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Drift, Verb
-from areal.reconcilers.processes import end_cause, erase, stoppable, unseen
+from areal.reconcilers.processes import awaiting, end_cause, erase, stoppable, unseen
 from areal.reconcilers.replicas import ENGINE, PROXY, Extras, Replica, extras_of, not_replaced, with_callers
 from areal.reconcilers.rollout import replace_all
 
@@ -201,7 +201,7 @@ def settle(work: ModelWork) -> None:
     if work.service.gateway_unseen or not work.table_readable:
         return
     needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
-    args = {"service": work.service.ref}
+    args = {"service": work.service.ref, **awaiting(work.trainer)}
     work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
 
 

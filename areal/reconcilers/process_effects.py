@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 from areal.errors import ArealError, TargetFailed, TimedOut
@@ -118,7 +119,7 @@ def await_ready(hands: Hands, op: Op, number: int) -> None:
             timeout_s=min(left_s, patience_s),
             on_wait=lambda state, elapsed_s: _say_stage(hands, op, state.spec.uid),
             interrupted=hands.ctx.interrupted,
-            accept=_is_ready_or_awaits_weights if op.args.get("trainer") else _is_ready,
+            accept=partial(_accepts, op, bool(op.args.get("trainer"))),
         )
     except KeyboardInterrupt:
         raise interrupted(op) from None
@@ -133,13 +134,15 @@ def await_ready(hands: Hands, op: Op, number: int) -> None:
     hands.say(op, "ready")
 
 
-def _is_ready(response: Response) -> bool:
-    return response.status == 200
-
-
-def _is_ready_or_awaits_weights(response: Response) -> bool:
-    """All that a data proxy lacks are the weights that its model's trainer is to bring."""
-    return _is_ready(response) or _field(response.body, "awaits_version") is not None
+def _accepts(op: Op, has_trainer: bool, response: Response) -> bool:
+    """Ready; or all that a data proxy lacks are the weights that its model's trainer is to bring. Raises TargetFailed
+    where the process says that waiting will not make it ready."""
+    if response.status == 200 or (has_trainer and _field(response.body, "awaits_version") is not None):
+        return True
+    if fault := _field(response.body, "fault"):
+        what, _, advice = str(fault).rpartition("; ")
+        raise TargetFailed(f"{op.ref} {op.target}: {what}", hint=f"{advice}; then the same command again")
+    return False
 
 
 def _field(body: bytes, name: str) -> Any:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from areal.client.admin import AdminClient
 from areal.errors import ArealError, TargetFailed
 from areal.reconcilers.hands import Hands, brief
 from areal.reconcilers.plan import Op
@@ -14,6 +15,7 @@ from areal.runtime.probes import Unreachable, http_get
 
 POLL_S = 0.02
 SLOW_POLL_S = 0.1
+ROUTED_S = 10.0
 DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
 
 
@@ -71,7 +73,8 @@ def _in_flight(url: str) -> int | None:
 
 
 def settle(hands: Hands, op: Op, number: int) -> None:
-    """The gateway lists the model: what `Ready` promises is what a user's client sees."""
+    """The gateway lists the model, and the router sends requests to its replicas: what `Ready` promises is what a
+    user's client sees. A replica that the router does not find well is waited for a moment, and is no failure here."""
     service, name = str(op.args["service"]), op.ref.partition("/")[2]
     gateway = _gateway_url(hands, service)
     if gateway is None:
@@ -83,9 +86,22 @@ def settle(hands: Hands, op: Op, number: int) -> None:
         except OSError as error:
             status, answer = 0, str(error)
         if status == 200 and any(entry.get("id") == name for entry in answer.get("data", ())):
-            return
+            break
         hands.require_time(op, f"{op.ref}: {gateway} does not list the model: {status or ''} {brief(answer)}")
         hands.pause(op, POLL_S)
+    until = time.monotonic() + ROUTED_S
+    while not op.args.get("trainer") and _lacks_requests(client, name) and time.monotonic() < until:
+        hands.pause(op, SLOW_POLL_S)
+
+
+def _lacks_requests(gateway: AdminClient, model: str) -> bool:
+    """Whether a worker of the model gets none: the router has yet to find it well."""
+    try:
+        status, answer = gateway.get("/workers")
+    except OSError:
+        return True
+    workers = answer.get("workers", ()) if status == 200 and isinstance(answer, dict) else ()
+    return any(worker["model"] == model and worker["state"] not in ("ready", "draining") for worker in workers)
 
 
 def _gateway_url(hands: Hands, service: str) -> str | None:

@@ -8,4 +8,5 @@ OVERHEAD = "x-areal-overhead-us"  # our own time in a proxied reply, in microsec
 IGNORED = "x-areal-ignored"  # request fields that the API does not know
 ATTEMPTS = "x-areal-attempts"  # how many workers were tried
 EXPORT_ID = "x-areal-export-id"  # beside an export's columns as .npz
+FINAL = "x-areal-final"  # data proxy to relay: another worker would be told the same, so the caller is told
 PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress that are too many

@@ -27,6 +27,7 @@ from areal.services.web.server import AnyResponse, Request, Response, StreamResp
 from areal.services.web.service import Handler
 from areal.services.web.streaming import EventCutter
 
+_FINAL = {names.FINAL: "1"}
 _PASSED_HEADERS = ("Content-Type", "Retry-After")
 
 
@@ -153,7 +154,7 @@ async def _pass_on(call: _Call, upstream: aiohttp.ClientResponse, heard: Heard) 
         body = await upstream.read()
         call.waited = time.perf_counter() - call.started
         await heard.answer(upstream.status, body)
-        return Response(upstream.status, body, headers={**headers, names.OVERHEAD: call.overhead()})
+        return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
     out = StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
     cutter = EventCutter()
     try:
@@ -178,11 +179,15 @@ def _anthropics_own(request: Request) -> dict[str, str]:
 
 @contextlib.contextmanager
 def api_failures() -> Iterator[None]:
-    """What went wrong at the API's end, as our caller is told it."""
+    """What went wrong at the API's end, as our caller is told it, at once: no other worker would fare better."""
     try:
         yield
+    except ApiError as error:
+        error.headers |= _FINAL
+        raise
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise ApiError(503, f"the external API does not answer: {error}", code="engine_unavailable") from error
+        message = f"the external API does not answer: {error}"
+        raise ApiError(503, message, code="engine_unavailable", headers=_FINAL) from error
     except Redirected as error:
         raise ApiError(502, f"the external API's URL is not right: {error}", code="engine_failed") from error
     except TimeoutError as error:

@@ -44,7 +44,7 @@ from areal.services.web.service import Handler, Service, json_response
 from areal.services.web.stage import report_stage
 from areal.services.web.tasks import background
 
-_EXTERNAL_PERIOD_S = 15.0
+_EXTERNAL_PERIOD_S = 5.0
 
 Build = Callable[[ServeOptions, Vault | None], AbstractAsyncContextManager[Service]]
 
@@ -156,7 +156,10 @@ def _external(args: argparse.Namespace) -> Build:
         watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
         visits = Visits(vault, options.key)
         others = _external_models(args, visits, vault)
-        about = lambda: {"root": name, "models": others.names, **keeping_details(vault)}  # noqa: E731
+
+        def about() -> dict[str, Any]:
+            return {"root": name, "models": others.names, "fault": watch.state.fault, **keeping_details(vault)}
+
         service = _service(args, options, watch, lambda: watch.state.not_ready, about)
         refuse_controls(service, "an external model is not ours to pause, to resize or to version")
         calls = ExternalCalls(args.model, api, visits, max_body_bytes=args.max_body_bytes, idle_s=args.request_timeout)

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # for what is no news of the engine
 _AGAIN_S = 0.5
 _TIMEOUT_S = 5.0
-_TOLD_AT_ONCE = ("status", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
+_TOLD_AT_ONCE = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ class EngineState:
 
     ``root`` is where the engine has its model from. ``paused`` is None where the engine does not tell. ``adapters`` are
     the LoRA adapters that a call may name. ``generated`` counts the tokens sampled since its start, where it tells: by
-    it an engine whose answers come whole shows that it makes progress.
+    it an engine whose answers come whole shows that it makes progress. ``fault``: waiting alone will not make it ready;
+    what is wrong, and what to do about it.
     """
 
     not_ready: str | None
@@ -113,6 +114,7 @@ class EngineState:
     paused: bool | None = None
     adapters: tuple[str, ...] = ()
     generated: int | None = None
+    fault: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Where calls wait for a worker. Back-pressure, not shedding: only past ``max_queued_requests`` is a call refused.
 
 A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
-each of them has just refused it. A call of a session waits for the one worker that holds its journal. It ends as 503
+each of them has just refused it. Where every worker says that waiting will not help (an external API that refuses our
+key), it is told so at once. A call of a session waits for the one worker that holds its journal. It ends as 503
 after ``request_timeout_seconds`` without a worker, and much sooner where that worker drains and keeps the session.
 """
 
@@ -96,6 +97,9 @@ class Admission:
             if moving is not None and left <= 0:
                 message = "the session's worker drains and the session is still there: try again"
                 raise ApiError(503, message, code="session_moving", headers={"Retry-After": "2"})
+        if fault := self._table.fault(model):
+            message = f"the model {model!r} cannot be served: {fault}"
+            raise ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "5"})
         if left <= 0:
             message = f"no worker of model {model!r} took the request in {waited:.1f} s"
             raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})

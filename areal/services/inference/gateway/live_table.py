@@ -155,6 +155,13 @@ class LiveTable:
             return None
         return any(each.state in (READY, CORDONED) and each.journals for each in workers)
 
+    def fault(self, name: str) -> str:
+        """What is wrong where every worker of a model says that waiting will not make it ready; "" elsewhere."""
+        model = self.snapshot.models.get(name)
+        workers = model.workers if model is not None else ()
+        hopeless = workers and all(worker.state == DEAD and worker.fault for worker in workers)
+        return workers[0].fault if hopeless else ""
+
     def suspicion_left_s(self, name: str) -> float:
         """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""
         model = self.snapshot.models.get(name)

@@ -189,7 +189,8 @@ class Relay:
         call.elsewhere += time.perf_counter() - waiting_since
         headers[names.OVERHEAD] = self._overhead(call, said)
         answer = Response(upstream.status, body, headers=headers)
-        if (reason := _RETRIED.get(upstream.status)) is not None:
+        final = upstream.status == 503 and said.get(names.FINAL) is not None
+        if not final and (reason := _RETRIED.get(upstream.status)) is not None:
             return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
 

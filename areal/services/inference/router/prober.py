@@ -106,7 +106,7 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
             tuple(item for item in value if isinstance(item, str) and is_tag(item)) if isinstance(value, list) else ()
         )
 
-    root, adapters = data.get("root"), data.get("adapters")
+    root, adapters, fault = data.get("root"), data.get("adapters"), data.get("fault")
     return Report(
         in_flight=number("in_flight") or 0,
         in_flight_tokens=number("in_flight_tokens") or 0,
@@ -119,4 +119,5 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
         elsewhere=tags("journals_elsewhere"),
         sessions=number("sessions") or 0,
         asked_at=asked_at,
+        fault=fault if isinstance(fault, str) else "",
     )

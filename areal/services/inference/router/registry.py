@@ -39,7 +39,7 @@ class Report:
     """What a worker said of itself at the last probe, which was sent at ``asked_at`` (monotonic).
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
-    ``sessions``: those that are active.
+    ``sessions``: those that are active. ``fault``: why it is not ready, where waiting alone will not make it so.
     """
 
     in_flight: int = 0
@@ -53,6 +53,7 @@ class Report:
     elsewhere: tuple[str, ...] = ()
     sessions: int = 0
     asked_at: float = 0.0
+    fault: str = ""
 
 
 @dataclass
@@ -81,13 +82,14 @@ class Worker:
     def public(self) -> tuple[object, ...]:
         """What the table says of it, or takes from it."""
         told = self.report
-        about = told.max_model_len, told.root, told.adapters
+        about = told.max_model_len, told.root, told.adapters, told.fault
         return self.state, self.health.seen, about, told.journals, told.elsewhere
 
     @property
     def entry(self) -> WorkerEntry:
         turns_away = self.drained and not self.stopping
-        return WorkerEntry(self.id, self.addr, self.state, self.report.journals, self.health.seen, turns_away)
+        told = self.report
+        return WorkerEntry(self.id, self.addr, self.state, told.journals, self.health.seen, turns_away, told.fault)
 
     def to_json(self) -> dict[str, Any]:
         return {

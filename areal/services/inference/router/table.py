@@ -45,7 +45,7 @@ class Limits:
 class WorkerEntry:
     """One data proxy: ``addr`` is its base URL. ``journals``: tags of those that it serves, its own first; none where
     it records nothing, or was not ``heard`` from yet. ``turns_away``: it drains without an end in sight, so that calls
-    of sessions that cannot move are refused at once."""
+    of sessions that cannot move are refused at once. ``fault``: why a dead one will not be ready by itself."""
 
     id: str
     addr: str
@@ -53,6 +53,7 @@ class WorkerEntry:
     journals: tuple[str, ...] = ()
     heard: bool = True
     turns_away: bool = False
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -198,13 +199,20 @@ def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
 
 def _worker_to_json(worker: WorkerEntry) -> dict[str, Any]:
     about = {"id": worker.id, "addr": worker.addr, "state": worker.state}
-    return {**about, "journals": list(worker.journals), "heard": worker.heard, "turns_away": worker.turns_away}
+    return {
+        **about,
+        "journals": list(worker.journals),
+        "heard": worker.heard,
+        "turns_away": worker.turns_away,
+        "fault": worker.fault,
+    }
 
 
 def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
     journals = tuple(data.get("journals", ()))
     turns_away = data.get("turns_away", False)
-    return WorkerEntry(data["id"], data["addr"], data["state"], journals, data.get("heard", True), turns_away)
+    heard, fault = data.get("heard", True), data.get("fault", "")
+    return WorkerEntry(data["id"], data["addr"], data["state"], journals, heard, turns_away, fault)
 
 
 def _model_to_json(model: ModelEntry) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from areal.resources.external_url import ExternalUrl
 from areal.services.inference.engines.base import EngineState
 from areal.services.inference.engines.clients.dialect import Dialect
 
-_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _CONNECT_S = 10.0
 ANTHROPIC_VERSION = "2023-06-01"
 
@@ -40,6 +40,7 @@ class ExternalApi:
         self._base_url = url.text
         self._model = model
         self._headers = _headers(dialect, key)
+        self._has_key = key is not None
 
     @contextlib.asynccontextmanager
     async def post(
@@ -74,12 +75,24 @@ class ExternalApi:
             ) as response:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return EngineState(not_ready=f"{self._base_url} does not answer: {error or type(error).__name__}")
+            why = str(error) or f"{type(error).__name__} after {_PROBE_TIMEOUT.total:g} s"
+            return self._fault(f"does not answer: {why}", "check external.url, and that its server runs")
+        if status in (401, 403) and not self._has_key:
+            return self._fault(
+                f"wants a key, and none is given: it answered {status}", "name it in external.apiKeyFrom"
+            )
         if status in (401, 403):
-            return EngineState(not_ready=f"{self._base_url} does not take the key: it answered {status}")
-        if 300 <= status < 400 or status >= 500:
-            return EngineState(not_ready=f"{self._base_url} answered {status}")
+            return self._fault(
+                f"does not take the key: it answered {status}", "give the right one and restart the model"
+            )
+        if 300 <= status < 400:
+            return self._fault(f"redirects (it answered {status})", "name the URL that it redirects to in external.url")
+        if status >= 500:
+            return self._fault(f"answered {status}", "see to that server")
         return EngineState(not_ready=None)
+
+    def _fault(self, what: str, advice: str) -> EngineState:
+        return EngineState(not_ready=f"{self._base_url} {what}", fault=f"{self._base_url} {what}; {advice}")
 
 
 def _headers(dialect: Dialect, key: str | None) -> dict[str, str]:
