@@ -84,8 +84,8 @@ class Workers:
     def resume_memory(self, worker: str = ALL) -> None:
         self._thread.run(self._workers.resume_memory(worker))
 
-    def set_version(self, version: int, worker: str = ALL) -> None:
-        self._thread.run(self._workers.set_version(version, worker))
+    def set_version(self, version: int, worker: str = ALL, *, force: bool = False) -> None:
+        self._thread.run(self._workers.set_version(version, worker, force=force))
 
     def get_version(self, worker: str = ALL) -> int | None:
         return self._thread.run(self._workers.get_version(worker))

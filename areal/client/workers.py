@@ -39,9 +39,9 @@ class AsyncWorkers:
     async def resume_memory(self, worker: str = ALL) -> None:
         await self._control("/resume_memory_occupation", worker)
 
-    async def set_version(self, version: int, worker: str = ALL) -> None:
-        """What the tokens sampled from now on are stamped with."""
-        await self._control("/set_version", worker, {"version": version})
+    async def set_version(self, version: int, worker: str = ALL, *, force: bool = False) -> None:
+        """What the tokens sampled from now on are stamped with. It only grows, unless ``force`` sets it back."""
+        await self._control("/set_version", worker, {"version": version, **({"force": True} if force else {})})
 
     async def get_version(self, worker: str = ALL) -> int | None:
         """The version of all of them; None where they differ."""

@@ -15,6 +15,7 @@ from areal.collect.failures import EpisodeFailed, Kind
 from areal.trajectories.record import Interaction, rows_of_export
 
 _TRIES = 4
+_NOTHING = "nothing_to_export"
 _FIRST_WAIT_S = 0.25
 
 
@@ -85,7 +86,7 @@ class SessionService:
         """The same answer each time until it is acknowledged. None while nothing in the session is ready."""
         body = {"session_ids": [session.session_id], "discount": self.discount, "style": self.style}
         status, document = self._answer("POST", "/export_trajectories", body)
-        if status == 425:
+        if status == 425 or (status == 404 and document.get("error", {}).get("code") == _NOTHING):
             return None
         if status == 404:
             raise EpisodeFailed(Kind.LOST, f"session {session.session_id} is gone")

@@ -5,6 +5,7 @@ OpenAI's object everywhere but under Anthropic's paths; a stream of the Response
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +26,15 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 
+_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # within a text of the answer its quotes are escaped
+
 
 @dataclass(frozen=True)
 class ErrorForm:
-    """``event`` is what a stream ends with."""
+    """``event`` is what a stream ends with, after the bytes that were written last."""
 
     body: Callable[[ApiError, str], dict[str, Any]]
-    event: Callable[[ApiError, str], bytes]
+    event: Callable[[ApiError, str, bytes], bytes]
     id_headers: tuple[str, ...] = (REQUEST_ID,)
 
     def response(self, error: ApiError, request_id: str) -> Response:
@@ -45,14 +48,18 @@ def _openai_body(error: ApiError, request_id: str) -> dict[str, Any]:
     return error.body(request_id)
 
 
-def _openai_event(error: ApiError, request_id: str) -> bytes:
+def _openai_event(error: ApiError, request_id: str, before: bytes) -> bytes:
     return b"data: " + orjson.dumps(error.body(request_id)) + b"\n\n"
 
 
-def _responses_event(error: ApiError, request_id: str) -> bytes:
-    """The API's own event, and the object by which clients tell an error from an event they do not know."""
+def _responses_event(error: ApiError, request_id: str, before: bytes) -> bytes:
+    """The API's own event, and the object by which clients tell an error from an event they do not know. Its number
+    follows that of the event before."""
+    numbers = _SEQUENCE.findall(before)
+    number = int(numbers[-1]) + 1 if numbers else 0
     body = error.body(request_id)
-    event = {"type": "error", "sequence_number": 0, "message": error.message, "code": error.code, "param": error.param}
+    about = {"message": error.message, "code": error.code, "param": error.param}
+    event = {"type": "error", "sequence_number": number, **about}
     return b"event: error\ndata: " + orjson.dumps(event | body) + b"\n\n"
 
 
@@ -61,7 +68,7 @@ def _anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 
 
-def _anthropic_event(error: ApiError, request_id: str) -> bytes:
+def _anthropic_event(error: ApiError, request_id: str, before: bytes) -> bytes:
     return b"event: error\ndata: " + orjson.dumps(_anthropic_body(error, request_id)) + b"\n\n"
 
 

@@ -158,5 +158,5 @@ async def _failure(request: Request, error: ApiError) -> AnyResponse:
         return form.response(error, request.id)
     if stream is None or not stream.is_events:
         raise ConnectionResetError("the answer had begun")
-    await last_word(stream, form.event(error, request.id))
+    await last_word(stream, form.event(error, request.id, request.connection.last_part))
     return stream

@@ -18,7 +18,14 @@ from areal.services.weight_update.updating import Done, Updater
 
 _BODY_BYTES = 4 * 1024 * 1024
 _SPELLINGS = {"awex": Mode.XCCL}
-_SETTINGS = ("master_addr", "master_port", "save_path", "use_lora", "lora_name", "colocate")
+_NOT_HONOURED = {
+    "master_addr": "the trainer's endpoint says where its process group meets",
+    "master_port": "the trainer's endpoint says where its process group meets",
+    "save_path": "the trainer's endpoint says where it writes its weights",
+    "lora_name": "adapters are loaded by the engines' own routes; a pair carries the whole model",
+    "use_lora": "adapters are loaded by the engines' own routes; a pair carries the whole model",
+    "colocate": "mode shm is for trainers and engines on one machine",
+}  # fields of AReaL's clients that would change what an update does; what asks for nothing is taken
 
 
 class WeightUpdateRoutes:
@@ -146,11 +153,13 @@ def read_pair(data: Mapping[str, Any]) -> Pair:
         gateway = _url(gateway, "inference_gateway_url")
         if not isinstance(model, str):
             raise bad_request("model is required beside inference_gateway_url", param="model", code="missing_field")
-    settings = {field: data[field] for field in _SETTINGS if data.get(field) is not None}
+    for field, why in _NOT_HONOURED.items():
+        if data.get(field) not in (None, False, ""):
+            raise ApiError(400, f"{field} is not supported: {why}", code="unsupported_parameter", param=field)
     train = _urls(data, "train_worker_urls")
     if both := set(train) & set(inference):
         raise ApiError(400, f"{sorted(both)[0]} is on both sides", code="invalid_value", param="inference_worker_urls")
-    return Pair(name, mode or Mode(said), train, inference, gateway, model, settings)
+    return Pair(name, mode or Mode(said), train, inference, gateway, model)
 
 
 def _urls(data: Mapping[str, Any], field: str) -> tuple[str, ...]:

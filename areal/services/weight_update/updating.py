@@ -1,13 +1,12 @@
 """Connecting a pair, updating it, taking it apart: each whole, or undone.
 
 An update, in order: check the version; have the training side publish; have every inference worker make what was
-published ready, while it generates; have each swap it in, for which it stands still; have each keep in mind that this
-is what the model serves. What a worker refuses it refuses before any has swapped. Whatever fails, generation goes on
-and the caller hears why; no worker waits for a word of ours to go on. Where only some workers took the new weights,
-the others are named: their version tells them apart, and the next update reaches all. A worker that is lost meanwhile
+published ready, while it generates; have each swap it in, for which it stands still; compare each with what the
+training side computes over a few tokens (an engine's word is no proof); have each keep in mind that this is what the
+model serves. What a worker refuses it refuses before any has swapped. Whatever fails, generation goes on and the caller
+hears why; no worker waits for a word of ours to go on. Where only some workers took the new weights, those go back to
+the old ones and serve nothing until they have them: no two versions are served. A worker that is lost meanwhile
 fails nothing: when it comes back it is behind, asks to join, and is brought to what the others have before it serves.
-
-At last each worker is compared with what the training side computes over a few tokens: an engine's word is no proof.
 """
 
 from __future__ import annotations
@@ -147,16 +146,32 @@ class Updater:
         carry = self._broadcast if pair.mode is Mode.XCCL else self._hand_out
         while True:
             crew = await self._crew(pair)
+            workers = tuple(crew.workers)
             try:
                 taken = await carry(pair, crew, order)
                 break
             except PeerFailed as error:
+                error = await self._take_back(pair, workers, order, error)
                 if crew.workers or time.monotonic() - began > _WORKERS_S:
-                    raise
+                    raise error from None
                 _log.warning("no worker of %s is left, one is waited for: %s", pair.name, error)
                 await asyncio.sleep(_LOOK_AGAIN_S)
         pair.joiners -= set(crew.workers)
         return Done(version, (time.monotonic() - began) * 1e3, taken.paused_ms, taken.bytes)
+
+    async def _take_back(
+        self, pair: Pair, workers: Sequence[str], order: dict[str, Any], error: PeerFailed
+    ) -> PeerFailed:
+        """Have the workers that took this version go back: the error, with their names."""
+        tell = (self._peers.post(url, "/weights/revert", order, self._peers.parting_s) for url in workers)
+        answers = await asyncio.gather(*tell, return_exceptions=True)
+        back = [
+            url for url, said in zip(workers, answers, strict=True) if isinstance(said, dict) and said.get("reverted")
+        ]
+        if not back:
+            return error
+        old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
+        return PeerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
 
     async def _hand_out(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
         """Publish a folder, and have each worker of the crew take it."""
@@ -184,6 +199,7 @@ class Updater:
         await self._meet(pair, crew)
         manifest = await self._peers.post(pair.train[0], "/weights/manifest", order, TRANSFER_S)
         taken = {**order, "source": manifest["source"]}
+        await crew.all("/weights/prepare", {**taken, "verify": True})
         calls = [self._peers.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
         calls += [self._peers.post(url, "/weights/prepare", taken, TRANSFER_S) for url in crew.workers]
         try:
@@ -196,9 +212,9 @@ class Updater:
     async def _swap(self, crew: Crew, taken: dict[str, Any], published: dict[str, Any]) -> _Taken:
         """All have it ready: each stands still for as long as its swap takes."""
         said = await crew.each(lambda url: self._peers.post(url, "/weights/update", taken, TRANSFER_S))
-        await crew.all("/weights/commit", {**taken, "gateway": self._address()})
         if (probe := published.get("probe")) is not None:
             await crew.all("/weights/check", {"probe": probe})
+        await crew.all("/weights/commit", {**taken, "gateway": self._address()})
         pauses = [float(answer["paused_ms"]) for answer in said.values()]
         return _Taken(int(published["bytes"]), max(pauses, default=0.0))
 
@@ -242,15 +258,17 @@ class Updater:
             return
         async with _named("join"):
             order = {"pair_name": pair.name, "version": pair.version}
-            await self._hand_out(pair, Crew(self._peers, [worker], may_lose=False), order)
+            try:
+                await self._hand_out(pair, Crew(self._peers, [worker], may_lose=False), order)
+            except PeerFailed as error:
+                raise await self._take_back(pair, [worker], order, error) from None
 
     # -- who takes part
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
-        """Who serves the model now, and which version; None where that is not known: fixed workers, a gateway that does
-        not answer."""
+        """Who serves the model now, and which version; None where that is not known: a gateway that does not answer."""
         if pair.inference_gateway is None:
-            return None
+            return list(await asyncio.gather(*map(self._seen, pair.inference)))
         try:
             known = (await self._peers.get(pair.inference_gateway, "/workers", _LOOK_S))["workers"]
         except PeerFailed:
@@ -260,6 +278,14 @@ class Updater:
             for worker in known
             if worker["model"] == pair.model
         ]
+
+    async def _seen(self, url: str) -> dict[str, Any]:
+        """A fixed worker, as it says itself."""
+        try:
+            status, about = await self._peers.probe(url)
+        except PeerFailed:
+            return {"url": url, "state": None, "version": None}
+        return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
     async def _meet(self, pair: Pair, crew: Crew) -> None:
         """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer

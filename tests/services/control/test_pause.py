@@ -34,7 +34,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealHouse]:
 
 @pytest.fixture
 def house(standing: RealHouse) -> Iterator[RealHouse]:
-    standing.control("/set_version/all", {"version": 0})
+    standing.control("/set_version/all", {"version": 0, "force": True})
     yield standing
     standing.control("/continue_generation/all")
 
@@ -154,10 +154,30 @@ def test_models_say_their_context_and_where_they_come_from(house: RealHouse) -> 
 
 
 @pytest.mark.parametrize("version", [None, -1, "3", 1.5, True, 2**63])
-def test_version_that_is_none_is_refused_by_the_worker(house: RealHouse, version: Any) -> None:
-    answer = house.ask("POST", "/set_version/all", {"version": version})
-    assert answer.status == 207 and answer.json()["results"][0]["status"] == 400
+def test_version_that_is_none_is_refused_before_any_worker_is_asked(house: RealHouse, version: Any) -> None:
+    for process in (house.gateway, house.proxy):
+        path = "/set_version/all" if process is house.gateway else "/set_version"
+        answer = process.call("POST", path, {"version": version}, key=house.processes.key)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "version")
     assert house.ask("GET", "/get_version/all").json()["version"] == 0
+
+
+def test_version_only_grows_unless_it_is_forced(house: RealHouse) -> None:
+    assert house.ask("POST", "/set_version/all", {"version": 5}).status == 200
+    assert house.ask("POST", "/set_version/all", {"version": 5}).status == 200
+    for process, path in ((house.gateway, "/set_version/all"), (house.proxy, "/set_version")):
+        answer = process.call("POST", path, {"version": 4}, key=house.processes.key)
+        assert (answer.status, answer.json()["error"]["code"]) == (409, "version_not_growing")
+    assert house.ask("POST", "/set_version/all", {"version": 0, "force": "yes"}).status == 400
+    assert house.ask("GET", "/get_version/all").json()["version"] == 5
+    assert house.ask("POST", "/set_version/all", {"version": 0, "force": True}).status == 200
+    assert house.ask("GET", "/get_version/all").json()["version"] == 0
+
+
+@pytest.mark.parametrize("path", ["/pause_generation", "/release_memory_occupation", "/weights/release"])
+def test_control_with_a_body_that_is_no_object_is_400_and_reaches_no_worker(house: RealHouse, path: str) -> None:
+    answer = house.ask("POST", f"{path}/all", [1])
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
 def test_unknown_worker_is_404_and_no_key_is_401(house: RealHouse) -> None:

@@ -176,7 +176,7 @@ def test_known_fields_without_effect_are_taken_and_unknown_ones_named(house: Hou
     answer = post(
         house, system=blocks, messages=[{"role": "user", "content": blocks}], service_tier="auto", n=2, top_k=5
     )
-    assert answer.status == 200 and answer.headers["x-areal-ignored"] == "n"
+    assert answer.status == 200 and answer.headers["x-areal-ignored"] == "n, service_tier"
     assert sampled(house)["top_k"] == 5 and "n" not in sampled(house)
 
 

@@ -213,6 +213,7 @@ def test_errors_map_to_the_clients_own(client: openai.OpenAI, house: House) -> N
 def test_a_stream_that_fails_ends_with_an_error_event(client: openai.OpenAI, house: House) -> None:
     script(house.engine, error_after=3)
     events = stream(house)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "error" and "scripted error line" in events[-1]["message"]
     with pytest.raises(openai.APIError, match="scripted error line"):
         list(client.responses.create(model="tiny", input="Hi", stream=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,27 @@ def test_json_object_is_any_object(folder: tuple[Path, Any], grammars: Grammars,
     assert tokenizer.id_to_token(95) == "}" and json.loads(tokenizer.decode(sequence.output[:-1])) == {}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        ({"type": "regex", "regex": "(ab|ba){2}[0-9]"}, "(ab|ba){2}[0-9]"),
+        ({"type": "choice", "choice": ["yes", 'no "way"']}, 'yes|no "way"'),
+        ({"type": "grammar", "grammar": 'root ::= "a" ("b" | "c") "d"'}, "a[bc]d"),
+    ],
+)
+def test_random_model_answers_as_it_is_constrained(
+    folder: tuple[Path, Any], grammars: Grammars, start: Start, wanted: dict[str, Any], pattern: str
+) -> None:
+    harness, tokenizer = start(folder[0]), Tokenizer.from_file(str(folder[0] / "tokenizer.json"))
+    matcher = grammars.matcher(wanted)
+    assert matcher is not None
+    sequences = [harness.submit([5], seed=seed, stop_token_ids=(END,), matcher=matcher.twin()) for seed in range(4)]
+    harness.wait(*sequences)
+    for sequence in sequences:
+        text = tokenizer.decode([token for token in sequence.output if token != END])
+        assert re.fullmatch(pattern, text), text
+
+
 def test_plain_text_has_no_matcher(grammars: Grammars) -> None:
     assert grammars.matcher({"type": "text"}) is None and grammars.matcher({}) is None
 
@@ -87,6 +109,8 @@ def test_plain_text_has_no_matcher(grammars: Grammars) -> None:
         {"type": "json_schema"},
         {"type": "json_schema", "json_schema": {"schema": 3}},
         {"type": "json_schema", "json_schema": {"schema": {"type": "nosuch"}}},
+        {"type": "regex", "regex": "(a"},
+        {"type": "grammar", "grammar": "root ::= missing"},
     ],
 )
 def test_what_is_no_schema_is_the_callers_mistake(grammars: Grammars, wanted: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -230,12 +231,27 @@ def test_chat_template_kwargs_reach_the_template(house: House, ids: Tokenizer) -
 
 
 def test_unknown_fields_are_named_and_known_harmless_ones_are_not(house: House) -> None:
-    answer = house.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, service_tier="auto")
+    more = {"service_tier": "auto", "reasoning_effort": "high"}  # this template has no such switch
+    answer = house.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, **more)
     assert answer.status == 200
-    assert answer.headers["x-areal-ignored"] == "flavour, zeal"
+    assert answer.headers["x-areal-ignored"] == "flavour, reasoning_effort, service_tier, zeal"
     stream = house.stream_chat(flavour="mint")
     assert stream.response.getheader("x-areal-ignored") == "flavour"
     stream.close()
+
+
+@pytest.mark.parametrize("path", ["chat", "completion"])
+def test_continuous_usage_counts_in_every_chunk(house: House, path: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "tiny", "stream": True, "stream_options": options}
+    body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == "chat" else {"prompt": "Hi"}
+    where = "/v1/chat/completions" if path == "chat" else "/v1/completions"
+    text = house.gateway.call("POST", where, body, key=house.key).body.decode()
+    events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
+    usages = [event["usage"] for event in events]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == counts[-2] > 0
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
 
 
 def test_unknown_fields_with_odd_names_are_named_too(house: House) -> None:

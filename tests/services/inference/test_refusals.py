@@ -38,7 +38,10 @@ def refused(answer: Answer, status: int = 400) -> dict[str, Any]:
         ("response_format", "text"), ("tools", [{}]), ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("functions", []), ("function_call", "auto"),
         ("audio", {}), ("modalities", ["audio"]), ("prediction", {}), ("web_search_options", {}),
-        ("reasoning_effort", "high"), ("parallel_tool_calls", False), ("chat_template_kwargs", 7),
+        ("guided_json", {}), ("guided_regex", "a+"), ("guided_choice", ["a"]), ("guided_grammar", "root ::= x"),
+        ("structured_outputs", {"regex": "a"}), ("structured_outputs", {"poem": 1}), ("regex", "a"), ("ebnf", "a"),
+        ("json_schema", "{}"), ("structural_tag", {}), ("guided_whitespace_pattern", " "),
+        ("parallel_tool_calls", False), ("chat_template_kwargs", 7),
         ("chat_template_kwargs", {"messages": []}), ("stop_token_ids", [10**9]), ("model", 7),
     ],
 )  # fmt: skip

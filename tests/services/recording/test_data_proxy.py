@@ -500,3 +500,16 @@ def test_data_proxy_without_state_has_no_sessions(processes: Processes, tokenize
     proxy = processes.data_proxy(processes.engine(tokenizer), tokenizer)
     assert proxy.call("POST", "/rl/start_session", {"task_id": "t"}, key=processes.key).status == 404
     assert proxy.call("POST", CHAT, {"messages": [{"role": "user", "content": "a"}]}, key=processes.key).status == 200
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_response_that_is_said_again_is_the_same_to_its_items_ids(bench: Bench, streamed: bool) -> None:
+    rollout = bench.begin()
+    said = [
+        rollout.post("/v1/responses", {"input": "a", "stream": streamed}, **{"Idempotency-Key": "k"}) for _ in range(2)
+    ]
+    if not streamed:
+        assert said[0].json() == said[1].json()
+        return
+    last = [json.loads(each.body.decode().strip().split("data: ")[-1])["response"] for each in said]
+    assert last[0] == last[1] and last[0]["output"]

@@ -218,6 +218,14 @@ async def test_export_refusals_take_nothing(journal: Journal, calls: Calls) -> N
     assert len(export.rows) == 1
 
 
+async def test_session_that_ended_with_nothing_is_404_not_425(journal: Journal, calls: Calls) -> None:
+    session, session_id = await start(journal)
+    assert (await refused(journal.export(ExportRequest((session_id,))))).status == 425
+    await journal.end(session)
+    error = await refused(journal.export(ExportRequest((session_id,))))
+    assert (error.status, error.code, error.headers) == (404, "nothing_to_export", {})
+
+
 async def test_export_of_one_trajectory_keeps_the_rest(journal: Journal, calls: Calls) -> None:
     session, session_id = await start(journal)
     for prompt in ([1], [2]):

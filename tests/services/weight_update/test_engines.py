@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from areal.training.weights.publisher import WeightUpdateFailed
-from tests.services.processes import Process, Processes, wait_ready
+from tests.services.processes import Process, Processes, wait_ready, wait_until
 from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, model, probe_of, weights
 
 Build = Callable[[int], Side]
 
 
-def standin_worker(processes: Processes, kind: str) -> tuple[Process, Process]:
-    engine = processes.spawn("-m", "tests.services.engine_conformance.standins", kind, "--model", str(MODEL), "--lora")
+def standin_worker(processes: Processes, kind: str, *flags: str, state: Path | None = None) -> tuple[Process, Process]:
+    module = "tests.services.engine_conformance.standins"
+    engine = processes.spawn("-m", module, kind, "--model", str(MODEL), *flags, "--lora")
     engine.port = int(engine.wait_log(r"^(\d+)$")[1])
-    flags = ("--model", "m", "--engine", kind, "--engine-url", engine.url, "--tokenizer-path", str(MODEL))
-    proxy = processes.service("data_proxy", *flags)
+    about = ("--model", "m", "--engine", kind, "--engine-url", engine.url, "--tokenizer-path", str(MODEL))
+    kept = ("--state-dir", str(state), "--model-path", str(MODEL)) if state else ()
+    proxy = processes.service("data_proxy", *about, *kept)
     wait_ready(proxy)
     return engine, proxy
 
@@ -51,6 +53,38 @@ def test_update_of_another_engine_is_what_a_plain_forward_pass_has_and_a_refusal
     assert (here.greedy(proxy), here.versions()) == (before, [2])
     newer = model(4)
     pair.publish(4, weights(newer), probe_of(newer))
+
+
+def test_update_that_one_of_two_workers_refuses_leaves_one_version_serving(side: Build, tmp_path: Path) -> None:
+    here = side(0)
+    for number, flags in enumerate(((), ("--refuses", "1", "3"))):
+        engine, proxy = standin_worker(here.processes, "sglang", *flags, state=tmp_path / f"state-{number}")
+        here.engines.append(engine)
+        here.proxies.append(proxy)
+    assert here.versions() == [0, 0]
+    own = here.greedy(here.proxies[0])
+    pair = here.pair("disk")
+    pair.connect()
+    took, refused = (proxy.url for proxy in here.proxies)
+
+    def publish(version: int) -> None:
+        new = model(version)
+        pair.publish(version, weights(new), probe_of(new))
+
+    def there() -> list[tuple[str, str, int]]:
+        workers = here.pairs()[0]["inference_workers"]
+        return [(each["url"], each["state"], each["version"]) for each in workers]
+
+    for version, before in ((1, 0), (3, 2)):
+        with pytest.raises(WeightUpdateFailed, match=f"{refused}/weights/update .*out of memory.* {took}"):
+            publish(version)
+        wait_until(lambda: there() == [(took, "ready", before), (refused, "ready", before)], what="one version")  # noqa: B023
+        assert here.versions() == [before, before]
+        answers = {here.greedy(proxy) for proxy in here.proxies}
+        assert len(answers) == 1
+        assert (answers == {own}) is (before == 0)
+        publish(version + 1)
+        assert there() == [(took, "ready", version + 1), (refused, "ready", version + 1)]
 
 
 @pytest.mark.slow

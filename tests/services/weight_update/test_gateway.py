@@ -2,6 +2,8 @@
 
 import pytest
 
+from areal.services.web.errors import ApiError
+from areal.services.weight_update.app import read_pair
 from tests.services.processes import Answer, Process, Processes
 
 
@@ -77,3 +79,22 @@ def test_values_and_barriers(gateway: Process, module_processes: Processes) -> N
     assert ask("PUT", "set/ready", {"value": "b"}).json()["size"] == 2
     assert ask("GET", "set/ready/size").json() == {"size": 2}
     assert ask("GET", "set/nobody/size").json() == {"size": 0}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("master_addr", "h"),
+        ("master_port", 1),
+        ("save_path", "/w"),
+        ("use_lora", True),
+        ("lora_name", "a"),
+        ("colocate", True),
+    ],
+)
+def test_field_of_connect_that_is_not_honoured_is_400_and_named(field: str, value: object) -> None:
+    body = {"pair_name": "p", "train_worker_urls": ["http://h:1"], "inference_worker_urls": ["http://h:2"]}
+    with pytest.raises(ApiError) as caught:
+        read_pair({**body, field: value})
+    assert (caught.value.status, caught.value.param) == (400, field)
+    read_pair({**body, "use_lora": False, "colocate": False, "lora_name": None})

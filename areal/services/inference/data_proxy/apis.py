@@ -61,6 +61,6 @@ class Apis:
             ask = replace(self._chat(Fields(said.chat)), ignored=said.ignored)
 
         def shape(frame: Frame) -> Shape:
-            return DialectShape(frame, said.writer(frame.answer_id, frame.model))
+            return DialectShape(frame, said.writer(frame.answer_id, frame.model, frame.created))
 
         return Asked(ask, shape, id_prefix, said.names)

@@ -21,7 +21,7 @@ MAX_PROMPTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16  # the completions API's own
 
 _NO_EFFECT = (
-    "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
 _NOT_IN_CHAT = {
     "functions": "it is the old form of tools",
@@ -139,11 +139,8 @@ def _template_variables(fields: Fields, template: ChatTemplate) -> dict[str, Any
     variables["add_generation_prompt"] = fields.flag(
         "add_generation_prompt", variables.get("add_generation_prompt", True)
     )
-    effort = fields.text("reasoning_effort")
-    if effort is not None:
-        if not template.uses("reasoning_effort"):
-            raise unsupported("reasoning_effort", "this model's chat template has no such switch")
-        variables["reasoning_effort"] = effort
+    if template.uses("reasoning_effort") and (effort := fields.text("reasoning_effort")) is not None:
+        variables["reasoning_effort"] = effort  # else it is named among what was ignored
     return variables
 
 

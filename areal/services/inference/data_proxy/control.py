@@ -22,9 +22,10 @@ from areal.services.inference.engines.base import (
     EngineUnsupported,
     TokenEngine,
 )
+from areal.services.inference.versions import check_grows, read_version
 from areal.services.web.access import Access
 from areal.services.web.body import read_body, read_object
-from areal.services.web.errors import ApiError, bad_request
+from areal.services.web.errors import ApiError
 from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler, Service, json_response
 
@@ -139,10 +140,10 @@ class EngineControl:
         return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
 
     async def set_version(self, request: Request) -> Response:
-        version = (await read_object(request, _BODY_BYTES)).get("version")
-        if type(version) is not int or not 0 <= version < 2**63:
-            raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
+        """A version only grows, unless ``force`` sets it back."""
+        version, force = read_version(await read_object(request, _BODY_BYTES))
         async with self.exclusively():
+            check_grows(version, await self._engine.version(), force=force)
             await self._engine.set_version(version)
         return json_response({"status": "ok", "version": version})
 

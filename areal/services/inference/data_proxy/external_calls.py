@@ -124,11 +124,11 @@ class ExternalCalls:
             body = chat_body(said.chat)
             async with self._visits.enter(caller, request.headers, given) as visit:
                 if visit.replayed is not None:
-                    writer = said.writer(visit.replayed[0].answer_id, self._model)
+                    writer = said.writer(visit.replayed[0].answer_id, self._model, visit.replayed[0].created)
                     return await answer_again(
                         writer, recorded_completion(visit.replayed), request, stream="stream" in body
                     )
-                writer = said.writer(answer_id := visit.answer_id(id_prefix), self._model)
+                writer = said.writer(answer_id := visit.answer_id(id_prefix), self._model, int(time.time()))
                 heard = hearing(visit, self._model, CHAT_PATH, body, answer_id)
                 return await self._translated(call, said, body, writer, heard)
 

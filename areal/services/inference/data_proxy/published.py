@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _AGAIN_S = 1.0
+_OWN = ""  # the pair of the weights that an engine starts with
 _JOIN_S = 1800.0  # as long as a transfer may take, and one that runs before it
 
 
@@ -73,6 +74,7 @@ class Standing:
         # on, and what was there counts until then.
         self._taken: deque[tuple[str, int, int]] = deque(maxlen=2)
         self.published: Published | None = None
+        self._doubted: int | None = None  # how often the engine was lost when its weights were last doubted
         self.obstacle = ""  # why it was not brought to what is published the last time
         self.look()
 
@@ -93,19 +95,27 @@ class Standing:
 
     def took(self, pair: str, version: int) -> None:
         """Our engine has these weights, until it is lost."""
+        self._doubted = None
         now = pair, version, self._watch.losses
         if now not in self._taken:
             self._taken.append(now)
+
+    def doubt(self) -> None:
+        """Our engine has weights that nobody serves: it is behind until it has taken what is published, or where that
+        is nothing, its own ones."""
+        self._taken.clear()
+        self._doubted = self._watch.losses
 
     @property
     def behind(self) -> Published | None:
         """What our engine lacks. A version that the engine tells of itself counts, but for 0, which is a fresh
         engine's too."""
-        record = self.published
+        is_doubted = self._doubted == self._watch.losses
+        record = self.published or (Published(_OWN, 0, self._base, None, self._base) if is_doubted else None)
         if record is None or (record.pair, record.version, self._watch.losses) in self._taken:
             return None
         state = self._watch.state
-        if state.not_ready is None and state.version == record.version > 0:
+        if not is_doubted and state.not_ready is None and state.version == record.version > 0:
             self.took(record.pair, record.version)
             return None
         return record
@@ -115,6 +125,8 @@ class Standing:
         """Why nothing is served just now."""
         if (record := self.behind) is None:
             return None
+        if record.pair == _OWN:
+            return f"an update failed, the engine goes back to its own weights. {self.obstacle}".rstrip()
         said = f"version {record.version} of the pair {record.pair!r} is published, and the engine does not have it yet"
         return f"{said}: {self.obstacle}" if self.obstacle else said
 
@@ -187,20 +199,23 @@ class CatchingUp:
             return await self._load(record, record.path)
         if record.gateway is not None:
             return await self._ask(record, record.gateway)
+        if record.pair == _OWN:
+            return f"They cannot be loaded again from {record.path}: the next update brings others"
         self._standing.took(record.pair, record.version)  # its trainer is done, and somebody took what it had left
         said = "version %d of the pair %r is not in %s any more: the model serves its own weights"
         _log.warning(said, record.version, record.pair, record.path)
         return ""
 
     async def _load(self, record: Published, path: str) -> str:
-        async with self._control.alone():
-            if self._standing.behind != record:  # an update came meanwhile
-                return ""
-            try:
+        async def load() -> None:
+            if self._standing.behind == record:  # else an update came meanwhile
                 await self._engine.load_weights(path, record.version)
-            except EngineError as error:
-                return str(error)
-            self._standing.took(record.pair, record.version)
+                self._standing.took(record.pair, record.version)
+
+        try:
+            await self._control.swapped(load)
+        except EngineError as error:
+            return str(error)
         _log.info("took version %d of the pair %r from %s", record.version, record.pair, path)
         return ""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal.services.inference.data_proxy.constraints import CONSTRAINTS, read_constraint
 from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import GREEDY_BELOW, Capabilities, Sampling
@@ -23,6 +24,7 @@ class Answering:
 
     stream: bool
     include_usage: bool
+    continuous_usage: bool  # in every chunk, as far as the answer has come
     stops: tuple[str, ...]
     top_logprobs: int | None
     skip_special_tokens: bool
@@ -34,7 +36,9 @@ class Answering:
         return self.top_logprobs is not None or self.return_token_ids
 
 
-_ANSWERING = frozenset({"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format"})
+_ANSWERING = frozenset(
+    {"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format", *CONSTRAINTS}
+)
 _SAMPLING = frozenset(
     {
         "stop_token_ids", "ignore_eos", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
@@ -46,10 +50,12 @@ _SAMPLING = frozenset(
 def read_answering(fields: Fields, top_logprobs: int | None, capabilities: Capabilities) -> Answering:
     stream = fields.flag("stream")
     if fields.has_none(_ANSWERING):
-        return Answering(stream, False, (), top_logprobs, True, False, None)
+        return Answering(stream, False, False, (), top_logprobs, True, False, None)
+    include_usage, continuous_usage = _usage_options(fields, stream)
     return Answering(
         stream=stream,
-        include_usage=_include_usage(fields, stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
         stops=fields.texts("stop", MAX_STOPS),
         top_logprobs=top_logprobs,
         skip_special_tokens=fields.flag("skip_special_tokens", True),
@@ -58,18 +64,26 @@ def read_answering(fields: Fields, top_logprobs: int | None, capabilities: Capab
     )
 
 
-def _include_usage(fields: Fields, stream: bool) -> bool:
+def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """Whether a stream tells its usage at the end, and in every chunk: the second only with the first, as in vLLM."""
     options = Fields(fields.mapping("stream_options"))
-    include = options.flag("include_usage")
+    include, continuous = options.flag("include_usage"), options.flag("continuous_usage_stats")
     options.accept(("include_obfuscation",))
     if include and not stream:
         raise bad_request("stream_options needs stream: true", param="stream_options")
     if unknown := options.ignored():
         raise bad_request(f"unknown stream option {unknown[0]}", param=f"stream_options.{unknown[0]}")
-    return include
+    return include, include and continuous
 
 
 def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str, Any] | None:
+    if (constraint := read_constraint(fields)) is not None:
+        name, constrained = constraint
+        if fields.given("response_format"):
+            raise bad_request(f"{name} and response_format cannot both be followed", param=name)
+        if not capabilities.response_format:
+            raise unsupported(name, capabilities.no_response_format or "this engine has no grammars")
+        return constrained
     wanted = fields.mapping("response_format")
     kind = wanted.get("type", "text")
     if kind == "text":

@@ -64,7 +64,7 @@ class Frame:
     def chunk(self, kind: str, choice: dict[str, Any]) -> bytes:
         data = {**self.head(kind), "choices": [choice]}
         if self.answering.include_usage:
-            data["usage"] = None
+            data["usage"] = self.usage() if self.answering.continuous_usage else None
         return event(data)
 
     def usage_chunk(self, kind: str) -> bytes:
@@ -136,7 +136,8 @@ def _chat_delta(piece: Piece) -> dict[str, Any] | None:
 class ChatShape:
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
-        self._with_tokens = frame.answering.top_logprobs is not None or frame.answering.return_token_ids
+        how = frame.answering
+        self._chunks_differ = how.top_logprobs is not None or how.return_token_ids or how.continuous_usage
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self) -> bytes:
@@ -156,7 +157,7 @@ class ChatShape:
 
     def update(self, update: Update) -> bytes:
         pieces = update.pieces
-        if len(pieces) == 1 and update.finish_reason is None and not self._with_tokens:
+        if len(pieces) == 1 and update.finish_reason is None and not self._chunks_differ:
             piece = pieces[0]
             if type(piece) is Content:
                 before, after = self._around.get(update.index) or self._around_content(update.index)

@@ -20,10 +20,12 @@ from areal.services.inference.data_proxy.control import EngineControl, control_e
 from areal.services.inference.data_proxy.published import Standing
 from areal.services.inference.engines.base import (
     Broadcast,
+    EngineRefused,
     EngineUnavailable,
     GroupReceiver,
     TokenEngine,
     WeightStager,
+    WeightVerifier,
 )
 from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
 from areal.services.web.access import Access
@@ -59,6 +61,7 @@ class WeightRoutes:
         self._http = http
         self._pairs: dict[str, Linked] = {}
         self._early: tuple[str, int, float] | None = None  # pair and version that came with ``prepare``, and its pause
+        self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have some of
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
@@ -66,6 +69,7 @@ class WeightRoutes:
         service.route("POST", "/weights/update", self.update, Access.ADMIN)
         service.route("POST", "/weights/check", self.check, Access.ADMIN)
         service.route("POST", "/weights/commit", self.commit, Access.ADMIN)
+        service.route("POST", "/weights/revert", self.revert, Access.ADMIN)
         service.route("POST", "/weights/release", self.release, Access.ADMIN)
         service.route("GET", "/weights/pairs", self.pairs, Access.ADMIN)
         service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
@@ -112,11 +116,17 @@ class WeightRoutes:
 
     async def prepare(self, request: Request) -> Response:
         """Have the engine read or receive what ``update`` is to put in. One that cannot do it ahead takes what is
-        broadcast now, and then all of it at once."""
-        pair, version, source = self._order(await read_object(request, _BODY_BYTES))
+        broadcast now, and then all of it at once; with ``verify`` it only says whether it would refuse it."""
+        data = await read_object(request, _BODY_BYTES)
+        pair, version, source = self._order(data)
         self._early = None
+        only_verify = data.get("verify") is True
         with control_errors():
-            if isinstance(self._engine, WeightStager):
+            if isinstance(self._engine, WeightVerifier):
+                await self._engine.verify_weights(source)
+            if only_verify:
+                pass
+            elif isinstance(self._engine, WeightStager):
                 await self._engine.stage_weights(source, version)
             elif isinstance(source, Broadcast):
                 receive = partial(self._receiver().receive_weights, source.group, source.layout, version)
@@ -143,7 +153,12 @@ class WeightRoutes:
 
     async def _swap(self, pair: Linked, version: int, load: Callable[[], Awaitable[None]]) -> float:
         async def swap() -> None:
-            await load()
+            before, self._uncommitted = self._uncommitted, (pair.name, version)
+            try:
+                await load()
+            except EngineRefused:  # the old ones are whole
+                self._uncommitted = before
+                raise
             self._standing.took(pair.name, version)
 
         return await self._control.swapped(swap)
@@ -179,7 +194,20 @@ class WeightRoutes:
         path = _text(_map(data, "source"), "path") if pair.mode == "disk" else None  # memory is gone with its trainer
         with _kept():
             self._standing.commit(self._standing.of(pair.name, version, path, gateway))
+        self._uncommitted = None
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+
+    async def revert(self, request: Request) -> Response:
+        """Some worker of the pair refused this version: go back to what is published. A worker that has none of it
+        (``reverted`` false) serves on; the others serve nothing until they have gone back."""
+        data = await read_object(request, _BODY_BYTES)
+        name, version = _text(data, "pair_name"), data.get("version")
+        async with self._control.exclusively():  # a swap that is still running comes to its end
+            reverted = self._uncommitted is not None and self._uncommitted == (name, version)
+            if reverted:
+                self._uncommitted = None
+                self._standing.doubt()
+        return json_response({"status": "ok", "pair_name": name, "version": version, "reverted": reverted})
 
     async def pairs(self, request: Request) -> Response:
         """Those that an update may use: a process group is lost with the engine that was in it. ``?look``: the engine

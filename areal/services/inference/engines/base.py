@@ -61,7 +61,8 @@ _DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), i
 class EngineCall:
     """``sampling.n`` choices of each of ``prompts``, counted through: the first prompt's come first. More than one
     prompt only where the engine has ``many_prompts``. ``request_id`` is unique to the call. ``response_format`` only
-    where the engine has it; ``adapter`` is one of those that ``EngineState`` lists, None the model itself.
+    where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with a field of that name.
+    ``adapter`` is one of those that ``EngineState`` lists, None the model itself.
     ``stream`` false: nobody reads along, and an engine with ``whole_answers`` answers once, at the end.
     ``stream_interval``: how many tokens of a choice an event of the stream may wait for."""
 
@@ -300,6 +301,15 @@ class WeightStager(Protocol):
 
     async def forget_weights(self) -> None:
         """Hold on to nothing that was staged, nor to where it came from. Best effort; raises EngineError."""
+        ...
+
+
+@runtime_checkable
+class WeightVerifier(Protocol):
+    """An engine that cannot make new weights ready ahead, but can tell ahead whether it would refuse them."""
+
+    async def verify_weights(self, source: str | Broadcast) -> None:
+        """Raises EngineRefused for weights that are not of the model's shapes, or not there."""
         ...
 
 

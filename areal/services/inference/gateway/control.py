@@ -1,7 +1,8 @@
 """Control of workers through the gateway: pause, memory, versions and published weights, of one data proxy or of all.
 
 The router says who the workers are; each is asked directly, all at once, and each has its own result. 207 when some
-failed. What succeeded on the others stands: the caller sees who is who, and decides.
+failed. What succeeded on the others stands: the caller sees who is who, and decides. A body that no worker would take
+is refused before any is asked.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal.services.inference.gateway.router_client import RouterClient
+from areal.services.inference.versions import check_grows, read_version
 from areal.services.web.access import Access
-from areal.services.web.body import read_body
+from areal.services.web.body import decode_object, read_body
 from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.errors import ApiError
-from areal.services.web.server import AnyResponse, Request
+from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler, Service, json_response
 
 _BODY_BYTES = 64 * 1024
@@ -26,7 +28,6 @@ _POSTS = (
     "/continue_generation",
     "/release_memory_occupation",
     "/resume_memory_occupation",
-    "/set_version",
     "/weights/release",
 )
 EVERY_WORKER = "all"
@@ -61,19 +62,32 @@ class WorkerControl:
     def add_to(self, service: Service) -> None:
         for path in _POSTS:
             service.route("POST", f"{path}/{{worker_id}}", self._fan_out("POST", path), Access.ADMIN)
+        service.route("POST", "/set_version/{worker_id}", self.set_version, Access.ADMIN)
         service.route("GET", "/get_version/{worker_id}", self._fan_out("GET", "/get_version"), Access.ADMIN)
 
     def _fan_out(self, method: str, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
             body = await read_body(request, _BODY_BYTES)
+            if body:
+                decode_object(body)
             workers = await self._workers(request.match_info["worker_id"])
-            results = await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers))
-            answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
-            if path.endswith("_version"):
-                answer["version"] = _common_version(results)
-            return json_response(answer, status=200 if all(result.ok for result in results) else 207)
+            return _answer(path, await self._ask_all(method, path, workers, body))
 
         return handle
+
+    async def set_version(self, request: Request) -> Response:
+        """Refused as a whole where a worker has a newer one."""
+        body = await read_body(request, _BODY_BYTES)
+        version, force = read_version(decode_object(body))
+        workers = await self._workers(request.match_info["worker_id"])
+        if not force:
+            for result in await self._ask_all("GET", "/get_version", workers, b""):
+                served = result.answer.get("version")
+                check_grows(version, served, force=False, where=f"worker {result.worker_id}")
+        return _answer("/set_version", await self._ask_all("POST", "/set_version", workers, body))
+
+    async def _ask_all(self, method: str, path: str, workers: list[tuple[str, str]], body: bytes) -> list[Result]:
+        return list(await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers)))
 
     async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
         """Id and address of those meant; a data proxy that serves several models is one worker. Raises 404."""
@@ -94,6 +108,13 @@ class WorkerControl:
             return Result(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
         data = said.object()
         return Result(worker_id, addr, said.status, data, None if said.status == 200 else _reason(said.status, data))
+
+
+def _answer(path: str, results: list[Result]) -> Response:
+    answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
+    if path.endswith("_version"):
+        answer["version"] = _common_version(results)
+    return json_response(answer, status=200 if all(result.ok for result in results) else 207)
 
 
 def _common_version(results: list[Result]) -> int | None:

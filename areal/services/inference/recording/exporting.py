@@ -32,6 +32,7 @@ from areal.services.web.errors import ApiError, bad_request
 Taken = tuple[int, int]  # session, trajectory
 Errors = tuple[dict[str, Any], ...]
 _MOST_SESSIONS = 4096
+NOTHING_TO_EXPORT = "nothing_to_export"
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | 
 
 def choose(ledger: Ledger, request: ExportRequest, now: float) -> tuple[tuple[Taken, ...], Errors]:
     """What the request takes, in its order, and what of it is damaged. Raises 404 for a session or trajectory that is
-    not there, 425 for one that is not ready."""
+    not there, or a session that ended with nothing left; 425 for one that is not ready yet."""
     items: list[Taken] = []
     errors: list[dict[str, Any]] = []
     for session_id in request.session_ids:
@@ -134,6 +135,9 @@ def choose(ledger: Ledger, request: ExportRequest, now: float) -> tuple[tuple[Ta
             errors.append(error_entry(session_id, request.trajectory, error))
             continue
         ready = [item.number for item in trajectories if _is_ready(item, now)]
+        if not ready and not damaged and session.life is not Life.ACTIVE:
+            message = f"session {session_id} has ended, and nothing of it is left to export"
+            raise ApiError(404, message, code=NOTHING_TO_EXPORT, param="session_ids")
         if not ready and not damaged:
             raise _not_ready(f"session {session_id} has no trajectory that is ready")
         items += [(session.number, number) for number in ready]

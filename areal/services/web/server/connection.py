@@ -59,6 +59,7 @@ class HttpConnection(asyncio.Protocol):
         self._source: Flow | None = None
         self._drained: asyncio.Future[None] | None = None
         self._lagging: tuple[float, int] = (0.0, 0)  # since when so many bytes wait for the caller
+        self.last_part = b""  # of a stream, as it was written last
         self.writable = True
 
     # What the loop tells.
@@ -217,6 +218,7 @@ class HttpConnection(asyncio.Protocol):
         framing = self._framing(request, response, "" if request.is_http_1_0 else "Transfer-Encoding: chunked\r\n")
         head = encode_head(response.status, response.headers, framing)
         request.stream = response
+        self.last_part = first
         self._transport.write(head + _part(request, first))
 
     def _check_begins(self, request: Request) -> None:
@@ -232,12 +234,14 @@ class HttpConnection(asyncio.Protocol):
     def write_part(self, request: Request, data: bytes) -> None:
         if self._lost or self._transport.is_closing():
             raise ConnectionResetError("the caller is gone")
+        self.last_part = data
         self._transport.write(_part(request, data))
 
     def write_framed(self, chunk: bytes) -> None:
         """``write_part`` of what is a chunk already."""
         if self._lost:
             raise ConnectionResetError("the caller is gone")
+        self.last_part = chunk
         self._transport.write(chunk)
 
     async def wait_writable(self) -> None:

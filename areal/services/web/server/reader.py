@@ -88,6 +88,8 @@ class RequestReader:
         self._head_bytes += len(name) + len(value)
         if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self.stop(_head_too_large())
+        if name.lower() == b"host" and b"host" in self._raw:  # which of them another server went by, nobody knows
+            self.stop(ApiError(400, "a request has one Host header", code="invalid_http"))
         add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:

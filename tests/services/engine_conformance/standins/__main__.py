@@ -16,7 +16,11 @@ async def run(args: argparse.Namespace) -> None:
     modes = {"raw_logprobs": "raw", "processed_logprobs": "processed", None: "tempered"}
     report(modes[args.logprobs_mode])
     core = Core(args.model, asyncio.get_running_loop(), lora)
-    app = Sglang(core).app() if args.kind == "sglang" else Vllm(core, tied_fault=args.tied_fault).app()
+    app = (
+        Sglang(core, refuses=args.refuses).app()
+        if args.kind == "sglang"
+        else Vllm(core, tied_fault=args.tied_fault).app()
+    )
     await serve(app, args.port)
 
 
@@ -27,6 +31,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--lora", nargs="*", default=[])
     parser.add_argument("--logprobs-mode", help="vLLM's; SGLang's raw_logprobs is an environment variable of its own")
+    parser.add_argument("--refuses", nargs="*", default=[], help="weight versions that are not taken from disk")
     parser.add_argument("--tied-fault", action="store_true")
     asyncio.run(run(parser.parse_args()))
 

@@ -8,6 +8,7 @@ import asyncio
 import datetime
 import json
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from tests.services.engine_conformance.standins.core import Core, Refused, done
 
 
 class Sglang:
-    def __init__(self, core: Core) -> None:
+    """``refuses``: weight versions that it does not take from a folder, whatever is in it."""
+
+    def __init__(self, core: Core, refuses: Collection[str] = ()) -> None:
         self._core = core
+        self._refuses = refuses
         self._running: dict[str, bool] = {}  # by rid; True once it is to be aborted
         self._groups: dict[str, Any] = {}
 
@@ -133,6 +137,8 @@ class Sglang:
     async def _load_weights(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert body["flush_cache"] is True and body["abort_all_requests"] is False
+        if body["weight_version"] in self._refuses:
+            return web.json_response({"success": False, "message": "out of memory", "num_paused_requests": 0})
         try:
             self._core.engine.load_weights(Path(body["model_path"]), None)
         except ArealError as error:

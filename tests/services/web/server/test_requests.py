@@ -132,6 +132,8 @@ async def test_target_is_split_and_the_query_decoded(given: str) -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nx : y\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nx: a\x00b\r\n\r\n", 400),
         (b"GET / HTTP/3.7\r\nHost: a\r\n\r\n", 400),

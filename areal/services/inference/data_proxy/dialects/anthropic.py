@@ -17,7 +17,7 @@ from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.inference.data_proxy.sampling_fields import MAX_STOPS
 from areal.services.web.errors import ApiError, bad_request
 
-_NO_EFFECT = ("service_tier", "cache_control", "inference_geo", "speed", "user_profile_id")
+_NO_EFFECT = ("cache_control", "user_profile_id")
 _REFUSED = {
     "container": "there is no code execution",
     "mcp_servers": "the service connects to no tool servers; name tools instead",
@@ -47,7 +47,12 @@ def translate(fields: Fields, uses: Uses, *, counting: bool = False) -> Translat
         raise bad_request("max_tokens is required", param="max_tokens", code="missing_field")
     ignored = [*_thinking(fields, uses, chat), *_output_config(fields, uses, chat)]
     fields.accept(_NO_EFFECT)
-    return Translated(chat, AnthropicWriter, (*fields.ignored(), *ignored), _NAMES)
+    return Translated(chat, _writer, (*fields.ignored(), *ignored), _NAMES)
+
+
+def _writer(answer_id: str, model: str, created: int) -> AnthropicWriter:
+    """This API tells no time."""
+    return AnthropicWriter(answer_id, model)
 
 
 def _thinking(fields: Fields, uses: Uses, chat: dict[str, Any]) -> list[str]:

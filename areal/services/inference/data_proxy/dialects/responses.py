@@ -23,8 +23,7 @@ _REFUSED = {
     "moderation": "there is no moderation",
 }
 _NO_EFFECT = (
-    "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-    "max_tool_calls", "context_management",
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
 _INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent in the clear, so there is nothing to encrypt
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}

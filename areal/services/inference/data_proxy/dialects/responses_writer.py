@@ -6,7 +6,6 @@ from 0. https://platform.openai.com/docs/api-reference/responses-streaming
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,14 +19,13 @@ from areal.services.inference.data_proxy.parsers import (
     Reasoning,
     Reply,
 )
-from areal.services.web.ids import unique_id
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
-def _item(kind: str, status: str, item_id: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"id": item_id or unique_id(_ID_PREFIXES[kind]), "type": kind, "status": status, **more}
+def _item(kind: str, status: str, item_id: str, **more: Any) -> dict[str, Any]:
+    return {"id": item_id, "type": kind, "status": status, **more}
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -38,24 +36,26 @@ def _reasoning_part(text: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
 
 
-def _message(status: str, text: str, item_id: str | None = None) -> dict[str, Any]:
+def _message(status: str, text: str, item_id: str) -> dict[str, Any]:
     return _item("message", status, item_id, role="assistant", content=[_text_part(text)])
 
 
-def _thought(status: str, text: str, item_id: str | None = None) -> dict[str, Any]:
+def _thought(status: str, text: str, item_id: str) -> dict[str, Any]:
     return _item("reasoning", status, item_id, summary=[], content=[_reasoning_part(text)])
 
 
-def _call(status: str, call_id: str, name: str, arguments: str, item_id: str | None = None) -> dict[str, Any]:
+def _call(status: str, call_id: str, name: str, arguments: str, item_id: str) -> dict[str, Any]:
     return _item("function_call", status, item_id, call_id=call_id, name=name, arguments=arguments)
 
 
 class ResponsesWriter:
-    def __init__(self, answer_id: str, model: str, *, echoed: Mapping[str, Any]) -> None:
+    """Items are named after the answer and their place in it: an answer that is said again has the same ids."""
+
+    def __init__(self, answer_id: str, model: str, created: int, *, echoed: Mapping[str, Any]) -> None:
         self._id = answer_id
         self._model = model
         self._echoed = echoed
-        self._created = int(time.time())
+        self._created = created
         self._number = -1
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that is being written
@@ -64,6 +64,9 @@ class ResponsesWriter:
     def _event(self, kind: str, **data: Any) -> bytes:
         self._number += 1
         return sse(kind, {"sequence_number": self._number, **data})
+
+    def _item_id(self, kind: str, place: int) -> str:
+        return f"{_ID_PREFIXES[kind]}{self._id.removeprefix('resp_')}_{place}"
 
     def opening(self, prompt_tokens: int) -> bytes:
         response = self._response("in_progress", [], None, None)
@@ -103,7 +106,9 @@ class ResponsesWriter:
             case Reasoning(text):
                 return self._in("reasoning") + self._delta("response.reasoning_text.delta", text, content_index=0)
             case CallStart(_, call_id, name):
-                return self._done("completed") + self._add(_call("in_progress", call_id, name, ""))
+                done = self._done("completed")
+                item_id = self._item_id("function_call", len(self._items))
+                return done + self._add(_call("in_progress", call_id, name, "", item_id))
             case CallArguments(_, fragment):
                 return self._delta("response.function_call_arguments.delta", fragment)
             case CallEnd():
@@ -118,7 +123,8 @@ class ResponsesWriter:
         if self._open is not None and self._open["type"] == kind:
             return b""
         done = self._done("completed")
-        item = _message("in_progress", "") if kind == "message" else _thought("in_progress", "")
+        item_id = self._item_id(kind, len(self._items))
+        item = (_message if kind == "message" else _thought)("in_progress", "", item_id)
         part = item["content"][0]
         added = self._add({**item, "content": []})
         return done + added + self._event("response.content_part.added", **self._at(), content_index=0, part=part)
@@ -166,10 +172,12 @@ class ResponsesWriter:
     def whole(self, reply: Reply, outcome: Outcome) -> dict[str, Any]:
         output = []
         if reply.reasoning:
-            output.append(_thought("completed", reply.reasoning))
+            output.append(_thought("completed", reply.reasoning, self._item_id("reasoning", 0)))
         if reply.content:
-            output.append(_message("completed", reply.content))
-        output += [_call("completed", call.id, call.name, call.arguments or "{}") for call in reply.calls]
+            output.append(_message("completed", reply.content, self._item_id("message", len(output))))
+        for call in reply.calls:
+            item_id = self._item_id("function_call", len(output))
+            output.append(_call("completed", call.id, call.name, call.arguments or "{}", item_id))
         cut = _INCOMPLETE.get(outcome.finish)
         status = "incomplete" if cut else "completed"
         if cut and output:

@@ -44,10 +44,11 @@ class Writer(Protocol):
 @dataclass(frozen=True)
 class Translated:
     """``chat`` is the body for a chat completion. ``names`` says what its fields are called in the dialect; ``ignored``
-    are those of the dialect that had no effect. ``writer`` takes the answer's id and the model's name."""
+    are those of the dialect that had no effect. ``writer`` takes the answer's id, the model's name and
+    the second in which the answer was made."""
 
     chat: dict[str, Any]
-    writer: Callable[[str, str], Writer]
+    writer: Callable[[str, str, int], Writer]
     ignored: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ import orjson
 
 from areal.errors import ArealError
 from areal.services.inference.engines.base import (
+    Broadcast,
     Capabilities,
     DeltaSink,
     EngineCall,
@@ -128,8 +130,16 @@ class SglangClient:
         _, model = await self._engine.get("/get_model_info")
         return _version(model.get("weight_version"))
 
+    async def verify_weights(self, source: str | Broadcast) -> None:
+        served = await self._served()
+        if isinstance(source, Broadcast):
+            new = {name: list(shape) for name, shape, _ in source.layout}
+        else:
+            new = dict(await asyncio.to_thread(_shapes_in, Path(source)))
+        await asyncio.to_thread(_check_shapes, new, served)
+
     async def load_weights(self, folder: str, version: int) -> None:
-        await asyncio.to_thread(_check_shapes, _shapes_in(Path(folder)), await self._served())
+        await self.verify_weights(folder)
         body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
         answer = await self._engine.command(
             "/update_weights_from_disk",
@@ -155,8 +165,7 @@ class SglangClient:
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """The server loads each tensor as it comes: what does not fit is refused before the first one."""
-        new = {name: list(shape) for name, shape, _ in layout}
-        await asyncio.to_thread(_check_shapes, new, await self._served())
+        await self.verify_weights(Broadcast(name, layout))
         body = {
             "names": [entry[0] for entry in layout],
             "dtypes": [_DTYPES[entry[2]] for entry in layout],
@@ -208,7 +217,7 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
     sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
     sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
     if call.response_format is not None:
-        sampling["json_schema"] = _json_schema(call.response_format)
+        sampling |= _constraint(call.response_format)
     adapter = {} if call.adapter is None else {"lora_path": call.adapter}
     return {
         **adapter,
@@ -222,10 +231,17 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
     }
 
 
-def _json_schema(wanted: Mapping[str, Any]) -> str:
-    """OpenAI's ``response_format`` as the schema text that SGLang takes."""
+def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
+    """``EngineCall.response_format`` as SGLang's sampling parameters."""
+    match wanted["type"]:
+        case "regex":
+            return {"regex": wanted["regex"]}
+        case "choice":
+            return {"regex": "|".join(f"({re.escape(text)})" for text in wanted["choice"])}
+        case "grammar":
+            return {"ebnf": wanted["grammar"]}
     schema = (wanted.get("json_schema") or {}).get("schema") or {"type": "object"}
-    return orjson.dumps(schema).decode()
+    return {"json_schema": orjson.dumps(schema).decode()}
 
 
 @dataclass
@@ -299,5 +315,7 @@ def _finish(reason: Any) -> tuple[FinishReason | None, int | None]:
 
 
 def _version(text: Any) -> int | None:
-    """SGLang's weight version is a string; ours are numbers."""
+    """SGLang's weight version is a string, "default" until one is set: that is our 0. None for a text of another's."""
+    if text in (None, "default"):
+        return 0
     return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None

@@ -3,7 +3,7 @@
 Its extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` give the ids of the sampled tokens and of
 the alternatives (written ``token_id:N``). Closing the connection aborts the request; there is no route for it.
 
-The route does not say which weights sampled a token, so the version is kept here: -1 until one is set, then whatever
+The route does not say which weights sampled a token, so the version is kept here: 0 until one is set, then whatever
 is set when a token arrives. That is exact across a pause, which returns once what was sampled before it has arrived.
 vLLM keeps it too (``/weight_info``), for a data proxy that comes later.
 
@@ -195,6 +195,8 @@ class VllmClient:
         """What an earlier data proxy of this engine set."""
         _, about = await self._engine.get("/weight_info")
         text = str(about.get("weight_version"))
+        if text in ("None", "default"):  # none was set: a fresh engine
+            return 0
         return int(text) if text.isdecimal() else None
 
     async def version(self) -> int | None:
@@ -296,8 +298,11 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
         "return_tokens_as_token_ids": True,
         "request_id": call.request_id,
     }
-    if call.response_format is not None:
-        body["response_format"] = dict(call.response_format)
+    wanted = call.response_format
+    if wanted is not None and wanted["type"] in ("regex", "choice", "grammar"):
+        body["structured_outputs"] = {wanted["type"]: wanted[wanted["type"]]}
+    elif wanted is not None:
+        body["response_format"] = dict(wanted)
     return body
 
 

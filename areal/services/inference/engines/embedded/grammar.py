@@ -1,4 +1,4 @@
-"""Answers held to a JSON schema: which tokens may come next, by llguidance.
+"""Answers held to a JSON schema, a regular expression or a grammar: which tokens may come next, by llguidance.
 
 A grammar is compiled once a request; each sequence has a matcher of its own that follows what it said. The reported
 log-probabilities stay those of the raw distribution: a grammar shapes what is chosen, as filters do.
@@ -68,23 +68,41 @@ class Grammars:
             raise ArealError(f"the engine has no grammars: llguidance cannot read {file}: {error}") from error
 
     def matcher(self, response_format: Mapping[str, Any]) -> Matcher | None:
-        """For OpenAI's ``response_format``; None for plain text. Raises UsageFault for what is no schema."""
+        """For ``EngineCall.response_format``; None for plain text. Raises UsageFault for what cannot be followed."""
         kind = response_format.get("type", "text")
         if kind == "text":
             return None
-        if kind not in ("json_object", "json_schema"):
-            raise UsageFault("response_format.type must be text, json_object or json_schema")
-        schema = _OBJECT if kind == "json_object" else (response_format.get("json_schema") or {}).get("schema")
-        if not isinstance(schema, Mapping):
-            raise UsageFault("response_format.json_schema.schema must be an object")
+        what = "schema" if kind in ("json_object", "json_schema") else kind
         try:
-            grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema))
-            matcher = self._library.LLMatcher(self._tokenizer, grammar)
+            matcher = self._library.LLMatcher(self._tokenizer, self._grammar(kind, response_format))
         except ValueError as error:
-            raise UsageFault(f"response_format: the schema cannot be followed: {error}") from error
+            raise UsageFault(f"response_format: the {what} cannot be followed: {error}") from error
         if problem := matcher.get_error():
-            raise UsageFault(f"response_format: the schema cannot be followed: {problem.splitlines()[0]}")
+            raise UsageFault(f"response_format: the {what} cannot be followed: {problem.splitlines()[0]}")
         return Matcher(matcher)
+
+    def _grammar(self, kind: str, response_format: Mapping[str, Any]) -> str:
+        """Raises UsageFault, ValueError."""
+        library = self._library.LLMatcher
+        if kind in ("json_object", "json_schema"):
+            schema = _OBJECT if kind == "json_object" else (response_format.get("json_schema") or {}).get("schema")
+            if not isinstance(schema, Mapping):
+                raise UsageFault("response_format.json_schema.schema must be an object")
+            return str(library.grammar_from_json_schema(json.dumps(schema)))
+        if kind == "regex":
+            return str(library.grammar_from_regex(response_format["regex"]))
+        if kind == "choice":
+            texts = (json.dumps(text, ensure_ascii=False) for text in response_format["choice"])
+            return str(library.grammar_from_lark(f"start: {' | '.join(texts)}"))
+        if kind == "grammar":
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            try:
+                lark = any_to_lark(response_format["grammar"])
+            except Exception as error:
+                raise UsageFault(f"response_format: the grammar cannot be followed: {error}") from error
+            return str(library.grammar_from_lark(lark))
+        raise UsageFault("response_format.type must be text, json_object, json_schema, regex, choice or grammar")
 
 
 def keep_allowed(logits: Tensor, matchers: Sequence[tuple[int, Matcher]]) -> Tensor:
