@@ -295,7 +295,7 @@ class DataPlaneMachine(RuleBasedStateMachine):
         if load or self.fleet.weights:
             self.fleet.load(version)
         else:
-            self._control("/set_version", {"version": version})
+            self._control("/set_version", {"version": version, "force": True})
 
     @rule(data=st.data(), version=VERSIONS)
     @precondition(lambda self: any(not each.ended for each in self.live()))
