@@ -1,12 +1,15 @@
 """Any other causal language model, computed by transformers: the fallback of architectures the own decoder lacks.
 
 One sequence at a time, each with the cache its architecture wants, so that sliding windows, mixed layers and the like
-are right without being known here. Slower than the own decoder by design; correct is what it is for.
+are right without being known here. Slower than the own decoder by design; correct is what it is for: a model whose
+cache does not give what a plain forward pass gives is refused when it is loaded.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,13 @@ from areal.services.inference.engines.embedded.steps import Copy, Move
 from areal.services.weight_update.arrival import Arrival
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
+_CACHES = ("past_key_values", "cache_params", "state")  # as architectures name it, in and out
+_CHECKED = (5, 4, 8)  # tokens of the check: a prompt, its second part, and those decoded one by one
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # nats, over the likeliest tokens
+_LIKELIEST = 10
+# Their rotation depends on how long the sequence is by now: what is cached of its beginning would have to change.
+_ROPES_BY_LENGTH = ("longrope", "dynamic")
+_logger = logging.getLogger(__name__)
 
 
 class TransformersRunner:
@@ -38,18 +48,25 @@ class TransformersRunner:
         self._model = _load(folder, dtype).to(device)
         text = self._model.config.get_text_config()
         self.vocab_size = int(text.vocab_size)
-        self.max_positions = int(getattr(text, "max_position_embeddings", None) or _DEFAULT_POSITIONS)
+        self.max_positions = _max_positions(text)
         self._caches: list[Any] = []
         self._spill: Spill | None = None
-        self._last_only = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+        self._parameters = inspect.signature(self._model.forward).parameters
+        self._cache_name = next((name for name in _CACHES if name in self._parameters), _CACHES[0])
+        self._one_by_one = False  # what follows a part of a prompt
+        self._check()
         size = sum(parameter.numel() for parameter in self._model.parameters())
         name = type(self._model).__name__
         self.description = f"transformers {name}, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
     def position_bytes(self) -> int:
         text = self._model.config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        all_heads = getattr(text, "num_attention_heads", None)
+        if not isinstance(all_heads, int):  # a recurrent one: its state does not grow
+            return int(text.num_hidden_layers * 2 * text.hidden_size * self._dtype.itemsize)
+        heads = getattr(text, "num_key_value_heads", None)
+        heads = heads if isinstance(heads, int) else all_heads
+        dim = getattr(text, "head_dim", None) or text.hidden_size // all_heads
         return int(text.num_hidden_layers * 2 * heads * dim * self._dtype.itemsize)
 
     def reserve(self, rows: int, width: int) -> None:
@@ -68,7 +85,11 @@ class TransformersRunner:
             row = first_row + offset
             if start == 0:
                 self._caches[row] = None
-            logits.append(self._forward(row, torch.tensor([list(new)], device=self.device), start))
+            ids = torch.tensor([list(new)], device=self.device)
+            parts = ids.split(1, dim=1) if start and self._one_by_one else (ids,)
+            for place, part in enumerate(parts):
+                last = self._forward(row, part, start + place)
+            logits.append(last)
         return torch.stack(logits)
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
@@ -78,14 +99,58 @@ class TransformersRunner:
     @torch.inference_mode()
     def _forward(self, row: int, tokens: Tensor, start: int) -> Tensor:
         """Logits [vocab] after the last of ``tokens`` [1, time], which stand from position ``start`` on."""
-        options: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
-        mask = torch.ones(1, start + tokens.shape[1], dtype=torch.int64, device=self.device)
-        output = self._model(
-            input_ids=tokens, attention_mask=mask, past_key_values=self._caches[row], use_cache=True, **options
-        )
-        self._caches[row] = output.past_key_values
+        end = start + tokens.shape[1]
+        options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
+        if "position_ids" in self._parameters:
+            options["position_ids"] = torch.arange(start, end, device=self.device).unsqueeze(0)
+        if self._cache_name == "past_key_values":  # a recurrent state has seen what it has seen
+            options["attention_mask"] = torch.ones(1, end, dtype=torch.int64, device=self.device)
+        options[self._cache_name] = self._caches[row]
+        output = self._model(input_ids=tokens, use_cache=True, **options)
+        self._caches[row] = output[self._cache_name]
         logits: Tensor = output.logits[0, -1, : self.vocab_size].float()
         return logits
+
+    def _check(self) -> None:
+        """Tokens decoded with the cache against one plain forward pass. Raises ArealError naming the architecture."""
+        name, tolerance = type(self._model).__name__, _TOLERANCES[self._dtype]
+        gap, reason = math.inf, ""
+        for one_by_one in (False, True):
+            self._one_by_one, reason = one_by_one, ""
+            try:
+                gap = self._largest_gap()
+            except _CANNOT as error:
+                reason = f": {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+                continue
+            finally:
+                self._caches.clear()
+            if gap <= tolerance:  # NaN is not
+                return
+        fault = f"decoding with its cache fails{reason}"
+        if not reason:
+            fault = (
+                f"its tokens decoded with the cache have log-probabilities {gap:.3g} nats off those of a plain forward "
+                f"pass (tolerance {tolerance:g}): it would sample from another model"
+            )
+        raise ArealError(
+            f"{name} cannot be served: {fault}",
+            hint="another release of transformers may differ; vllm or sglang may have this architecture",
+        )
+
+    @torch.inference_mode()
+    def _largest_gap(self) -> float:
+        """In nats, over the likeliest tokens of each place after the first part of the prompt."""
+        first, second = _CHECKED[:2]
+        ids = [(7 * place + 3) % self.vocab_size for place in range(min(sum(_CHECKED), self.max_positions))]
+        self.reserve(1, len(ids))
+        begun = [self.prefill([ids[:first]], [0], 0)[0], self.prefill([ids[first : first + second]], [first], 0)[0]]
+        for place in range(first + second, len(ids)):
+            begun.append(self._forward(0, torch.tensor([[ids[place]]], device=self.device), place))
+        told = torch.stack(begun).log_softmax(-1)
+        whole = self._model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]
+        plain = whole[:, : self.vocab_size].float().log_softmax(-1)[[first - 1, *range(first + second - 1, len(ids))]]
+        likeliest = plain.topk(min(_LIKELIEST, self.vocab_size), dim=-1).indices
+        return float((told - plain).gather(1, likeliest).abs().max())
 
     def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
         if arrival is not None:
@@ -132,6 +197,34 @@ class TransformersRunner:
     def _install(self, new: dict[str, Tensor]) -> None:
         for name, current in self._model.state_dict().items():
             current.copy_(new[name])
+
+
+# What models raise whose cache is not as it should be, or that miss a kernel for it.
+_CANNOT = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def _max_positions(config: Any) -> int:
+    """How long a sequence may be; not past the length at which its rotation would change."""
+    most = getattr(config, "max_position_embeddings", None)
+    longest = most if isinstance(most, int) and most > 0 else _DEFAULT_POSITIONS
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if each.get("rope_type") in _ROPES_BY_LENGTH:
+            original = each.get("original_max_position_embeddings") or longest
+            if original < longest:
+                kind = each["rope_type"]
+                _logger.warning("%s rotates longer sequences differently: up to %d tokens are served", kind, original)
+                longest = int(original)
+    return longest
 
 
 def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
