@@ -36,6 +36,10 @@ _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
 _PLAIN = Reading()
 
 
+MakePrompt = Callable[[int | None], list[int]]
+"""Token ids, given how many there is room for. Raises TooLong and Abandoned."""
+
+
 @dataclass(frozen=True)
 class Ask:
     """One request. ``prompts`` make the token ids, for a chat ``text`` makes the one prompt's text: off the event loop
@@ -45,7 +49,7 @@ class Ask:
     ``after_answer``: given the text up to and with the chat's last answer, and that of its end token, what the template
     has after it; None where the template does not go on from that text. ``adapter``: the LoRA adapter that answers."""
 
-    prompts: tuple[Callable[[], list[int]], ...]
+    prompts: tuple[MakePrompt, ...]
     sampling: Sampling
     answering: Answering
     ignored: tuple[str, ...]
@@ -112,7 +116,7 @@ def _continues(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced:
 
 def _ask(
     fields: Fields,
-    prompts: tuple[Callable[[], list[int]], ...],
+    prompts: tuple[MakePrompt, ...],
     sampling: Sampling,
     answering: Answering,
     **more: Any,
@@ -162,13 +166,13 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
     return _ask(fields, prompts, sampling, answering, echo=echo, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
 
 
-def _prompts(value: object, codec: TextCodec) -> tuple[Callable[[], list[int]], ...]:
+def _prompts(value: object, codec: TextCodec) -> tuple[MakePrompt, ...]:
     """A string, a list of strings, token ids, or a list of lists of token ids."""
     if isinstance(value, str):
         return (_text_prompt(value, codec),)
     if isinstance(value, list) and value:
         if is_token_ids(value, codec.vocab_size):
-            return (lambda: value,)
+            return (_ids_prompt(value),)
         if all(isinstance(item, str) for item in value):
             return tuple(_text_prompt(item, codec) for item in value)
         if all(item and is_token_ids(item, codec.vocab_size) for item in value):
@@ -177,9 +181,9 @@ def _prompts(value: object, codec: TextCodec) -> tuple[Callable[[], list[int]], 
     raise bad_request(message, param="prompt")
 
 
-def _text_prompt(text: str, codec: TextCodec) -> Callable[[], list[int]]:
-    return lambda: codec.encode(text, add_special_tokens=True)
+def _text_prompt(text: str, codec: TextCodec) -> MakePrompt:
+    return lambda most: codec.encode(text, add_special_tokens=True, most=most)
 
 
-def _ids_prompt(ids: list[int]) -> Callable[[], list[int]]:
-    return lambda: ids
+def _ids_prompt(ids: list[int]) -> MakePrompt:
+    return lambda most: ids

@@ -22,7 +22,7 @@ from areal.services.inference.data_proxy.dialects.writer import named
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Drive, Generator
 from areal.services.inference.data_proxy.prepared import Clock, Prepared
-from areal.services.inference.data_proxy.prompting import make_prompts
+from areal.services.inference.data_proxy.prompting import count_tokens, make_prompts
 from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
 from areal.services.inference.data_proxy.samples import call_ids, samples_of, say_again, token_turns
 from areal.services.inference.data_proxy.sampling_fields import check_logprobs
@@ -102,8 +102,7 @@ class ModelCalls:
         self._visits.caller(request.headers)
         body = await read_body(request, self._limits.max_body_bytes)
         asked = self._read(decode_object(body), self._apis.tokens_of_messages)
-        prompts = await make_prompts(asked.ask, self._codec, self._pool, None, len(body))
-        return json_response({"input_tokens": prompts.longest})
+        return json_response({"input_tokens": await count_tokens(asked.ask, self._codec, self._pool, len(body))})
 
     def _read(self, data: dict[str, Any], read: Read) -> Asked:
         fields = Fields(data)
@@ -126,8 +125,9 @@ class ModelCalls:
         with named(asked.names):
             if visit.keeps(ask.store) or ask.answering.tells_logprobs:
                 check_logprobs(ask.sampling, ask.answering, self._capabilities)
-        prompts = await make_prompts(ask, self._codec, self._pool, visit if visit.keeps(ask.store) else None, size)
+        recorded = visit if visit.keeps(ask.store) else None
         with named(asked.names):
+            prompts = await make_prompts(ask, self._codec, self._pool, recorded, size, self._limits.max_model_len())
             room = self._room(ask, prompts.longest)
         sampling = ask.sampling if ask.sampling.max_new_tokens == room else replace(ask.sampling, max_new_tokens=room)
         frame = self._frame(ask, prompts.ids, visit.answer_id(asked.id_prefix))

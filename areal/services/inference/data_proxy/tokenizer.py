@@ -2,14 +2,19 @@
 
 Long encoding and templating run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
 no other stream. What is short runs where it is asked for: a hop to a thread and back costs more than it frees.
+
+A text that may be too long for the context is counted first, piece by piece: that takes little memory, ends where the
+context does, and stops where its caller has left. Only what fits is encoded as a whole, which nothing can stop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +29,28 @@ from areal.services.inference.data_proxy.templating import ChatTemplate
 from areal.services.inference.data_proxy.token_bytes import byte_level_bytes, sentencepiece_bytes
 
 _T = TypeVar("_T")
+
+
+_PIECE = 16_384  # characters counted at once
+_PER_CUT = 16  # tokens more, at most, that a text has where it is cut
+
+
+class TooLong(Exception):
+    """A text of more tokens than it may have."""
+
+
+class Abandoned(Exception):
+    """Nobody waits for the work any more."""
+
+
+_abandoned: ContextVar[threading.Event | None] = ContextVar("_abandoned", default=None)
+
+
+def check_wanted() -> None:
+    """Called by long work between its parts. Raises Abandoned."""
+    event = _abandoned.get()
+    if event is not None and event.is_set():
+        raise Abandoned
 
 
 class TextCodec:
@@ -52,11 +79,28 @@ class TextCodec:
             lambda token_id: b"" if token_id in self._special else self._bytes_of(token_id)
         )
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """Raises TooLong where there are surely more than ``most``, and Abandoned."""
+        check_wanted()
+        if most is not None and len(text) > max(most, _PIECE):
+            self.count(text, most)
         # The batch form is the one that can leave out the offsets, which nobody asks for.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def count(self, text: str, most: int | None = None) -> int:
+        """How many tokens a text has, by its pieces: a few more than as a whole, where it is cut. Raises TooLong as
+        soon as there are surely more than ``most``, and Abandoned."""
+        total = 0
+        for cuts, start in enumerate(range(0, len(text), _PIECE)):
+            check_wanted()
+            piece = text[start : start + _PIECE]
+            (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
+            total += len(encoding.ids)
+            if most is not None and total - cuts * _PER_CUT > most:
+                raise TooLong
+        return total
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         if self._byte_level:  # a tenth of what the tokenizer takes
@@ -119,10 +163,26 @@ class CodecPool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="codec")
 
     async def run(self, work: Callable[[], _T], cost_us: float) -> _T:
-        """``cost_us``: about how long it takes."""
+        """``cost_us``: about how long it takes. Work that was not begun when its caller leaves never is; work that was
+        stops at its next ``check_wanted``."""
         if cost_us <= _AT_ONCE_US:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        left = threading.Event()
+
+        def watched() -> _T:
+            _abandoned.set(left)
+            try:
+                return work()
+            finally:
+                _abandoned.set(None)
+
+        future = self._executor.submit(watched)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            left.set()
+            future.cancel()
+            raise
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.tokenizer import load_codec
+from areal.services.inference.data_proxy.tokenizer import (
+    Abandoned,
+    CodecPool,
+    TextCodec,
+    TooLong,
+    check_wanted,
+    load_codec,
+)
 from tests.services.tokenizer_folder import write_tokenizer
 
 USER = [{"role": "user", "content": "hi"}]
@@ -70,3 +81,62 @@ def test_template_that_is_not_valid_is_refused_with_its_line(tmp_path: Path) -> 
 def test_template_file_that_is_missing_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="nowhere"):
         load_codec(str(write_tokenizer(tmp_path)), str(tmp_path / "nowhere"))
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return load_codec(str(folder))
+
+
+def test_text_beyond_the_context_is_refused_before_it_is_encoded_as_a_whole(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    whole = codec._tokenizer
+
+    class Counting:
+        def encode_batch_fast(self, texts: list[str], **options: object) -> object:
+            encoded.extend(map(len, texts))
+            return whole.encode_batch_fast(texts, **options)
+
+    monkeypatch.setattr(codec, "_tokenizer", Counting())
+    with pytest.raises(TooLong):
+        codec.encode("word " * 4_000_000, add_special_tokens=True, most=2048)
+    assert sum(encoded) <= 65_536
+
+
+@given(
+    st.lists(st.sampled_from(["a", " ", "\n", "word", "é", "日本", "🙂", "    ", "0"]), max_size=60),
+    st.integers(1, 900),
+)
+@settings(deadline=None, max_examples=60)
+def test_text_that_fits_is_encoded_as_without_a_bound(codec: TextCodec, parts: list[str], times: int) -> None:
+    text = "".join(parts) * times
+    plain = codec.encode(text, add_special_tokens=True)
+    assert codec.encode(text, add_special_tokens=True, most=len(plain)) == plain
+
+
+async def test_work_whose_callers_left_does_not_delay_the_next() -> None:
+    pool, begun, stopped = CodecPool(2), threading.Semaphore(0), threading.Semaphore(0)
+
+    def endless() -> None:
+        begun.release()
+        try:
+            while True:
+                check_wanted()
+        except Abandoned:
+            stopped.release()
+            raise
+
+    tasks = [asyncio.create_task(pool.run(endless, 1e9)) for _ in range(4)]  # two run, two wait
+    for _ in range(2):
+        assert await asyncio.to_thread(begun.acquire, timeout=60)
+    for task in tasks:
+        task.cancel()
+    assert await pool.run(lambda: "next", 1e9) == "next"
+    for _ in range(2):
+        assert await asyncio.to_thread(stopped.acquire, timeout=60)
+    assert not begun.acquire(blocking=False)  # those that waited never began
+    pool.close()

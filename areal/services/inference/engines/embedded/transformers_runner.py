@@ -86,7 +86,7 @@ class TransformersRunner:
             if start == 0:
                 self._caches[row] = None
             ids = torch.tensor([list(new)], device=self.device)
-            parts = ids.split(1, dim=1) if start and self._one_by_one else (ids,)
+            parts = torch.split(ids, 1, dim=1) if start and self._one_by_one else (ids,)
             for place, part in enumerate(parts):
                 last = self._forward(row, part, start + place)
             logits.append(last)
