@@ -5,8 +5,11 @@ The names below are the SDK's, imported when they are first asked for: the comma
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # typing's own costs an import
 if TYPE_CHECKING:
+    from areal.api import workflow_context
     from areal.api.cli_args import load_expr_config
     from areal.api.workflow_api import RolloutWorkflow
     from areal.client import AsyncInferenceClient, InferenceClient, RolloutController, RolloutControllerV2
@@ -30,6 +33,7 @@ __all__ = [
     "__version__",
     "get_custom_dataset",
     "load_expr_config",
+    "workflow_context",
 ]
 _HOMES = {
     **dict.fromkeys(
@@ -38,11 +42,26 @@ _HOMES = {
     "RolloutWorkflow": "areal.api.workflow_api",
     "get_custom_dataset": "areal.dataset",
     "load_expr_config": "areal.api.cli_args",
+    "workflow_context": "areal.api",
     "DPOTrainer": "areal.training.trainers.dpo",
     "PPOTrainer": "areal.training.trainers.ppo",
     "RWTrainer": "areal.training.trainers.rw",
     "SFTTrainer": "areal.training.trainers.sft",
 }
+
+
+class _Unsupported:
+    """Modules of AReaL that have no counterpart here say what to use instead."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith(f"{__name__}."):
+            from areal.unsupported import refuse
+
+            refuse(name)
+
+
+sys.meta_path.append(_Unsupported)  # the last: asked for what no file has
 
 
 def __getattr__(name: str) -> object:

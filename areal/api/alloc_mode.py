@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from areal.resources.backend_grammar import TRAIN_ENGINES, Allocation, BackendError, Part, parse_backend
 
-__all__ = ["AllocationMode", "BackendError", "Part"]
+__all__ = ["AllocationMode", "BackendError", "ModelAllocation", "ParallelStrategy", "Part"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,50 @@ class AllocationMode:
 
     def __str__(self) -> str:
         return str(self.allocation)
+
+
+@dataclass(frozen=True)
+class ParallelStrategy:
+    """How the devices of one engine are laid out, under AReaL's names."""
+
+    dp_size: int = 1
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1
+    ep_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.dp_size * self.tp_size * self.pp_size * self.cp_size
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.dp_size
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.tp_size
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.pp_size
+
+
+@dataclass(frozen=True)
+class ModelAllocation:
+    """One engine of an allocation, ``sglang:d4t2``: ``backend`` and ``parallel``. ``name`` is the caller's own."""
+
+    backend: str
+    parallel: ParallelStrategy
+    name: str | None = None
+
+    @classmethod
+    def from_str(cls, text: str, name: str | None = None) -> ModelAllocation:
+        """Raises BackendError, also where there are two engines."""
+        part = parse_backend(text, single=True).parts[0]
+        return cls(
+            part.engine, ParallelStrategy(part.data, part.tensor, part.pipeline, part.context, part.expert), name
+        )
 
 
 def train_backend(backend: str, allocation_mode: str = "") -> Part:

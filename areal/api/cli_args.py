@@ -1,6 +1,8 @@
 """Every configuration class, under the one name that drivers import: ``from areal.api.cli_args import GRPOConfig,
 load_expr_config``. One surface for trainers, examples and tests."""
 
+from dataclasses import dataclass, field
+
 from areal.api.config.experiment import (
     BaseExperimentConfig,
     DPOConfig,
@@ -100,6 +102,8 @@ __all__ = [
     "TrainerConfig",
     "ValidDatasetConfig",
     "WandBConfig",
+    "dataclass",
+    "field",
     "load_expr_config",
     "vLLMConfig",
 ]

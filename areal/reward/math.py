@@ -35,3 +35,15 @@ def math_verify_reward_fn(
             "%.80r could not be compared with %.80r within %g s: it is taken as wrong", said, right, _DEADLINE_S
         )
         return 0.0
+
+
+class MathVerifyWorker:
+    """AReaL's form of ``math_verify_reward_fn``."""
+
+    def verify(self, response: str, ground_truth: str) -> float:
+        """1 where the final answer of ``response`` is equal to ``ground_truth``, else 0."""
+        return math_verify_reward_fn("", response, answer=ground_truth)
+
+
+def get_math_verify_worker() -> MathVerifyWorker:
+    return MathVerifyWorker()

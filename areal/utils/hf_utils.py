@@ -1,5 +1,23 @@
 """AReaL's import path of the tokenizer loaders."""
 
-from areal.dataset.tokenizers import load_hf_processor_and_tokenizer, load_hf_tokenizer
+from __future__ import annotations
 
-__all__ = ["load_hf_processor_and_tokenizer", "load_hf_tokenizer"]
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from areal.dataset.tokenizers import load_hf_processor_and_tokenizer, load_hf_tokenizer, templated
+
+__all__ = ["apply_chat_template", "load_hf_processor_and_tokenizer", "load_hf_tokenizer"]
+
+
+def apply_chat_template(
+    tokenizer: Any, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **how: Any
+) -> list[int] | str:
+    """The conversation's token ids, or its text: what ``tokenizer.apply_chat_template`` returns in every release of
+    transformers but where it wraps them. Raises UsageFault where the tokenizer has no template."""
+    for name in ("return_dict", "return_tensors"):  # plain ids, whatever is said
+        how.pop(name, None)
+    if tokenize:
+        return templated(tokenizer, conversation, **how)
+    text: str = tokenizer.apply_chat_template(list(conversation), tokenize=False, **how)
+    return text

@@ -24,7 +24,9 @@ _AT_ONCE = 16
 _HISTORY = 40
 _LEVELS = "▁▂▃▄▅▆▇█"
 _CALLS = frozenset(
-    ("/v1/chat/completions", "/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+    f"{prefix}/{call}"
+    for prefix in ("/v1", "")
+    for call in ("chat/completions", "completions", "responses", "messages")
 )  # what is a model's work; the rest is bookkeeping
 
 Document = dict[str, Any]

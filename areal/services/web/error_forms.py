@@ -76,12 +76,13 @@ OPENAI = ErrorForm(_openai_body, _openai_event)
 RESPONSES = ErrorForm(_openai_body, _responses_event)
 ANTHROPIC = ErrorForm(_anthropic_body, _anthropic_event, (REQUEST_ID, ANTHROPIC_REQUEST_ID))
 
-_FORMS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
+_FORMS = {"/messages": ANTHROPIC, "/responses": RESPONSES}
 _OTHERS = tuple(_FORMS)
 
 
 def error_form(path: str) -> ErrorForm:
     """The form in which callers of ``path`` expect errors, whether it is a path of ours or not."""
+    path = path.removeprefix("/v1")
     if not path.startswith(_OTHERS):
         return OPENAI
     return next((form for prefix, form in _FORMS.items() if path == prefix or path.startswith(prefix + "/")), OPENAI)

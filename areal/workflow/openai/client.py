@@ -58,8 +58,17 @@ class ArealOpenAI(openai.AsyncOpenAI):
     def chat(self) -> Any:
         """``model`` may be left out: it is the one that is trained."""
         chat = openai.resources.chat.AsyncChat(self)
-        chat.completions.create = partial(chat.completions.create, model=self._engine.model or "default")  # type: ignore[method-assign, assignment]
+        self._name_model(chat.completions)
         return chat
+
+    @cached_property
+    def responses(self) -> Any:
+        """``model`` may be left out, as in ``chat``; a response is a call like a completion."""
+        return self._name_model(openai.resources.responses.AsyncResponses(self))
+
+    def _name_model(self, calls: Any) -> Any:
+        calls.create = partial(calls.create, model=self._engine.model or "default")
+        return calls
 
     async def post(self, *args: Any, **kwargs: Any) -> Any:
         answer: Any = await super().post(*args, **kwargs)

@@ -5,19 +5,37 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
+from areal.workflow.multi_turn import TRY_AGAIN
 from areal.workflow.rewards import RowReward
 
 
 class MathAgent:
-    """One answer to ``data["messages"]``, rewarded by its final number. Keyword arguments go to the chat call."""
+    """An answer to ``data["messages"]``, rewarded by its final number. A wrong one is tried again, up to ``max_turns``
+    answers: the reward is the last one's, times ``turn_discount`` for each before it. Other keyword arguments go to the
+    chat call. Raises UsageFault."""
 
-    def __init__(self, reward_fn: Any = gsm8k_reward_fn, **sampling: Any) -> None:
+    def __init__(
+        self,
+        reward_fn: Any = gsm8k_reward_fn,
+        max_turns: int = 1,
+        turn_discount: float = 1.0,
+        feedback: str = TRY_AGAIN,
+        **sampling: Any,
+    ) -> None:
+        if max_turns < 1:
+            raise UsageFault(f"max_turns must be at least 1, not {max_turns}")
         self._sampling = sampling
         self._reward = RowReward(reward_fn)
+        self._max_turns = max_turns
+        self._discount = turn_discount
+        self._feedback = feedback
 
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> float:
         import openai
+
+        self._reward.check(data)
 
         client = openai.AsyncOpenAI(
             base_url=extra_kwargs.get("base_url") or os.environ.get("OPENAI_BASE_URL"),
@@ -26,6 +44,13 @@ class MathAgent:
             max_retries=2,
         )
         model = extra_kwargs.get("model") or "default"
-        answer = await client.chat.completions.create(model=model, messages=data["messages"], **self._sampling)
-        text = answer.choices[0].message.content or ""
-        return await self._reward(str(data["messages"][-1]["content"]), text, [], [], data)
+        messages, scale = list(data["messages"]), 1.0
+        while True:
+            answer = await client.chat.completions.create(model=model, messages=messages, **self._sampling)
+            text = answer.choices[0].message.content or ""
+            reward = await self._reward(str(data["messages"][-1]["content"]), text, [], [], data)
+            turn = (len(messages) - len(data["messages"])) // 2 + 1
+            if reward > 0 or turn == self._max_turns:
+                return scale * reward
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": self._feedback}]
+            scale *= self._discount

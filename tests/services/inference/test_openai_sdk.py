@@ -55,6 +55,25 @@ def test_sdk_completion_and_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
+@pytest.mark.parametrize("component", ["gateway", "proxy"])
+def test_sdks_calls_work_with_the_root_as_base_url(house: House, component: str) -> None:
+    root = getattr(house, component).url
+    with openai.OpenAI(base_url=root, api_key=house.key, max_retries=0) as client:
+        chat = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+        assert chat.choices[0].message.content == "Hello there, friend!"
+        assert client.completions.create(model="tiny", prompt=[5, 6, 7]).choices[0].text == "Hello there, friend!"
+        assert client.responses.create(model="tiny", input="Hi").output_text == "Hello there, friend!"
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.BadRequestError):
+            client.responses.create(model="tiny", input=3)  # type: ignore[arg-type]
+    ask = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    for path in ("/messages", "/v1/messages"):
+        answer = getattr(house, component).call("POST", path, ask, key=house.key).json()
+        assert answer["content"][0]["text"].startswith("Hello")
+        refused = getattr(house, component).call("POST", path, {**ask, "messages": 3}, key=house.key).json()
+        assert refused["type"] == "error", "Anthropic's form"
+
+
 def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, house: House) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "Hi"}])

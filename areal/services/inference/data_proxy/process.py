@@ -227,12 +227,14 @@ def _add_routes(
     # Who may call a model: without a journal there are no session keys.
     access = Access.CALLER if vault is None else Access.SESSION
     models.add_to(service)
-    routed = {path: models.beside(path, handler) for path, handler in handlers.items()}
-    for path, handler in {**routed, "/chat/completions": routed["/v1/chat/completions"]}.items():
-        service.route("POST", path, handler, access)
+    for path, handler in handlers.items():
+        routed = models.beside(path, handler)
+        service.route("POST", path, routed, access)
+        service.route("POST", path.removeprefix("/v1"), routed, access)
 
     async def listed(request: Request) -> Response:
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "areal"} for name in models.names]
         return json_response({"object": "list", "data": data, "models": models.names})
 
     service.route("GET", "/v1/models", listed, Access.CALLER)
+    service.route("GET", "/models", listed, Access.CALLER)

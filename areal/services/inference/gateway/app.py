@@ -12,14 +12,8 @@ from areal.services.web.errors import ApiError
 from areal.services.web.server import AnyResponse, Request, Response
 from areal.services.web.service import Handler, Service, json_response
 
-MODEL_CALLS = {
-    "/v1/chat/completions": "/v1/chat/completions",
-    "/chat/completions": "/v1/chat/completions",
-    "/v1/completions": "/v1/completions",
-    "/v1/responses": "/v1/responses",
-    "/v1/messages": "/v1/messages",
-    "/v1/messages/count_tokens": "/v1/messages/count_tokens",
-}
+MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
+PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
 
 
 class GatewayRoutes:
@@ -30,11 +24,11 @@ class GatewayRoutes:
         self._router = router
 
     def add_to(self, service: Service) -> None:
-        for public, inner in MODEL_CALLS.items():
-            service.route("POST", public, self._model_call(inner), Access.SESSION)
-        for path in ("/v1/models", "/models"):
-            service.route("GET", path, self.models, Access.SESSION)
-        service.route("GET", "/v1/models/{name...}", self.model, Access.SESSION)
+        for prefix in PREFIXES:
+            for path in MODEL_CALLS:
+                service.route("POST", f"{prefix}{path}", self._model_call(f"/v1{path}"), Access.SESSION)
+            service.route("GET", f"{prefix}/models", self.models, Access.SESSION)
+            service.route("GET", f"{prefix}/models/{{name...}}", self.model, Access.SESSION)
         service.route("GET", "/workers", self._router.passes("GET", "/workers"), Access.ADMIN)
         for verb in ("drain", "undrain"):
             service.route("POST", f"/{verb}/{{worker_id}}", self._router.for_workers(f"/{verb}"), Access.ADMIN)

@@ -7,7 +7,11 @@ import pytest
 from tests.services.inference.sessions.recording_house import RecordingHouse
 from tests.services.inference.test_refusals import refused
 
-MODEL_CALLS = ["/v1/chat/completions", "/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+MODEL_CALLS = [
+    f"{prefix}/{call}"
+    for prefix in ("/v1", "")
+    for call in ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
+]
 SESSIONS = ["/rl/start_session", "/rl/set_reward", "/rl/end_session"]
 EXPORTS = ["/export_trajectories", "/export_trajectories/ack", "/trajectories/ack"]
 CONTROLS = [
@@ -22,7 +26,14 @@ GATEWAY = [
     *(("POST", f"{path}/all") for path in (*CONTROLS, "/drain", "/undrain")),
     *(
         ("GET", path)
-        for path in ("/v1/models", "/models", "/rl/sessions", "/rl/sessions/x-aaaaaaaa-1", "/trajectories")
+        for path in (
+            "/v1/models",
+            "/models",
+            "/models/tiny",
+            "/rl/sessions",
+            "/rl/sessions/x-aaaaaaaa-1",
+            "/trajectories",
+        )
     ),
     *(("GET", path) for path in ("/get_version/all", "/workers")),
 ]
@@ -37,7 +48,7 @@ DATA_PROXY = [
         ("POST", path)
         for path in (*MODEL_CALLS, *SESSIONS, *EXPORTS, *CONTROLS, "/register_model", "/configure_backend")
     ),
-    *(("GET", path) for path in ("/get_version", "/rl/sessions", "/trajectories", "/v1/models")),
+    *(("GET", path) for path in ("/get_version", "/rl/sessions", "/trajectories", "/v1/models", "/models")),
 ]
 
 

@@ -1,0 +1,69 @@
+"""Names that AReaL has and this project does not, and what to use instead: an import of one is an ImportError that
+says so. ``package.module`` stands for all that is below it, ``package.module:name`` for one name."""
+
+from __future__ import annotations
+
+_SERVICE = (
+    "an InferenceService runs the engines (areal apply, areal inf run), and areal.client.RolloutController samples "
+    "from it; a driver whose configuration lays out an engine brings its own"
+)
+_SCHEDULER = (
+    "processes are started by areal apply and areal train run, not by the driver; RolloutController needs no scheduler"
+)
+_LAUNCHER = "scheduler.type is local only: python -m areal.infra.launcher.local, or areal train run"
+_AGENTS = (
+    "there is no agent service yet; in a rollout, any object with async run(data, base_url=, api_key=, **extra) is an "
+    "agent (areal.workflow.agents)"
+)
+_AGENT_CLIENT = (
+    "a class with async run(data, base_url=, api_key=, http_client=, **extra) is a workflow, and gets the base URL and "
+    "key of a recorded session; areal.experimental.openai.ArealOpenAI is the client for a workflow of its own"
+)
+_SANDBOX = "there are no sandboxes: call one from the reward function, which runs in a process of its own"
+
+UNSUPPORTED = {
+    "areal.engine": _SERVICE,
+    "areal.infra:LocalScheduler": _SCHEDULER,
+    "areal.infra:RayScheduler": _SCHEDULER,
+    "areal.infra:SlurmScheduler": _SCHEDULER,
+    "areal.infra.scheduler": _SCHEDULER,
+    "areal.infra.launcher.ray": _LAUNCHER,
+    "areal.infra.launcher.slurm": _LAUNCHER,
+    "areal.infra.async_task_runner": "areal.client.RolloutController runs episodes: submit, wait, rollout_batch",
+    "areal.infra.rpc": "trajectories are plain tensors in the driver's process: leave RTensor.localize out",
+    "areal.infra.sandbox": _SANDBOX,
+    "areal.launcher": "python -m areal.infra.launcher.local DRIVER --config FILE, or areal train run --driver DRIVER",
+    "areal.experimental.camel": "CAMEL's own OpenAICompatibleModel with the base URL and key of the session: "
+    + _AGENT_CLIENT,
+    "areal.experimental.openai:OpenAIProxyClient": _AGENT_CLIENT,
+    "areal.experimental.openai:OpenAIProxyWorkflow": _AGENT_CLIENT,
+    "areal.experimental.openai.cache": "interactions are recorded by the inference service; "
+    "areal.experimental.openai.ArealOpenAI.export_interactions returns those of an episode",
+    "areal.experimental.models": "models are those of transformers, trained by FSDP2 (actor.backend: fsdp:dN)",
+    "areal.tests": "tests of this project are in its repository, not in the package",
+    "areal.tools": "seconds of a step's parts are in metrics.jsonl (areal train metrics --all); torch.profiler traces "
+    "kernels",
+    "areal.utils.network": "socket.socket().bind(('127.0.0.1', 0)) finds a free port",
+    "areal.utils.dataloader": "trainers batch their data sets themselves; RolloutController.rollout_batch takes a list "
+    "of rows; trainer.type null, or areal inf collect, evaluates",
+    "areal.utils.environ": "a driver is the same on every rank: Trainer.ranks.is_first tells the first one",
+    "areal.utils.proc": "areal's own processes are ended by areal train stop and areal inf stop",
+    "areal.v2.agent_service": _AGENTS,
+}
+
+
+def refuse(module: str, name: str | None = None) -> None:
+    """Raises ImportError for what is in the table."""
+    parts = module.split(".")
+    keys = [".".join(parts[:length]) for length in range(len(parts), 1, -1)]
+    keys[:0] = [f"{module}:{name}"] if name is not None else []
+    instead = next((UNSUPPORTED[key] for key in keys if key in UNSUPPORTED), None)
+    if instead is not None:
+        what = f"{module}.{name}" if name is not None else module
+        raise ImportError(f"{what} of AReaL is not provided: {instead}", name=what)
+
+
+def attribute(module: str, name: str) -> object:
+    """For a module's ``__getattr__``. Raises ImportError for what is in the table, else AttributeError."""
+    refuse(module, name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")

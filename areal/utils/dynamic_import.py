@@ -1,0 +1,15 @@
+"""AReaL's import path of what imports by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from areal.api.registry import load_attr
+
+
+def import_from_string(path: str) -> Any:
+    """``package.module.name`` or ``package.module:name``. Raises UsageFault."""
+    return load_attr(path)
+
+
+__all__ = ["import_from_string"]

@@ -1,0 +1,115 @@
+"""AReaL's import path of its tracer. The seconds that a scope or a phase takes are recorded as numbers,
+``timeperf/NAME`` of the episode or of the driver in ``metrics.jsonl``; there is no trace file."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from enum import Enum
+from typing import Any, TypeVar
+
+from areal.api import stats, workflow_context
+
+F = TypeVar("F", bound=Callable[..., Any])
+_log = logging.getLogger(__name__)
+
+
+class Category(Enum):
+    """Accepted for drivers that name one."""
+
+    COMPUTE = "compute"
+    COMM = "comm"
+    IO = "io"
+    SYNC = "sync"
+    SCHEDULER = "scheduler"
+    INSTR = "instr"
+    MISC = "misc"
+
+
+@contextmanager
+def trace_scope(name: str, category: Category | str | None = None, args: Any = None, **_: Any) -> Iterator[None]:
+    """Records the seconds of the block."""
+    tracker = stats.get(workflow_context.stat_scope() if workflow_context.get().task_id is not None else "")
+    with tracker.record_timing(name):
+        yield
+
+
+@asynccontextmanager
+async def atrace_scope(
+    name: str, category: Category | str | None = None, args: Any = None, **_: Any
+) -> AsyncIterator[None]:
+    """As ``trace_scope``, for ``async with``."""
+    with trace_scope(name):
+        yield
+
+
+trace_session_phase = trace_scope
+atrace_session_phase = atrace_scope
+
+
+def trace_perf(name: str, category: Category | str | None = None, **_: Any) -> Callable[[F], F]:
+    """Decorator of a function or coroutine function: records the seconds of each call."""
+
+    def wrap(function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def later(*args: Any, **kwargs: Any) -> Any:
+                with trace_scope(name):
+                    return await function(*args, **kwargs)
+
+            return later  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with trace_scope(name):
+                return function(*args, **kwargs)
+
+        return traced  # type: ignore[return-value]
+
+    return wrap
+
+
+trace_session = trace_perf
+
+
+def session_context(*_: Any, **__: Any) -> Callable[[F], F]:
+    """Decorator that changes nothing: an episode is a session already."""
+    return lambda function: function
+
+
+def trace_session_event(name: str, *args: Any, **details: Any) -> None:
+    """A line of the debug log."""
+    _log.debug("%s %s", name, details or args or "")
+
+
+def instant(name: str, *args: Any, **details: Any) -> None:
+    """A line of the debug log."""
+    trace_session_event(name, *args, **details)
+
+
+def initialize(*_: Any, **__: Any) -> None:
+    """Nothing to do: the trainer writes ``metrics.jsonl``."""
+
+
+def save(*_: Any, **__: Any) -> None:
+    """Nothing to do: the trainer writes ``metrics.jsonl``."""
+
+
+__all__ = [
+    "Category",
+    "atrace_scope",
+    "atrace_session_phase",
+    "initialize",
+    "instant",
+    "save",
+    "session_context",
+    "trace_perf",
+    "trace_scope",
+    "trace_session",
+    "trace_session_event",
+    "trace_session_phase",
+]

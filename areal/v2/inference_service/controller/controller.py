@@ -1,0 +1,5 @@
+"""AReaL's import path of the rollout controller."""
+
+from areal.client import RolloutControllerV2
+
+__all__ = ["RolloutControllerV2"]

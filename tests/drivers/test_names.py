@@ -1,0 +1,103 @@
+"""What AReaL's examples and documentation import: provided here, or refused with what to use instead."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.unsupported import UNSUPPORTED
+
+NAMES = [tuple(line.split()) for line in Path(__file__).with_name("areal_names.txt").read_text().splitlines()]
+
+
+def imported(module: str, name: str) -> object:
+    """``from module import name``."""
+    found: dict[str, object] = {}
+    exec(f"from {module} import {name}", found)
+    return found[name]
+
+
+@pytest.mark.parametrize(("module", "name", "how"), NAMES)
+def test_name_of_areal_is_provided_or_refused_with_what_to_use(module: str, name: str, how: str) -> None:
+    if how == "provided":
+        assert imported(module, name) is not None
+        return
+    with pytest.raises(ImportError, match=r"of AReaL is not provided: \w.{20,}"):
+        imported(module, name)
+
+
+def test_every_refusal_is_raised() -> None:
+    for key in UNSUPPORTED:
+        module, _, name = key.partition(":")
+        with pytest.raises(ImportError, match="is not provided"):
+            if name:
+                imported(module, name)
+            else:
+                importlib.import_module(module)
+    with pytest.raises(ImportError, match="is not provided"):
+        importlib.import_module("areal.engine.sglang_remote")
+
+
+def test_name_of_nobody_is_an_ordinary_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named .areal\.no_such."):
+        importlib.import_module("areal.no_such")
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        imported("areal.infra", "nothing")
+
+
+def test_names_cost_nothing_until_they_are_asked_for() -> None:
+    code = (
+        "import areal, areal.api, sys; print([m for m in ('torch', 'areal.unsupported', 'numpy') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_model_allocation_is_read() -> None:
+    from areal.api import ModelAllocation
+
+    found = ModelAllocation.from_str("sglang:d4t2", name="rollout")
+    assert (found.backend, found.parallel.dp_size, found.parallel.tp_size) == ("sglang", 4, 2)
+    assert found.parallel.world_size == 8
+
+
+def test_traced_scopes_are_timings_of_the_run() -> None:
+    from areal.api import stats
+    from areal.utils.perf_tracer import Category, trace_perf, trace_scope
+
+    stats.get().export()
+
+    @trace_perf("work", category=Category.COMPUTE)
+    def work() -> int:
+        return 3
+
+    with trace_scope("outer", Category.IO, {"n": 1}):
+        assert work() == 3
+    assert {"timeperf/work", "timeperf/outer"} <= stats.get().export().keys()
+
+
+def test_table_of_numbers_is_aligned() -> None:
+    from areal.utils.printing import tabulate_stats
+
+    assert tabulate_stats({"reward": 0.5, "n": 2}, floatfmt=".1f") == "reward  0.5\nn       2.0"
+
+
+def test_math_verify_worker_compares_answers() -> None:
+    from areal.reward import get_math_verify_worker
+
+    worker = get_math_verify_worker()
+    assert (worker.verify(r"\boxed{\frac{36}{2}}", "18"), worker.verify(r"\boxed{18, 19}", "18")) == (1.0, 0.0)
+
+
+def test_chat_template_gives_ids_or_text() -> None:
+    from areal.utils.hf_utils import apply_chat_template, load_hf_tokenizer
+
+    tokenizer = load_hf_tokenizer(str(Path(__file__).parents[2] / "examples" / "reverse_digits" / "model"))
+    messages = [{"role": "user", "content": "1234"}]
+    ids = apply_chat_template(tokenizer, messages, add_generation_prompt=True)
+    assert isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+    text = apply_chat_template(tokenizer, messages, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str) and "1234" in text
