@@ -32,21 +32,26 @@ def ref_of(name: str) -> Ref:
 
 
 def job_manifest(
-    config: str, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
+    config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Raises UsageFault for a configuration that cannot be read, or that says no driver."""
     from areal.reconcilers.driver_choice import choose_driver, overridden, read_config
 
-    path = Path(config).absolute()
-    content = read_config(path)
-    choose_driver(driver, content, overrides, config)
-    spec: dict[str, Any] = {"config": str(path), "workingDir": os.getcwd(), "restart": dict(restart)}  # noqa: PTH109
+    path = Path(config).absolute() if config else None
+    content = read_config(path) if path is not None else {}
+    choose_driver(driver, content, overrides, config or "a job without --config")
+    spec: dict[str, Any] = {"workingDir": os.getcwd(), "restart": dict(restart)}  # noqa: PTH109
+    if path is not None:
+        spec["config"] = str(path)
+    file = (driver or "").partition(":")[0]
+    if file.endswith(".py") and not Path(file).expanduser().is_file():
+        raise UsageFault(f"there is no driver {file}", hint="--driver path/to/driver.py, or module:function")
     if driver:
         spec["driver"] = driver
     if overrides:
         spec["overrides"] = list(overrides)
     called = {key: overridden(key, overrides) or content.get(key) for key in _NAMING}
-    found = name or name_from(called, path)
+    found = name or name_from(called, path or Path(file or "run"))
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": check_name(found)}, "spec": spec}
 
 

@@ -49,13 +49,12 @@ def _driver_options(function: Any) -> Any:
     for option in (
         click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
         click.option("--name", metavar="NAME", help="The job's name  [default: the configuration's]."),
-        click.option("--driver", metavar="MODULE:FN", help="[default: the configuration's, else the built-in one]."),
+        click.option("--driver", metavar="MODULE:FN|FILE", help="[default: the configuration's, else built in]."),
         click.option(
             "--config",
             metavar="FILE",
             type=click.Path(exists=True, dir_okay=False),
-            required=True,
-            help="The driver's configuration.",
+            help="The driver's configuration  [default: the overrides alone].",
         ),
     ):
         function = option(function)
@@ -67,7 +66,9 @@ def _driver_options(function: Any) -> Any:
 @options.yes
 @options.common
 @pass_invocation
-def run(cli: Invocation, /, config: str, driver: str | None, name: str | None, overrides: tuple[str, ...]) -> int:
+def run(
+    cli: Invocation, /, config: str | None, driver: str | None, name: str | None, overrides: tuple[str, ...]
+) -> int:
     """Run a driver in the foreground; its exit code is ours. Every override is passed on to it."""
     restart = {"policy": "Never"}
     manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=restart)
@@ -163,7 +164,7 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
 def start(
     cli: Invocation,
     /,
-    config: str,
+    config: str | None,
     driver: str | None,
     name: str | None,
     overrides: tuple[str, ...],

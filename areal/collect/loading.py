@@ -19,6 +19,8 @@ from areal.errors import ArealError, NotFound, UsageFault
 def load_named(text: str, flag: str) -> Any:
     """Raises UsageFault for what is no name, NotFound for what is not there, ArealError when its import fails."""
     place, colon, attribute = text.rpartition(":")
+    if not colon and all(part.isidentifier() for part in text.split(".")) and not text.endswith(".py"):
+        place, colon, attribute = text.rpartition(".")
     if not colon or not place or not attribute:
         raise UsageFault(f"{flag}: {text!r} names no code", hint="write module:function or path/to/file.py:function")
     module = _module(place, flag)

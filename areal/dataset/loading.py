@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.api.registry import Registry, load_attr
-from areal.dataset.files import read_rows
+from areal.dataset.files import SUFFIXES, read_rows
 from areal.dataset.hub import hub_rows
 from areal.dataset.rows import Rows
 from areal.dataset.shapes import BOXED, shaped
@@ -37,7 +37,7 @@ def get_custom_dataset(
     split = split or (dataset_config.split if dataset_config is not None else None)
     kind = type or (dataset_config.type if dataset_config is not None else "") or "rl"
     longest = max_length if max_length is not None else getattr(dataset_config, "max_length", None)
-    if where in DATASETS or (":" in where and "/" not in where):
+    if where in DATASETS or (":" in where and "/" not in where) or _is_dotted(where):
         loader = DATASETS.resolve(where) if where in DATASETS else load_attr(where, "dataset")
         return loader(split=split, dataset_config=dataset_config, tokenizer=tokenizer)
     rows = _rows(where, split)
@@ -49,6 +49,13 @@ def _rows(where: str, split: str | None) -> Rows:
     if local.exists() or where.startswith((".", "/", "~")):
         return read_rows(local, split)
     return hub_rows(where, split)
+
+
+def _is_dotted(where: str) -> bool:
+    """Of ``package.module.function``, and not of a file or of a name on the hub."""
+    *module, name = where.split(".")
+    is_name = bool(module) and where.replace(".", "").isidentifier() and f".{name}" not in SUFFIXES
+    return is_name and not Path(where).exists()
 
 
 def _is_gsm8k(rows: Rows) -> bool:

@@ -3,6 +3,7 @@
 rl    messages, and whatever the reward needs (answer)
 sft   input_ids, loss_mask (1 on what is learned)
 rw    chosen_ids, rejected_ids, prompt_length  (preference pairs: reward models, DPO)
+dpo   the same
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from areal.dataset.rows import Row, Rows
 from areal.dataset.tokenizers import templated
 from areal.errors import UsageFault
 
-KINDS = ("rl", "sft", "rw")
+KINDS = ("rl", "sft", "rw", "dpo")
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
 _PICTURES = ("images", "image", "videos", "video", "audio")

@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from areal.resources.agent_service import ENTRY_POINT
 from areal.resources.blocks import Backoff, ModelRef, Scheduler, SecretFrom
 from areal.resources.fields import Count, PositiveCount, Seconds, SpecModel, Text
 from areal.resources.tree import Path
 from areal.resources.update import Update
+
+_FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+DRIVER = rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$"
 
 
 class JobResources(SpecModel):
@@ -40,8 +42,9 @@ class JobRestart(SpecModel):
 class TrainJobSpec(SpecModel):
     """A training run: a driver, its configuration, and the models it samples from."""
 
-    driver: Annotated[str | None, Field(pattern=ENTRY_POINT), Update.IMMUTABLE] = None
-    """The driver, as `module:function`. Absent: the config's `driver:`, else the built-in of its trainer type."""
+    driver: Annotated[str | None, Field(pattern=DRIVER), Update.IMMUTABLE] = None
+    """The driver, as `module:function` or as a script, `path/driver.py`. Absent: the config's `driver:`, else the
+    built-in of its trainer type."""
     config: Annotated[Text | dict[str, JsonValue] | None, Update.IMMUTABLE] = None
     """The driver's configuration: a file, or the map itself."""
     overrides: Annotated[list[Text], Update.IMMUTABLE] = []
@@ -67,5 +70,5 @@ class TrainJobSpec(SpecModel):
     """True: no process runs; the job resumes from its newest checkpoint."""
 
     def problems(self) -> Iterator[tuple[Path, str]]:
-        if self.driver is None and self.config is None:
+        if self.driver is None and self.config is None and not self.overrides:
             yield (), 'one of "driver" and "config" is needed'

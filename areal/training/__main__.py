@@ -1,5 +1,8 @@
 """``python -m areal.training --driver MODULE:FUNCTION -- --config FILE key=value ...``: a driver's process.
 
+A driver may also be a script, ``path/driver.py``, which runs as by ``python path/driver.py``, or a function of it,
+``path/driver.py:function``.
+
 The working folder is on the import path. A failure that a user can act on is its message and a hint, with the exit
 status of its kind; anything else is a traceback and status 1. SIGTERM ends a run after the step that it is in, with a
 checkpoint where the run keeps some, and anything else as an interrupt does: what is open is closed.
@@ -8,10 +11,12 @@ checkpoint where the run keeps some, and anything else as an interrupt does: wha
 from __future__ import annotations
 
 import argparse
+import ast
 import atexit
 import inspect
 import logging
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -19,7 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from areal.api.config.uncaught import told
 from areal.api.registry import load_attr
@@ -34,7 +39,7 @@ _FAILED = 1
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m areal.training")
-    parser.add_argument("--driver", required=True, help="module:function")
+    parser.add_argument("--driver", required=True, help="module:function, or path/driver.py")
     parser.add_argument("args", nargs="*", help="passed on to the driver")
     given = parser.parse_args(argv)
     logging.basicConfig(level="ERROR" if is_quiet_rank() else _level(), format=_FORMAT)
@@ -88,7 +93,40 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def _driver(path: str) -> Callable[[Sequence[str]], object]:
     """Raises UsageFault saying why it cannot be imported."""
-    found = load_attr(path, "driver")
+    file, _, name = path.partition(":")
+    if file.endswith(".py"):
+        return _of_script(Path(file).expanduser().absolute(), name)
+    return _taking_arguments(load_attr(path, "driver"), path)
+
+
+def _of_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
+    """The script itself, or its function ``name``; ``main`` where it only defines that."""
+    if not file.is_file():
+        raise UsageFault(f"there is no driver {file}")
+    sys.path.insert(0, str(file.parent))
+    if not name and _runs_itself(file):
+
+        def script(args: Sequence[str]) -> None:
+            sys.argv = [str(file), *args]
+            runpy.run_path(str(file), run_name="__main__")
+
+        return script
+    name = name or "main"
+    return _taking_arguments(load_attr(f"{file.stem}:{name}", "driver"), f"{file}:{name}")
+
+
+def _runs_itself(file: Path) -> bool:
+    """Whether the script does something but to define a ``main``."""
+    try:
+        body = ast.parse(file.read_text(encoding="utf-8"), str(file)).body
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UsageFault(f"driver {file} cannot be read: {error}") from error
+    if not any(isinstance(each, ast.FunctionDef) and each.name == "main" for each in body):
+        return True
+    return any(isinstance(each, ast.If) and "__name__" in ast.dump(each.test) for each in body)
+
+
+def _taking_arguments(found: Any, path: str) -> Callable[[Sequence[str]], object]:
     if not callable(found):
         raise UsageFault(f"driver {path} is no function, but {type(found).__name__}")
     try:

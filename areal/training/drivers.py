@@ -5,12 +5,14 @@ What a driver of one's own says in code (the workflow, the reward) is said in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal.api.cli_args import DPOConfig, GRPOConfig, PPOConfig, RWConfig, SFTConfig, load_expr_config
 from areal.api.config.experiment import BaseExperimentConfig
 from areal.errors import UsageFault
+from areal.workflow.resolving import WORKFLOWS
 
 ENTRY_POINTS = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")} | {
     "null": "areal.training.drivers:evaluate"
@@ -70,23 +72,35 @@ def dpo(args: Sequence[str]) -> None:
 def _online(config: PPOConfig) -> None:
     from areal.training.trainers.ppo import PPOTrainer
 
-    with PPOTrainer(config, _rows(config, None, "train"), _rows(config, None, "valid")) as run:
+    train = None if config.is_online and not config.train_dataset.path else _rows(config, None, "train")
+    with PPOTrainer(config, train, _rows(config, None, "valid")) as run:
         run.train(**_workflow(config))
 
 
 def _workflow(config: PPOConfig) -> dict[str, Any]:
-    """The keywords of ``train``. The reward of a single-turn workflow is ``reward_fn``."""
-    kwargs = dict(config.workflow_kwargs)
-    if config.workflow == RLVR:
-        reward = config.reward_fn or kwargs.get("reward_fn")
-        if not reward:
-            raise UsageFault(
-                "nothing says what an answer is worth",
-                hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
-            )
-        kwargs = {"tokenizer": config.tokenizer_path, "gconfig": config.gconfig, **kwargs, "reward_fn": reward}
-    evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in kwargs else kwargs
+    """The keywords of ``train``. A workflow gets what it takes of ``tokenizer``, ``gconfig`` and ``reward_fn`` from the
+    configuration, where ``workflow_kwargs`` do not say it. Raises UsageFault."""
+    if config.is_online and config.workflow == RLVR:
+        return {}  # conversations come from elsewhere
+    takes = _parameters(config.workflow)
+    common = {"tokenizer": config.tokenizer_path, "gconfig": config.gconfig, "reward_fn": config.reward_fn}
+    kwargs = {name: value for name, value in common.items() if name in takes and value} | dict(config.workflow_kwargs)
+    if config.reward_fn and "reward_fn" not in kwargs:
+        raise UsageFault(f"the workflow {config.workflow} takes no reward_fn", hint="leave reward_fn out")
+    reward = takes.get("reward_fn")
+    if reward is not None and reward.default is reward.empty and "reward_fn" not in kwargs:
+        raise UsageFault(
+            "nothing says what an answer is worth",
+            hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
+        )
+    evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in takes else kwargs
     return {"workflow": config.workflow, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
+
+
+def _parameters(workflow: str) -> Mapping[str, inspect.Parameter]:
+    """Of its class. Raises UsageFault."""
+    found = WORKFLOWS.resolve(workflow)
+    return inspect.signature(found).parameters if inspect.isclass(found) else {}
 
 
 RLVR = "areal.workflow.rlvr:RLVRWorkflow"

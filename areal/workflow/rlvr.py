@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.api.io_struct import ModelRequest, ModelResponse
+from areal.api.registry import load_attr
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.dataset.tokenizers import texts
 from areal.workflow.prompts import Prompts, resolved_tokenizer
@@ -25,7 +26,7 @@ _SHORT = 1024
 class RLVRWorkflow(RolloutWorkflow):
     """``data`` has ``messages`` (or ``prompt``, or ``input_ids``); the reward gets its columns as keywords.
 
-    ``reward_fn`` and ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig``
+    Functions and ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig``
     is the trainer's group size: an episode is one sample.
     """
 
@@ -36,16 +37,16 @@ class RLVRWorkflow(RolloutWorkflow):
         tokenizer: Any,
         enable_thinking: bool | None = None,
         reward_timeout: float = 15.0,
-        get_input_ids_fn: Callable[..., list[int]] | None = None,
-        data_extract_prompt_fn: Callable[[dict[str, Any]], Any] | None = None,
+        get_input_ids_fn: Callable[..., list[int]] | str | None = None,
+        data_extract_prompt_fn: Callable[[dict[str, Any]], Any] | str | None = None,
     ) -> None:
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
         self._reward = RowReward(reward_fn, reward_timeout)
         self._thinking = enable_thinking
         self._prompts = Prompts(self.tokenizer, enable_thinking)
-        self._input_ids_of = get_input_ids_fn
-        self._prompt_of = data_extract_prompt_fn
+        self._input_ids_of = _function(get_input_ids_fn, "get_input_ids_fn")
+        self._prompt_of = _function(data_extract_prompt_fn, "data_extract_prompt_fn")
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         self._reward.check(data)
@@ -90,6 +91,10 @@ class RLVRWorkflow(RolloutWorkflow):
         if self._prompt_of is not None:
             data = {"messages": self._prompt_of(data)}
         return self._prompts.of(data)
+
+
+def _function(given: Callable[..., Any] | str | None, kind: str) -> Callable[..., Any] | None:
+    return load_attr(given, kind) if isinstance(given, str) else given
 
 
 def _characters(data: dict[str, Any]) -> int:

@@ -122,7 +122,6 @@ def test_override_changes_one_key(override: str, read) -> None:  # type: ignore[
         ("actor: {dtype: bf16}\n", "must be one of float32, bfloat16, float16, not 'bf16'"),
         ("actor: [1]\n", "/config.yaml:3: actor: must be a map, not a list"),
         ("gconfig:\n  temperature: -1\n", "/config.yaml:4: gconfig.temperature: temperature must not be negative"),
-        ("rollout:\n  model: m\n  lora_name: x\n", "/config.yaml:5: rollout.lora_name: is not supported: an adapter"),
         ("allocation_mode: sglang.d16p1m1+d32p2m1\n", "/config.yaml:3: allocation_mode: the megatron engine"),
         ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),
         ("actor: {backend: 'fsdp:d2t2'}\n", "/config.yaml:3: actor.backend: fsdp:d2t2 is not there yet"),
@@ -180,8 +179,8 @@ def test_on_and_off_are_words_though_yaml_takes_them_for_flags(tmp_path: Path, w
 def test_missing_file_and_missing_flag_are_errors_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no configuration file"):
         load_expr_config(["--config", str(tmp_path / "none.yaml")], GRPOConfig)
-    with pytest.raises(UsageFault, match="--config"):
-        load_expr_config(["seed=1"], GRPOConfig)
+    with pytest.raises(UsageFault, match="nothing is configured: --config FILE"):
+        load_expr_config([], GRPOConfig)
 
 
 def test_drivers_own_fields_are_read(tmp_path: Path) -> None:
@@ -348,3 +347,31 @@ def test_no_override_ends_in_anything_but_a_configuration_or_an_error_of_ours(ke
         load_expr_config(["--config", str(AREAL), f"{key}={value}"], GRPOConfig)
     except (ConfigError, UsageFault) as error:
         assert str(error)
+
+
+NAMES = ("experiment_name=e", "trial_name=t")
+
+
+def test_overrides_alone_are_a_configuration() -> None:
+    config, file = load_expr_config([*NAMES, "actor.path=m", "gconfig.n_samples=4"], GRPOConfig)
+    assert (config.experiment_name, config.actor.path, config.gconfig.n_samples, file) == ("e", "m", 4, "")
+    with pytest.raises(ConfigError, match=r"there is no key gconfig\.n_sample"):
+        load_expr_config([*NAMES, "gconfig.n_sample=4"], GRPOConfig)
+    with pytest.raises(ConfigError, match=r"command line, gconfig\.n_samples=0"):
+        load_expr_config([*NAMES, "gconfig.n_samples=0"], GRPOConfig)
+    with pytest.raises(ConfigError, match="experiment_name"):
+        load_expr_config(["actor.path=m"], GRPOConfig)
+
+
+@pytest.mark.parametrize(
+    "word", ["gconfig.lora_name=my-adapter", "rollout.lora_name=my-adapter", "enable_offload=true"]
+)
+def test_setting_that_changes_no_number_is_taken_with_a_warning(word: str, caplog: pytest.LogCaptureFixture) -> None:
+    load_expr_config([*NAMES, word], GRPOConfig)
+    assert f"command line, {word}: {word.partition('=')[0]}: has no effect: " in caplog.text
+
+
+def test_clip_may_be_0_and_not_below() -> None:
+    assert load_expr_config([*NAMES, "actor.eps_clip=0"], GRPOConfig)[0].actor.eps_clip == 0
+    with pytest.raises(ConfigError, match="must not be negative"):
+        load_expr_config([*NAMES, "actor.eps_clip=-0.1"], GRPOConfig)

@@ -70,6 +70,7 @@ def test_sft_learns_the_answer_alone(tmp_path: Path, tokenizer: Any) -> None:
 def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
     rows = [{"prompt": "Hello ", "chosen": "friend", "rejected": "fox"}]
     (row,) = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", rows)), type="rw", tokenizer=tokenizer)
+    assert list(get_custom_dataset(path=str(tmp_path / "a.jsonl"), type="dpo", tokenizer=tokenizer)) == [row]
     assert tokenizer.decode(row["chosen_ids"]) == "Hello friend<|im_end|>"
     assert tokenizer.decode(row["rejected_ids"]) == "Hello fox<|im_end|>"
     answer = row["chosen_ids"][row["prompt_length"] :]
@@ -129,7 +130,7 @@ def test_what_is_not_there_says_so(tmp_path: Path) -> None:
     lines(tmp_path / "train.jsonl", GSM)
     with pytest.raises(NotFound, match=r"has no split 'test'; there is train.jsonl"):
         get_custom_dataset(split="test", path=str(tmp_path))
-    with pytest.raises(UsageFault, match="one of rl, sft, rw"):
+    with pytest.raises(UsageFault, match="one of rl, sft, rw, dpo"):
         get_custom_dataset(split="train", path=str(tmp_path), type="ppo")
     with pytest.raises(NotFound, match="no model folder"):
         load_hf_tokenizer(str(tmp_path / "none"))
@@ -198,3 +199,12 @@ def test_tokenizer_without_a_chat_template_is_named(tmp_path: Path) -> None:
     tokenizer.chat_template = None
     with pytest.raises(UsageFault, match="bare has no chat template"):
         get_custom_dataset(path=str(lines(tmp_path / "d.jsonl", GSM)), type="rl", tokenizer=tokenizer, max_length=64)
+
+
+def own_rows(split: str | None, dataset_config: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": "user", "content": str(split)}]}]
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:own_rows", f"{__name__}.own_rows"])
+def test_data_set_may_be_a_function_by_name(name: str) -> None:
+    assert get_custom_dataset("train", path=name)[0]["messages"][0]["content"] == "train"

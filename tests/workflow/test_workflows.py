@@ -306,3 +306,58 @@ def test_what_cannot_run_is_refused_before_the_first_episode(
     with pytest.raises(UsageFault) as caught:
         Workflows().resolve(workflow, {**common, **kwargs})
     assert said in str(caught.value)
+
+
+def identity_ids(messages: Any, tokenizer: Any, thinking: bool) -> list[int]:
+    return list(tokenizer.encode(f"<bos>{messages[0]['content']}="))
+
+
+def as_messages(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(data["messages"])
+
+
+def test_functions_of_a_workflow_may_be_names(controller: RolloutController, tokenizer: Any) -> None:
+    kwargs = {
+        "reward_fn": "tests.reward.rewards.only_some",
+        "gconfig": GCONFIG,
+        "tokenizer": tokenizer,
+        "get_input_ids_fn": "tests.workflow.test_workflows.identity_ids",
+        "data_extract_prompt_fn": "tests.workflow.test_workflows:as_messages",
+    }
+    batch = controller.rollout_batch(ROWS, "areal.workflow.rlvr.RLVRWorkflow", kwargs)
+    assert [tokenizer.decode(sampled(each), skip_special_tokens=True) != "" for each in batch] == [True, True]
+
+
+def test_math_agent_tries_again_up_to_max_turns(digits: Place) -> None:
+    agent = "areal.workflow.openai.math_agent.MathAgent"
+    kwargs = {"max_turns": 3, "turn_discount": 0.5, "max_completion_tokens": 8, "feedback": "5678"}
+    for controller in controller_of(digits, agent=AgentConfig(turn_discount=0.0)):
+        (never,) = controller.rollout_batch(
+            ROWS[:1], agent, {**kwargs, "reward_fn": "tests.reward.rewards:never_right"}
+        )
+        first = controller.rollout_batch(ROWS[:1], agent, {**kwargs, "reward_fn": "tests.reward.rewards:only_some"})
+    assert never["original_rewards"].tolist() == [0.0, 0.0, 0.0]
+    rewards = first[0]["original_rewards"].tolist()
+    assert rewards[-1] in (0.0, 0.5 ** (len(rewards) - 1)) and not any(rewards[:-1])
+    with pytest.raises(UsageFault, match="max_turns must be at least 1, not 0"):
+        Workflows().resolve(agent, {"max_turns": 0})
+
+
+class Responding:
+    """A workflow with OpenAI's responses, and a chat, of one client."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        from areal.experimental.openai import ArealOpenAI
+
+        client = ArealOpenAI(engine=engine)
+        answer = await client.responses.create(input=data["messages"][0]["content"], max_output_tokens=8)
+        assert answer.output_text
+        chat = await client.chat.completions.create(messages=data["messages"], max_completion_tokens=8)
+        client.set_reward(answer.id, 1.0)
+        client.set_reward(chat.id, 0.5)
+        return client.export_interactions()
+
+
+def test_response_of_areals_client_is_a_call_that_is_rewarded(controller: RolloutController) -> None:
+    (trajectory,) = controller.rollout_batch(ROWS[:1], Responding())
+    assert trajectory["rewards"].tolist() == [1.0, 0.5]

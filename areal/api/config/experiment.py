@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.generation import GenerationHyperparameters
-from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
+from areal.api.config.marks import PLACEMENT, Absent, Inert
 from areal.api.config.numbers import COUNT, NOT_NEGATIVE, check_numbers
 from areal.api.config.objectives import engine_ineffective, objective_ineffective, proximal_faults
 from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
@@ -56,10 +56,10 @@ class BaseExperimentConfig:
     driver: str | None = None
     trainer: TrainerConfig | None = None
     cluster: ClusterSpecConfig = field(default_factory=ClusterSpecConfig)
-    allocation_mode: Annotated[str, RANKS] = ""
+    allocation_mode: str = ""
     mode: Annotated[str, PLACEMENT] = ""
     seed: int = 1
-    enable_offload: Annotated[bool, Absent("weights stay on their devices")] = False
+    enable_offload: Annotated[bool, Inert("weights stay on their devices, which takes more of their memory")] = False
     total_train_epochs: Annotated[int, COUNT] = 1
     total_train_steps: Annotated[int | None, COUNT] = None
     total_train_n_seqs: Annotated[int | None, Absent("say total_train_steps")] = None
@@ -207,6 +207,12 @@ class PPOConfig(BaseExperimentConfig):
             rollout.min_required_servers = self.min_required_servers
         if self.shutdown_server_on_exit is not None:
             rollout.shutdown_server_on_exit = self.shutdown_server_on_exit
+
+    @property
+    def is_online(self) -> bool:
+        """Whether episodes are conversations of real users, which needs no data set."""
+        agent = self.rollout.agent or self.rollout.openai
+        return agent is not None and agent.mode == "online"
 
     def _link_max_new_tokens(self) -> None:
         actor, most = self.actor, self.gconfig.max_new_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Self
 
-from areal.api.config.marks import Absent
+from areal.api.config.marks import ADAPTER, Absent
 from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_numbers
 
 NO_TOP_K = 100_000_000
@@ -33,7 +33,7 @@ class GenerationHyperparameters:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     seed: int | None = None  # each sample of a group has a seed of its own, derived from it
-    lora_name: Annotated[str, Absent("an adapter is a model of its own: name it as the model")] = ""
+    lora_name: Annotated[str, ADAPTER] = ""
     use_beam_search: Annotated[bool, Absent("policies are sampled")] = False
     drop_incomplete_group: bool = False
 

@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import dataclasses
 import logging
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from areal.errors import InvalidManifest, NotFound, UsageFault
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_JOB = "AREAL_RUN_FOLDER"  # what a job tells its driver
 
 
 class ConfigError(InvalidManifest):
@@ -40,14 +38,17 @@ class _Parser(argparse.ArgumentParser):
 
 
 def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
-    """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). A leading
-    ``*.py`` is dropped, so ``sys.argv`` will do. Raises ConfigError, NotFound, UsageFault."""
+    """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). Without a
+    file the overrides are all there is, and the file is "". A leading ``*.py`` is dropped, so ``sys.argv`` will do.
+    Raises ConfigError, NotFound, UsageFault."""
     tell_plainly()
     words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
     parser = _Parser(prog="driver", add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", required=True)
+    parser.add_argument("--config", default="")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_intermixed_args(words)
+    if not given.config and not given.overrides:
+        parser.error("nothing is configured: --config FILE, or key=value")
     return load_config(given.config, given.overrides, cls), given.config
 
 
@@ -64,8 +65,7 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     if config is None or faults.found:
         raise ConfigError("\n".join(source.fault(path, message, said) for path, message in faults.found))
     for path, mark in faults.inert:
-        if not (mark.job and _JOB in os.environ):
-            _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", said))
+        _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", said))
     for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
         _log.warning("%s", source.fault(path, f"has no effect: {why}", said))
     return config
@@ -94,6 +94,8 @@ def _places(path: Path) -> list[Path]:
 
 
 def _read(file: str) -> _Source:
+    if not file:
+        return _Source("configuration", "", {})
     try:
         text = FilePath(file).read_text(encoding="utf-8")
     except FileNotFoundError as error:

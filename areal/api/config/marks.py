@@ -19,17 +19,13 @@ class Absent:
 
 @dataclass(frozen=True)
 class Inert:
-    """Accepted without effect. ``why`` completes "FIELD has no effect: ". ``job``: but for a driver that a job starts,
-    which has been laid out by it."""
+    """Accepted without effect. ``why`` completes "FIELD has no effect: "."""
 
     why: str
-    job: bool = False
 
 
 PLACEMENT = Inert("processes are placed by the resources (areal apply), not by the driver")
 """Scheduling fields: where processes run is said in a manifest."""
 
-RANKS = Inert(
-    "as many processes train as were started (areal train run starts those that it says, or torchrun)", job=True
-)
-"""On how many devices a model is trained."""
+ADAPTER = Inert("the adapter that is trained is served as the model's weights, under the model's own name")
+"""What the adapter is called in the engine."""

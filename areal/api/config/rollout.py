@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from areal.api.config.marks import PLACEMENT, Absent, Inert
+from areal.api.config.marks import ADAPTER, PLACEMENT, Absent, Inert
 from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, parsed
 from areal.resources.backend_grammar import INFERENCE_ENGINES
@@ -97,7 +97,7 @@ class InferenceEngineConfig:
     shutdown_server_on_exit: bool = True  # of a service that is the run's own; any other goes on
     agent: AgentConfig | None = None
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
-    lora_name: Annotated[str, Absent("an adapter is a model of its own: name it as the model")] = ""
+    lora_name: Annotated[str, ADAPTER] = ""
     use_lora: Annotated[bool, Inert("the weight update carries the adapter")] = False
     api_url: Annotated[str | None, Absent("make a Model with backend external")] = None
     provider_api_key: Annotated[str | None, Absent("make a Model with backend external")] = None

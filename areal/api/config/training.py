@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.marks import PLACEMENT, RANKS, Absent, Inert
+from areal.api.config.marks import PLACEMENT, Absent, Inert
 from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Range, check_numbers
 from areal.api.config.objectives import objective_faults
 from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, check_training, parsed
@@ -132,7 +132,7 @@ class TrainEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     path: str = ""
-    backend: Annotated[str, RANKS] = ""
+    backend: str = ""
     attn_impl: str = ""  # empty: the model's own choice
     init_from_scratch: bool = False
     is_critic: bool = False

@@ -29,6 +29,7 @@ from areal.training.data.frontier import DataOrder
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
 from areal.training.engines.fsdp.weights import save_model
+from areal.training.layout import ensure_layout
 from areal.training.metrics import Metrics, MetricsLog, Timings, open_trackers
 from areal.training.progress import Progress
 from areal.training.ranks import Ranks, joined_ranks
@@ -45,6 +46,7 @@ class Trainer(abc.ABC):
         train_dataset: Sequence[Any] | None = None,
         valid_dataset: Sequence[Any] | None = None,
     ) -> None:
+        ensure_layout(config)
         self.config = config
         self.train_dataset = train_dataset
         self.valid_dataset = valid_dataset

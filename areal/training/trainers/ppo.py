@@ -52,6 +52,10 @@ class PPOTrainer(Trainer):
         config = self.config
         for key, why in config.training_faults():
             raise UsageFault(f"{'.'.join(key)}: {why}")
+        if self.train_dataset is None and config.is_online:
+            if config.total_train_steps is None:
+                raise UsageFault("online training has no rows that could end it", hint="total_train_steps=N")
+            self.train_dataset = [{}] * config.train_dataset.batch_size  # each stands for a conversation to wait for
         coefficients = {name: getattr(config.actor, name) for name in ("kl_ctl", "kl_loss_coef")}
         uncharged = [name for name, value in coefficients.items() if value and config.ref is None]
         for name in uncharged:

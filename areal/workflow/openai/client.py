@@ -64,7 +64,9 @@ class ArealOpenAI(openai.AsyncOpenAI):
     @cached_property
     def responses(self) -> Any:
         """``model`` may be left out, as in ``chat``; a response is a call like a completion."""
-        return self._name_model(openai.resources.responses.AsyncResponses(self))
+        from openai.resources.responses import AsyncResponses
+
+        return self._name_model(AsyncResponses(self))
 
     def _name_model(self, calls: Any) -> Any:
         calls.create = partial(calls.create, model=self._engine.model or "default")

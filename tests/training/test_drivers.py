@@ -1,0 +1,62 @@
+"""What the built-in drivers make of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
+from areal.errors import UsageFault
+from areal.training.drivers import _workflow
+from areal.training.trainers.ppo import PPOTrainer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "reverse_digits"
+NAMES = ("experiment_name=e", "trial_name=t", f"actor.path={EXAMPLE / 'model'}")
+REWARD = "tests.reward.rewards:only_some"
+
+
+def workflow_of(*words: str) -> dict[str, Any]:
+    return _workflow(load_expr_config([*NAMES, *words], GRPOConfig)[0])
+
+
+def test_multi_turn_workflow_is_made_from_yaml_alone() -> None:
+    kwargs = workflow_of(
+        "workflow=areal.workflow.multi_turn.MultiTurnWorkflow", f"reward_fn={REWARD}", "workflow_kwargs={max_turns: 2}"
+    )["workflow_kwargs"]
+    assert kwargs["reward_fn"] == REWARD and kwargs["max_turns"] == 2
+    assert kwargs["tokenizer"] == str(EXAMPLE / "model") and kwargs["gconfig"].n_samples == 1
+
+
+def test_agent_gets_only_what_it_takes() -> None:
+    words = ("workflow=areal.workflow.openai.math_agent:MathAgent", "workflow_kwargs={max_turns: 2}")
+    assert workflow_of(*words)["workflow_kwargs"] == {"max_turns": 2}
+    assert workflow_of(*words, f"reward_fn={REWARD}")["workflow_kwargs"] == {"max_turns": 2, "reward_fn": REWARD}
+
+
+@pytest.mark.parametrize(
+    "workflow", ["areal.workflow.rlvr:RLVRWorkflow", "areal.workflow.multi_turn:MultiTurnWorkflow"]
+)
+def test_workflow_without_its_reward_is_refused(workflow: str) -> None:
+    with pytest.raises(UsageFault, match="nothing says what an answer is worth"):
+        workflow_of(f"workflow={workflow}")
+
+
+def test_reward_that_a_workflow_does_not_take_is_refused() -> None:
+    with pytest.raises(UsageFault, match="takes no reward_fn"):
+        workflow_of("workflow=tests.workflow.test_workflows:Mathematician", f"reward_fn={REWARD}")
+
+
+ONLINE = ("rollout.agent.mode=online", "train_dataset.batch_size=2")
+
+
+def test_online_training_needs_neither_rows_nor_a_workflow(tmp_path: Path) -> None:
+    assert workflow_of(*ONLINE) == {}
+    words = (*NAMES, *ONLINE, f"cluster.fileroot={tmp_path}", "actor.dtype=float32")
+    config, _ = load_expr_config([*words, "total_train_steps=3"], PPOConfig)
+    with PPOTrainer(config) as trainer:
+        assert trainer.total_steps == 3 and trainer.steps_per_epoch == 1
+    config, _ = load_expr_config(words, PPOConfig)
+    with pytest.raises(UsageFault, match="no rows that could end it"):
+        PPOTrainer(config)

@@ -1,0 +1,133 @@
+"""A driver runs in as many processes as its configuration lays out, however it is started, or is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.api.cli_args import GRPOConfig, SFTConfig, load_expr_config
+from areal.errors import ArealError, UsageFault
+from areal.training.__main__ import _driver
+from areal.training.layout import ensure_layout, processes_of
+
+REPOSITORY = Path(__file__).parents[2]
+DRIVER = """
+import os, sys
+from areal.api.cli_args import SFTConfig, load_expr_config
+from areal.training.layout import ensure_layout
+
+def main(args):
+    config, _ = load_expr_config(args, SFTConfig)
+    ensure_layout(config)
+    with open("ran", "a") as file:
+        file.write(f"{os.environ.get('RANK', 0)} of {os.environ.get('WORLD_SIZE', 1)}\\n")
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    path = tmp_path / "driver.py"
+    path.write_text(DRIVER)
+    return path
+
+
+def ran(cwd: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **more}
+    environment = {name: value for name, value in environment.items() if name != "AREAL_RUN_FOLDER"}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+NAMES = ("experiment_name=e", "trial_name=t")
+
+
+def test_plain_driver_starts_as_many_ranks_as_its_configuration_says(tmp_path: Path, driver: Path) -> None:
+    done = ran(tmp_path, "driver.py", *NAMES, "model.backend=fsdp:d2")
+    assert done.returncode == 0, done.stderr
+    assert sorted((tmp_path / "ran").read_text().split("\n")) == ["", "0 of 2", "1 of 2"]
+
+
+def test_plain_driver_of_one_process_runs_where_it_is(tmp_path: Path, driver: Path) -> None:
+    done = ran(tmp_path, "driver.py", *NAMES, "allocation_mode=embedded:d1+fsdp:d1")
+    assert (done.returncode, (tmp_path / "ran").read_text()) == (0, "0 of 1\n"), done.stderr
+
+
+def test_other_number_of_processes_is_refused(tmp_path: Path, driver: Path) -> None:
+    started = ("-m", "areal.training.launch", "--processes", "2", "--", "--driver", "driver.py", "--")
+    done = ran(tmp_path, *started, *NAMES, "model.backend=fsdp:d3")
+    assert done.returncode == 2, done.stderr
+    assert "lays out 3 training processes, and 2 were started" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_process_that_cannot_be_started_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, _ = load_expr_config([*NAMES, "actor.backend=fsdp:d4"], GRPOConfig)
+    with pytest.raises(UsageFault, match="lays out 4 training processes, and 1 was started") as caught:
+        ensure_layout(config)
+    assert "areal train run" in str(caught.value.hint)
+    monkeypatch.setenv("AREAL_RUN_FOLDER", "/somewhere")  # a job has what its manifest says
+    ensure_layout(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ((), None),
+        (("actor.backend=fsdp:d2",), 2),
+        (("allocation_mode=sglang:d4+fsdp:d3",), 3),
+        (("allocation_mode=sglang:d4+fsdp:d3", "actor.backend=fsdp:d2"), 2),
+        (("allocation_mode=sglang.d16p1m1+d8p1m1",), 8),
+    ],
+)
+def test_processes_are_those_of_the_training_engine(words: tuple[str, ...], processes: int | None) -> None:
+    assert processes_of(load_expr_config([*NAMES, *words], GRPOConfig)[0]) == processes
+    words = tuple(word.replace("actor.", "model.") for word in words)
+    assert processes_of(load_expr_config([*NAMES, *words], SFTConfig)[0]) == processes
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("def main(args):\n    print('main', args)\n", "", "main ['a=1']"),
+        ("def other(args):\n    print('other', args)\n", ":other", "other ['a=1']"),
+        ("import sys\nprint('script', sys.argv[1:], __name__)\n", "", "script ['a=1'] __main__"),
+        (
+            "import sys\ndef main(word):\n    print('own', word)\nif __name__ == '__main__':\n    main(sys.argv[1])\n",
+            "",
+            "own a=1",
+        ),
+    ],
+)
+def test_driver_may_be_a_file(tmp_path: Path, text: str, name: str, said: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "drive_it.py").write_text(text)
+    done = ran(tmp_path, "-m", "areal.training", "--driver", f"sub/drive_it.py{name}", "--", "a=1")
+    assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("nothing.py", "there is no driver"), ("os.getcwd", "cannot be called with one list")]
+)
+def test_driver_that_is_none_is_refused(path: str, said: str) -> None:
+    with pytest.raises(ArealError, match=said):
+        _driver(path)
+
+
+def test_launcher_of_areal_is_train_run(tmp_path: Path, driver: Path) -> None:
+    words = ("-m", "areal.infra.launcher.local", "driver.py", *NAMES, "allocation_mode=embedded:d1+fsdp:d1")
+    (tmp_path / "config.yaml").write_text("")
+    home = str(tmp_path / "home")
+    done = ran(tmp_path, *words, AREAL_HOME=home)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "ran").read_text() == "0 of 1\n"
+    assert ran(tmp_path, "-m", "areal.infra.launcher.local").returncode == 2
+    missing = ran(tmp_path, "-m", "areal.cli.main", "train", "run", "--driver", "no.py", *NAMES, AREAL_HOME=home)
+    assert missing.returncode == 2 and "there is no driver no.py" in missing.stderr
