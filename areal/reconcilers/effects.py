@@ -11,6 +11,7 @@ from areal.reconcilers import process_effects as processes
 from areal.reconcilers import route_effects as routes
 from areal.reconcilers.hands import Hands
 from areal.reconcilers.model_data import dispose_of_data
+from areal.reconcilers.model_files import COMMITS
 from areal.reconcilers.plan import Op, Verb
 from areal.resources.kinds import parse_ref
 from areal.state.records import new_uid
@@ -43,7 +44,7 @@ def record(hands: Hands, op: Op, number: int) -> None:
         layers=layers,
     )
     stamped = hands.store.add_revision(stamped, actor=hands.ctx.actor, at=now)
-    hands.store.put(stamped, keeps_status=True)  # another op of this plan may have written it
+    hands.store.put(stamped, keeps=(COMMITS,))  # another op of this plan may have written those
     hands.event(op.ref, "Normal", "Created" if target.action in ("create", "replace") else "Configured", op.cause)
 
 

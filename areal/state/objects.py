@@ -43,19 +43,20 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Put:
-    """An object to be written as it is given; with ``keeps_status`` but for the status that it has by then."""
+    """An object to be written as it is given, but for the parts of its status that ``keeps`` names: those stay."""
 
     obj: StoredObject
-    keeps_status: bool = False
+    keeps: tuple[str, ...] = ()
 
     @property
     def ref(self) -> Ref:
         return self.obj.ref
 
     def over(self, before: StoredObject | None) -> StoredObject:
-        if self.keeps_status and before is not None and before.uid == self.obj.uid:
-            return replace(self.obj, status=before.status)
-        return self.obj
+        if before is None or before.uid != self.obj.uid:
+            return self.obj
+        kept = {name: before.status[name] for name in self.keeps if name in before.status}
+        return replace(self.obj, status={**self.obj.status, **kept}) if kept else self.obj
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,13 @@ class ObjectStore:
         """How many changes of what is asked for this store has seen."""
         return read_serial(self.home)
 
-    def put(self, obj: StoredObject, *, keeps_status: bool = False) -> bool:
-        """Record an object as it is given, with ``keeps_status`` but for the status that it has by then; whether
+    def put(self, obj: StoredObject, *, keeps: tuple[str, ...] = ()) -> bool:
+        """Record an object as it is given, but for the parts of its status that ``keeps`` names, which stay; whether
         anything had to be written. A damaged file that stands in its place is set aside; one of a newer format is
         refused with Unreadable."""
         if _holds(self._path(obj.ref), seal(encode(obj))):
             return False
-        self._writes.submit([_Put(obj, keeps_status)])
+        self._writes.submit([_Put(obj, keeps)])
         return True
 
     def put_status(self, ref: Ref, status: dict[str, Any]) -> bool:

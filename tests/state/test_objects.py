@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
@@ -337,3 +338,14 @@ def test_layers_in_a_stored_object_keep_their_source(store: ObjectStore) -> None
     found = store.get(QWEN)
     assert found is not None
     assert found.layers == (layer,)
+
+
+def test_part_of_a_status_that_another_wrote_stays_and_the_rest_is_written(tmp_path: Path) -> None:
+    store = ObjectStore(Home(tmp_path))
+    before = StoredObject("Model", "m", "uid", status={"commits": {"a": "1"}, "phase": "Ready"})
+    store.put(before)
+    store.put(replace(before, generation=2, status={"restartedAt": "3"}), keeps=("commits",))
+    found = store.get(before.ref)
+    assert found is not None and found.status == {"commits": {"a": "1"}, "restartedAt": "3"}
+    store.put(replace(before, uid="other", status={}), keeps=("commits",))  # another object of the same name
+    assert store.get(before.ref).status == {}  # type: ignore[union-attr]
