@@ -12,7 +12,7 @@ from areal.reconcilers.desired import Wanted
 from areal.reconcilers.requests import Source
 from areal.resources.diagnostics import Diagnostic, ManifestError
 from areal.resources.kinds import Ref
-from areal.resources.paths import looks_local, resolve_model_path
+from areal.resources.paths import looks_local, resolve_model_path, with_absolute_paths
 from areal.resources.render import RenderRequest, render
 from areal.resources.resource import Rendered, Resource
 from areal.resources.suggest import did_you_mean
@@ -47,7 +47,7 @@ def wanted_of(resource: Resource) -> Wanted:
         ref=str(resource.ref),
         kind=resource.kind,
         name=resource.name,
-        spec=resource.spec,
+        spec=with_absolute_paths(resource.kind, resource.spec, resource.source.file),
         labels=resource.labels,
         annotations=resource.annotations,
         depends_on=tuple(resource.depends_on),

@@ -14,13 +14,16 @@ from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.health import desired_replicas
+from areal.reconcilers.job_phase import JobPhase, standing
 from areal.reconcilers.job_service import services_of
 from areal.reconcilers.model_work import Policy
+from areal.reconcilers.observed import ObservedRun
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.requests import ApplyRequest, Source
 from areal.resources.kinds import API_VERSION, Ref
 from areal.resources.suggest import did_you_mean
+from areal.runtime.backends.local import LocalBackend
 from areal.state.credentials import forget_admin_key
 from areal.state.objects import ObjectStore
 from areal.state.records import Revision, StoredObject
@@ -65,9 +68,11 @@ def delete(
     approve: Callable[[Plan], bool] = _yes,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     ignore_not_found: bool = False,
+    spare_running_jobs: bool = False,
 ) -> Outcome:
     """Stop and forget. Owned objects go with their owner; others that depend on one need ``cascade``. Not to ``wait``
-    is not to wait for running requests."""
+    is not to wait for running requests. ``spare_running_jobs``: raises Conflict where a job that has not ended would go
+    along."""
     store = ObjectStore(ctx.home)
     if not ignore_not_found:
         for ref in refs:
@@ -77,6 +82,8 @@ def delete(
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
+        if spare_running_jobs:
+            _refuse_running_jobs(ctx, stored, targets)
         check_removals(stored, targets)
         services.update(target.object.ref for target in targets if target.object.kind == "InferenceService")
         return tuple(targets)
@@ -87,6 +94,26 @@ def delete(
         if store.get(ref) is None:
             forget_admin_key(ctx.home, ref.name)
     return outcome
+
+
+def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
+    """Raises Conflict naming jobs that have not ended, and would go or lose the service that they brought."""
+    gone = {target.ref: target for target in targets}
+    touched = {ref for ref in gone if ref.startswith("TrainJob/")}
+    touched |= {str(target.object.owner) for target in targets if str(target.object.owner).startswith("TrainJob/")}
+    states = LocalBackend(ctx.home.root).observe().values()
+    running = []
+    for item in stored:
+        ref = str(item.ref)
+        runs = [ObservedRun(state) for state in states if state.spec.owner == ref]
+        now = standing(runs, suspended=bool(item.spec.get("suspend")))
+        if ref in touched and not now.finished and now.phase is not JobPhase.STOPPED:
+            running.append(ref)
+    if running:
+        raise Conflict(
+            f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
+            hint="areal train stop NAME ends a job and keeps it; --cascade deletes the running jobs too, after a yes",
+        )
 
 
 def scale(

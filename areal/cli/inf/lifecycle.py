@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from areal.cli import options, view
-from areal.cli.acting import acting, finish, timeout_s
+from areal.cli.acting import acting, approver, finish, timeout_s
 from areal.cli.inf.flags import service_name, service_option
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.options import Seconds
@@ -38,14 +38,26 @@ _PS = (
 @click.option("--force", is_flag=True, help="No grace: SIGKILL at once.")
 @click.option("--keep-state", is_flag=True, help="Stop the processes, keep the service; `inf run` starts it again.")
 @click.option("--all", "all_", is_flag=True, help="Every inference service of this home.")
+@click.option("--cascade", is_flag=True, help="Also delete the running TrainJobs that sample from it; asks first.")
 @options.yes
 @options.timeout("10m")
 @options.lock_timeout
 @options.output()
 @options.common
 @pass_invocation
-def stop(cli: Invocation, service: str | None, grace: float | None, force: bool, keep_state: bool, all_: bool) -> int:
-    """Stop a service and its models, and forget them. Running streams finish within the grace."""
+def stop(
+    cli: Invocation,
+    service: str | None,
+    grace: float | None,
+    force: bool,
+    keep_state: bool,
+    all_: bool,
+    cascade: bool,
+) -> int:
+    """Stop a service and its models, and forget them. Running streams finish within the grace.
+
+    A TrainJob that runs on it is not taken along without --cascade and a yes.
+    """
     refs = _every(cli) if all_ else [stored(cli.home, Ref(_KIND, service_name(cli, service))).ref]
     if not refs:
         cli.say("no inference service to stop")
@@ -62,9 +74,10 @@ def stop(cli: Invocation, service: str | None, grace: float | None, force: bool,
                 refs,
                 grace_s=seconds,
                 cascade=True,
+                spare_running_jobs=not cascade,
                 wait=True,
                 timeout_s=timeout_s(cli),
-                approve=lambda plan: True,
+                approve=approver(cli, "inf stop") if cascade else lambda plan: True,
             )
     return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
