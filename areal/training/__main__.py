@@ -86,7 +86,7 @@ def _of_another_rank(error: BaseException) -> bool:
 
 _COLLECTIVES = "torch/distributed/distributed_c10d"
 _TRAIN_EXTRA = frozenset(
-    ("aiohttp", "gymnasium", "math_verify", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
+    ("aiohttp", "math_verify", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
 ) | {"transformers"}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
