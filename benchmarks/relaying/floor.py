@@ -89,6 +89,7 @@ class Floor:
         listed = [{"worker_id": f"mock-{place}", "worker_addr": url} for place, url in enumerate(workers)]
         ask(router, "POST", "/register_model", {"model": MODEL, "workers": listed})
         pid, port = self.service("gateway", "--router-url", f"http://127.0.0.1:{router}", "--relays", str(relays))
+        until(lambda: answers(port, "/ready") or None, "the gateway to have a routing table")
         until(lambda: MODEL in ask(port, "GET", "/v1/models")["models"] or None, "the gateway to list its model")
         until(lambda: all_ready(router, len(workers)) or None, "all workers to be ready")
         return pid, port

@@ -10,9 +10,9 @@ comes or goes, only its own share moves. A prefix does not override load: a work
 mean load (and clearly more than a lone call) passes the call on to the next in its order, or one popular system prompt
 would put all calls on one worker.
 
-What a pick costs does not grow with the pool: a prefix chooses among the ``_PART`` workers that follow it on a ring of
-addresses, which are other ones only where one of them came or went, and the least loaded worker lies on a heap. Both
-are made once for a table's list of workers: such a list is never changed.
+What a pick costs does not grow with the pool: in a large one a prefix chooses among the ``_CANDIDATES`` that follow it
+on a ring of addresses, which are other ones only where one of them came or went, and the least loaded worker lies on a
+heap. Both are made once for a table's list of workers: such a list is never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from areal.services.inference.router.table import WorkerEntry
 
 _BOUND = 1.25
 _SLACK_TOKENS = 2048.0
-_PART = 32
+_PART = 32  # of a pool that is not larger all are candidates for a prefix
+_CANDIDATES = 8  # of a larger one
 _SPARE = 64
 _POOLS_KEPT = 64
 _64_BITS = 2**64 - 1
@@ -65,8 +66,8 @@ class _Ring:
 
     def part(self, key: bytes) -> list[WorkerEntry]:
         first = bisect.bisect(self._digests, _digest(key))
-        part = self._workers[first : first + _PART]
-        return part + self._workers[: _PART - len(part)]
+        part = self._workers[first : first + _CANDIDATES]
+        return part + self._workers[: _CANDIDATES - len(part)]
 
 
 class _Least:
