@@ -78,15 +78,21 @@ def _online(config: PPOConfig) -> None:
 
 
 def _workflow(config: PPOConfig) -> dict[str, Any]:
-    """The keywords of ``train``. A workflow gets what it takes of ``tokenizer``, ``gconfig`` and ``reward_fn`` from the
-    configuration, where ``workflow_kwargs`` do not say it. Raises UsageFault."""
+    """The keywords of ``train``. A workflow gets what it takes of ``tokenizer``, ``gconfig``, ``reward_fn`` and its
+    ``reward_weights`` from the configuration, where ``workflow_kwargs`` do not say it. Raises UsageFault."""
     if config.is_online and config.workflow == RLVR:
         return {}  # conversations come from elsewhere
     takes = _parameters(config.workflow)
-    common = {"tokenizer": config.tokenizer_path, "gconfig": config.gconfig, "reward_fn": config.reward_fn}
+    common: dict[str, Any] = {
+        "tokenizer": config.tokenizer_path,
+        "gconfig": config.gconfig,
+        "reward_fn": config.reward_fn,
+    }
+    common["reward_weights"] = config.reward_weights
     kwargs = {name: value for name, value in common.items() if name in takes and value} | dict(config.workflow_kwargs)
-    if config.reward_fn and "reward_fn" not in kwargs:
-        raise UsageFault(f"the workflow {config.workflow} takes no reward_fn", hint="leave reward_fn out")
+    for name in ("reward_fn", "reward_weights"):
+        if common[name] and name not in kwargs:
+            raise UsageFault(f"the workflow {config.workflow} takes no {name}", hint=f"leave {name} out")
     reward = takes.get("reward_fn")
     if reward is not None and reward.default is reward.empty and "reward_fn" not in kwargs:
         raise UsageFault(

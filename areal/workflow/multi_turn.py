@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.dataset.tokenizers import templated
 from areal.errors import ArealError
 from areal.workflow.prompts import chat_ids, resolved_tokenizer
-from areal.workflow.rewards import RowReward
+from areal.workflow.rewards import RewardFn, row_reward
 from areal.workflow.tensors import row
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
     def __init__(
         self,
-        reward_fn: Callable[..., Any] | str,
+        reward_fn: RewardFn,
         gconfig: GenerationHyperparameters,
         tokenizer: Any,
         max_turns: int = 3,
@@ -68,12 +68,13 @@ class MultiTurnWorkflow(RolloutWorkflow):
         enable_thinking: bool | None = None,
         feedback: str = TRY_AGAIN,
         reward_timeout: float = 15.0,
+        reward_weights: Sequence[float] | None = None,
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = RowReward(reward_fn, reward_timeout)
+        self._reward = row_reward(reward_fn, reward_timeout, reward_weights)
         self._max_turns = max_turns
         self._discount = turn_discount
         self._thinking = enable_thinking

@@ -11,7 +11,7 @@ from areal.api.registry import load_attr
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.dataset.tokenizers import texts
 from areal.workflow.prompts import Prompts, resolved_tokenizer
-from areal.workflow.rewards import RowReward
+from areal.workflow.rewards import RewardFn, row_reward
 from areal.workflow.tensors import Answered, answered
 
 if TYPE_CHECKING:
@@ -26,23 +26,25 @@ _SHORT = 1024
 class RLVRWorkflow(RolloutWorkflow):
     """``data`` has ``messages`` (or ``prompt``, or ``input_ids``); the reward gets its columns as keywords.
 
-    Functions and ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig``
-    is the trainer's group size: an episode is one sample.
+    ``reward_fn`` may be a list, whose rewards times ``reward_weights`` (1 each) are added up. Functions and
+    ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig`` is the trainer's
+    group size: an episode is one sample.
     """
 
     def __init__(
         self,
-        reward_fn: Callable[..., Any] | str,
+        reward_fn: RewardFn,
         gconfig: GenerationHyperparameters,
         tokenizer: Any,
         enable_thinking: bool | None = None,
         reward_timeout: float = 15.0,
         get_input_ids_fn: Callable[..., list[int]] | str | None = None,
         data_extract_prompt_fn: Callable[[dict[str, Any]], Any] | str | None = None,
+        reward_weights: Sequence[float] | None = None,
     ) -> None:
         self.tokenizer = resolved_tokenizer(tokenizer)
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = RowReward(reward_fn, reward_timeout)
+        self._reward = row_reward(reward_fn, reward_timeout, reward_weights)
         self._thinking = enable_thinking
         self._prompts = Prompts(self.tokenizer, enable_thinking)
         self._input_ids_of = _function(get_input_ids_fn, "get_input_ids_fn")

@@ -187,7 +187,8 @@ class PPOConfig(BaseExperimentConfig):
     async_training: bool = True
     workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; one of one's own says it in code
     workflow_kwargs: dict[str, Any] = field(default_factory=dict)
-    reward_fn: str = ""
+    reward_fn: str | list[str] = ""  # several are added up, by their weights
+    reward_weights: list[float] | None = None  # None: 1 each
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,6 +201,9 @@ class PPOConfig(BaseExperimentConfig):
                 "is the samples of one prompt"
             )
         self._link_max_new_tokens()
+        names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
+        if self.reward_weights is not None and len(self.reward_weights) != len([name for name in names if name]):
+            raise ValueError(f"reward_weights has {len(self.reward_weights)} numbers: one for each of reward_fn")
         self._check_temperatures()
         rollout = self.rollout
         rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path

@@ -13,6 +13,9 @@ def objective_faults(actor: PPOActorConfig) -> Iterator[str]:
     """What is refused; each names the key to blame."""
     if actor.use_sapo_loss and actor.use_cispo_loss:
         yield "use_sapo_loss and use_cispo_loss are two objectives: choose one"
+    if actor.loss_fn and (actor.use_sapo_loss or actor.use_cispo_loss or actor.importance_sampling_level != "token"):
+        others = "use_sapo_loss, use_cispo_loss and importance_sampling_level"
+        yield f"loss_fn is the whole objective: leave {others} out"
     if actor.use_sapo_loss and actor.use_decoupled_loss:
         yield "use_sapo_loss gates the ratio itself: it has no decoupled form, leave use_decoupled_loss out"
     for name in ("use_sapo_loss", "use_cispo_loss"):

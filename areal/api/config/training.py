@@ -191,6 +191,8 @@ class PPOActorConfig(TrainEngineConfig):
     eps_clip_higher: Annotated[float | None, NOT_NEGATIVE] = None  # None: as below
     c_clip: Annotated[float | None, Range(above=1)] = None
     importance_sampling_level: Literal["token", "sequence"] = "token"
+    loss_fn: str = ""  # module:function of one's own, areal.api.algorithm_api.LossFn
+    advantage_fn: str = ""  # likewise, AdvantageFn
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from areal.api.algorithm_api import LossFn, LossInputs
+from areal.api.registry import load_attr
+from areal.errors import UsageFault
 from areal.training.algorithms.aggregation import Aggregation
 from areal.training.algorithms.correction import (
     Correction,
@@ -66,12 +69,15 @@ class ActorLoss:
     version: int = 0
     share: float = 1.0
     kl_factor: float = 1.0
+    loss_fn: LossFn | None = None  # instead of the built-in objectives
     _names: list[str] = field(default_factory=list)
     _sums: Tensor | None = None  # of each name over tokens, and the tokens last
 
     def __post_init__(self) -> None:
         self._objective, self._rejection = objective(self.config), rejection(self.config)
         self._aggregation = aggregation(self.config)
+        if self.loss_fn is None and self.config.loss_fn:
+            self.loss_fn = load_attr(self.config.loss_fn, "actor.loss_fn")
 
     def __call__(self, logits: Tensor, micro: Batch) -> Tensor:
         config, mask = self.config, micro["loss_mask"].bool()
@@ -81,6 +87,8 @@ class ActorLoss:
         weights = corrected.weights if config.use_decoupled_loss else corrected.kept.float()
         result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
         per_token = result.per_token
+        if self.loss_fn is not None:
+            per_token = self._own(self.loss_fn, logprobs, proximal, micro) * weights
         entropies = self._entropies(logits, micro)
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropies
@@ -109,6 +117,15 @@ class ActorLoss:
     def weight(self, micro: Batch) -> Tensor:
         """How much a micro-batch's mean counts."""
         return self._aggregation.weight(micro["loss_mask"].bool())
+
+    def _own(self, loss_fn: LossFn, logprobs: Tensor, proximal: Tensor, micro: Batch) -> Tensor:
+        mask = micro["loss_mask"].bool()
+        given = LossInputs(logprobs, proximal, micro["logprobs"], micro["advantages"], mask, micro, self.config)
+        per_token = loss_fn(given)
+        if not isinstance(per_token, Tensor) or per_token.shape != mask.shape:
+            found = list(per_token.shape) if isinstance(per_token, Tensor) else type(per_token).__name__
+            raise UsageFault(f"the loss_fn gave {found}: it must be a loss for each token, {list(mask.shape)}")
+        return torch.where(mask, per_token, torch.zeros_like(per_token))
 
     def _proximal(self, logprobs: Tensor, micro: Batch) -> Tensor:
         if "proximal" in micro:

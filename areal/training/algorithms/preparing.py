@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from areal.api.algorithm_api import AdvantageFn, AdvantageInputs
 from areal.api.registry import load_attr
 from areal.errors import UsageFault
 from areal.training.algorithms.advantages import Advantages, by_token, by_turn
@@ -55,10 +56,11 @@ def prepared(
     reduce: Reduce = alone,
     *,
     kl_factor: float = 1.0,
+    advantage_fn: AdvantageFn | None = None,
 ) -> dict[str, Tensor]:
     """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, its
     ``ref_logprobs`` and ``kl``. ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch:
-    answers that were cut off. ``kl_factor`` multiplies ``kl_ctl``."""
+    answers that were cut off. ``kl_factor`` multiplies ``kl_ctl``; ``advantage_fn`` estimates instead of GAE."""
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
     rewards = _sequence_rewards(batch["rewards"].float(), mask, truncated, groups, config, reduce)
@@ -70,7 +72,12 @@ def prepared(
         kl = torch.where(mask, kl_estimate(batch["logprobs"], beside.reference, config.kl_estimator), 0.0)
         batch = {**batch, "ref_logprobs": beside.reference, "kl": kl}
     penalty = None if kl is None else config.kl_ctl * kl_factor * kl
-    estimated = _advantages(rewards, penalty, batch, mask, truncated, config, beside)
+    if advantage_fn is None and config.advantage_fn:
+        advantage_fn = load_attr(config.advantage_fn, "actor.advantage_fn")
+    if advantage_fn is not None:
+        estimated = _own(advantage_fn, rewards, penalty, groups, batch, mask, config, beside)
+    else:
+        estimated = _advantages(rewards, penalty, batch, mask, truncated, config, beside)
     advantages = estimated.advantages
     assert not isinstance(config.adv_norm, bool), "the configuration has made a norm of its older flag"
     if (how := normalisation(config.adv_norm)) is not None:
@@ -148,6 +155,26 @@ def _advantages(
         gae_lambda=gae_lambda,
         bootstrap=after,
     )
+
+
+def _own(
+    advantage_fn: AdvantageFn,
+    rewards: Tensor,
+    penalty: Tensor | None,
+    groups: Tensor,
+    batch: Mapping[str, Tensor],
+    mask: Tensor,
+    config: PPOActorConfig,
+    beside: Beside,
+) -> Advantages:
+    values = torch.zeros(mask.shape) if beside.values is None else beside.values
+    spread = token_rewards(rewards, mask, penalty)
+    advantages = advantage_fn(AdvantageInputs(rewards, spread, groups, values, mask, batch, config))
+    if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
+        found = list(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
+        raise UsageFault(f"the advantage_fn gave {found}: it must be an advantage for each token, {list(mask.shape)}")
+    advantages = torch.where(mask, advantages.float(), 0.0)
+    return Advantages(advantages, (advantages + values) * mask)
 
 
 def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from areal.api.cli_args import PPOActorConfig
 
 
-def teaching_rows(batch: Batch, config: PPOActorConfig) -> list[int]:
+def teaching_rows(batch: Batch, config: PPOActorConfig, *, own_loss: bool = False) -> list[int]:
     """Never none: every rank takes part in every update. All of them where a loss has a part without
     advantages."""
     every = list(range(len(batch["advantages"])))
-    if config.entropy_coeff or (config.kl_loss_coef and "ref_logprobs" in batch):
+    beyond = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
+    if beyond or own_loss:
         return every
     taught: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
     return taught or every[:1]

@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig
+from areal.api.registry import load_attr
 from areal.client.rollouts.controller import RolloutController
 from areal.errors import UsageFault
 from areal.training import stopping
@@ -47,6 +49,19 @@ class PPOTrainer(Trainer):
     run. Where none is named and the configuration lays out an engine, the run has one of its own."""
 
     config: PPOConfig
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        train_dataset: Sequence[Any] | None = None,
+        valid_dataset: Sequence[Any] | None = None,
+        *,
+        loss_fn: LossFn | None = None,
+        advantage_fn: AdvantageFn | None = None,
+    ) -> None:
+        """``loss_fn`` and ``advantage_fn``: of one's own, instead of ``actor.loss_fn`` and ``actor.advantage_fn``."""
+        self._loss_fn, self._advantage_fn = loss_fn, advantage_fn
+        super().__init__(config, train_dataset, valid_dataset)
 
     def _open(self) -> None:
         config = self.config
@@ -79,7 +94,9 @@ class PPOTrainer(Trainer):
             reference.optimizer, reference.path = None, reference.path or config.actor.path
             self.reference = self.add_engine("ref", reference)
         self.frontier = Frontier()
-        self.loss = ActorLoss(config.actor)
+        self.loss = ActorLoss(config.actor, loss_fn=self._loss_fn)
+        if config.actor.advantage_fn:
+            load_attr(config.actor.advantage_fn, "actor.advantage_fn")  # told now, not after the first rollouts
         self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
         self.rollout: RolloutController | None = None
         self.pair: Pair | None = None
@@ -265,7 +282,7 @@ class PPOTrainer(Trainer):
 
     def _updated(self, batch: Batch) -> Update:
         """Rows that teach nothing count, and are not computed."""
-        chosen = select(batch, teaching_rows(batch, self.config.actor))
+        chosen = select(batch, teaching_rows(batch, self.config.actor, own_loss=self._loss_fn is not None))
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
         taught, given = self.ranks.summed(counts).tolist()
         self.loss.share = taught / max(given, 1.0)

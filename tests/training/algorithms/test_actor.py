@@ -1,8 +1,12 @@
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
+from areal.api.algorithm_api import LossInputs
 from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
+from areal.errors import UsageFault
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.preparing import with_second_moment_mask
@@ -163,3 +167,40 @@ def test_prox_logp_method_metrics_tells_how_far_the_approximation_is() -> None:
     loss(logits, micro)
     names, sums = loss.taken()
     assert sums[names.index("prox_logp_error")].item() == pytest.approx(0.5 * sums[-1].item())  # of fresh samples
+
+
+def reinforce_with_margin(given: LossInputs) -> Tensor:
+    """A loss of one's own: REINFORCE less what the policy likes already."""
+    return -given.logprobs * given.advantages + given.config.eps_clip * (given.logprobs - given.behaviour) ** 2
+
+
+def one_number(given: LossInputs) -> Tensor:
+    return given.logprobs.mean()
+
+
+def test_loss_of_ones_own_is_weighted_and_averaged_as_the_built_in_ones() -> None:
+    logits, micro = _case()
+    micro["proximal"] = micro["logprobs"] + 0.1
+    micro["advantages"][0] = 0.0  # has a gradient all the same
+    config = PPOActorConfig(
+        loss_fn=f"{__name__}:reinforce_with_margin", use_decoupled_loss=True, loss_agg_mode="seq-mean-token-sum"
+    )
+    leaf = logits.clone().requires_grad_()
+    logp = token_logprobs(leaf, micro["input_ids"])
+    per_token = -logp * micro["advantages"] + 0.2 * (logp - micro["logprobs"]) ** 2
+    aggregated(per_token * math.exp(0.1), micro["loss_mask"], "seq-mean-token-sum", 1).backward()
+    named = _gradient(ActorLoss(config), logits, micro)
+    torch.testing.assert_close(named, leaf.grad)
+    plain = PPOActorConfig(use_decoupled_loss=True, loss_agg_mode="seq-mean-token-sum")
+    given = ActorLoss(plain, loss_fn=reinforce_with_margin)
+    torch.testing.assert_close(_gradient(given, logits, micro), named)
+    assert teaching_rows(micro, config) == teaching_rows(micro, plain, own_loss=True) == [0, 1, 2]
+    assert teaching_rows(micro, plain) == [1, 2]
+
+
+def test_loss_of_ones_own_that_is_no_loss_of_tokens_is_told() -> None:
+    logits, micro = _case()
+    with pytest.raises(UsageFault, match=r"the loss_fn gave \[\]: it must be a loss for each token, \[3, 5\]"):
+        ActorLoss(PPOActorConfig(), loss_fn=one_number)(logits, micro)
+    with pytest.raises(UsageFault, match=r"actor\.loss_fn 'nowhere:f': there is no module nowhere"):
+        ActorLoss(PPOActorConfig(loss_fn="nowhere:f"))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from areal.api.algorithm_api import AdvantageInputs
 from areal.api.cli_args import NormConfig, PPOActorConfig
 from areal.errors import UsageFault
 from areal.training.algorithms.correction import squared_log_ratios
@@ -152,3 +153,30 @@ def test_gae_lambda_that_names_no_such_function_or_gives_no_such_numbers_is_told
         prepared(batch, GROUPS, _config(gae_lambda="nowhere:f"), beside)
     with pytest.raises(UsageFault, match="for 4 answers: it must be a number between 0 and 1 for each"):
         prepared(batch, GROUPS, _config(gae_lambda=f"{__name__}:out_of_range"), beside)
+
+
+def reward_to_go_less_the_group(given: AdvantageInputs) -> torch.Tensor:
+    """Advantages of one's own: the reward less the least of the group, on every token."""
+    least = torch.stack([given.rewards[given.groups == group].min() for group in given.groups])
+    return (given.rewards - least)[:, None].expand(given.loss_mask.shape) + given.token_rewards * 0
+
+
+def test_advantages_of_ones_own_take_the_place_of_gae() -> None:
+    config = _config(advantage_fn=f"{__name__}:reward_to_go_less_the_group", reward_scaling=2.0)
+    beside = Beside(values=torch.full((4, 4), 0.25))
+    got = prepared(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, config, beside)
+    torch.testing.assert_close(got["advantages"], torch.tensor([2.0, 0, 0, 0])[:, None] * MASK)
+    torch.testing.assert_close(got["returns"], (got["advantages"] + 0.25) * MASK)
+    given = prepared(
+        _batch([1.0, 0.0, 3.0, 3.0]),
+        GROUPS,
+        _config(reward_scaling=2.0),
+        beside,
+        advantage_fn=reward_to_go_less_the_group,
+    )
+    torch.testing.assert_close(given["advantages"], got["advantages"])
+
+
+def test_advantages_of_ones_own_that_are_not_of_tokens_are_told() -> None:
+    with pytest.raises(UsageFault, match=r"the advantage_fn gave \[4\]: it must be an advantage for each token"):
+        prepared(_batch([1.0] * 4), GROUPS, _config(), Beside(), advantage_fn=lambda given: given.rewards)

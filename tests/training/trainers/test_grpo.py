@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
+from areal.api.algorithm_api import AdvantageInputs, LossInputs
 from areal.api.cli_args import (
     EvaluatorConfig,
     GenerationHyperparameters,
@@ -222,6 +224,39 @@ def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path:
     assert lines[0]["kl_coef"] == 0.1
     assert lines[1]["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 32 / 100))
     assert state["kl_factor"] != 1.0
+
+
+def likelihood_of_right_answers(given: LossInputs) -> Tensor:
+    return -given.logprobs * given.advantages
+
+
+def right_or_nothing(given: AdvantageInputs) -> Tensor:
+    return given.rewards[:, None].expand(given.loss_mask.shape)
+
+
+def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path: Path, service: Service) -> None:
+    named = {"loss_fn": f"{__name__}:likelihood_of_right_answers", "advantage_fn": f"{__name__}:right_or_nothing"}
+    config = _config(tmp_path / "named", service, 2, actor=named | {"reward_norm": None})
+    with PPOTrainer(config, prompts(50)) as trainer:
+        trainer.train(**WORKFLOW)
+    given = _config(tmp_path / "given", service, 2, actor={"reward_norm": None})
+    with PPOTrainer(given, prompts(50), loss_fn=likelihood_of_right_answers, advantage_fn=right_or_nothing) as other:
+        other.train(**WORKFLOW)
+    for run in (trainer, other):
+        lines = read_metrics(run.folder.metrics)
+        assert len(lines) == 2
+        assert all(line["grad_norm"] > 0 and line["trained_share"] == 1 for line in lines)
+
+
+def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path, service: Service) -> None:
+    rewards = ["tests.training.trainers.rewards:reversed_digits", "tests.training.trainers.rewards:ended"]
+    kwargs = WORKFLOW["workflow_kwargs"] | {"reward_fn": rewards, "reward_weights": [1.0, 0.25]}
+    with PPOTrainer(_config(tmp_path, service, 1), prompts(50)) as trainer:
+        trainer.train(workflow=WORKFLOW["workflow"], workflow_kwargs=kwargs)
+    (line,) = read_metrics(trainer.folder.metrics)
+    assert line["rollout/reward/ended"] > 0
+    assert 0 < line["reward/mean"] <= 1.25
+    assert line["reward/mean"] != line["rollout/reward/reversed_digits"]
 
 
 def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: Service) -> None:
