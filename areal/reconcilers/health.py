@@ -65,7 +65,7 @@ def desired_replicas(spec: Mapping[str, Any]) -> int:
     """Like ``model.replica_count`` over a sparse spec, without importing the models."""
     if spec.get("suspend"):
         return 0
-    if spec.get("external"):
+    if spec.get("external") or spec.get("engineUrl"):
         return 1
     if spec.get("replicas") is not None:
         return int(spec["replicas"])
@@ -115,7 +115,7 @@ def _assess_model(name: str, spec: Mapping[str, Any], seen: Observed, service: M
     if count == 0:
         return Health("Suspended", 0, 0)
     owner = f"InferenceService/{spec.get('service', 'default')}"
-    names = ("data-proxy",) if spec.get("external") else ("engine", "data-proxy")
+    names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
     runs, table = seen.of(f"Model/{name}"), seen.routes.get(owner)
     picked = {uid for uid, _, state in table.models.get(name, ()) if state == "ready"} if _is_table(table) else set()
     best = [_best(runs, component, index) for index in range(count) for component in names]

@@ -96,7 +96,8 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
             "--engine",
             inference_part(spec.backend or "embedded").engine,
             "--engine-url",
-            str(launch.inputs["engineUrl"]),
+            str(spec.engine_url or launch.inputs["engineUrl"]),
+            *(["--attached"] if spec.engine_url else []),
         ]
         argv += ["--model-path", _folder(spec.path, launch)]
         argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch)]

@@ -20,14 +20,15 @@ from areal.resources.model import ModelSpec
 ENGINE, PROXY = "engine", "data-proxy"
 ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
 PROXY_FIELDS = (
-    *("backend", "path", "revision", "external"),
+    *("backend", "path", "revision", "external", "engineUrl"),
     *("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs"),
 )
 
 
 def replica_count(spec: ModelSpec) -> int:
-    """``replicas``, else the backend's data-parallel dimension, else 1. An external model has one data proxy."""
-    if spec.external is not None:
+    """``replicas``, else the backend's data-parallel dimension, else 1. A model without an engine of ours has one data
+    proxy."""
+    if not spec.starts_engine:
         return 1
     if spec.replicas is not None:
         return spec.replicas
@@ -36,7 +37,7 @@ def replica_count(spec: ModelSpec) -> int:
 
 def gpus_per_replica(spec: ModelSpec) -> int:
     """``resources.gpus``; else tensor x pipeline for engines that need GPUs; the embedded engine asks for none."""
-    if spec.external is not None:
+    if not spec.starts_engine:
         return 0
     if spec.resources.gpus is not None:
         return spec.resources.gpus
@@ -46,8 +47,8 @@ def gpus_per_replica(spec: ModelSpec) -> int:
 
 @dataclass(frozen=True)
 class Replica:
-    """One slot: what is to be done about its engine (None: external) and its data proxy. ``callers`` are surplus data
-    proxies of an engine that is to be replaced: they go when it goes."""
+    """One slot: what is to be done about its engine (None: not ours) and its data proxy. ``callers`` are surplus
+    data proxies of an engine that is to be replaced: they go when it goes."""
 
     index: int
     engine: Decision | None
@@ -148,7 +149,7 @@ def _components(
     restarted = str(target.object.status.get("restartedAt", ""))
     inputs = {**({"restartedAt": restarted} if restarted else {}), **key_input(service)}
     proxy = Component(target.ref, PROXY, index, "Model", sparse, PROXY_FIELDS, inputs)
-    if spec.external is not None:
+    if not spec.starts_engine:
         return None, proxy
     return Component(target.ref, ENGINE, index, "Model", sparse, ENGINE_FIELDS, inputs), proxy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -15,6 +16,8 @@ from areal.resources.external_url import UrlError, parse_external_url
 from areal.resources.fields import Name, Replicas, SpecModel, Text
 from areal.resources.tree import Path
 from areal.resources.update import Update
+
+_ENGINE_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/?")
 
 
 def _check_backend(text: str) -> str:
@@ -83,6 +86,9 @@ class ServedModel(SpecModel):
     """What happens when a replica exits by itself."""
     external: Annotated[External | None, Update.ROLL] = None
     """An endpoint to forward to, instead of `backend` and `path`."""
+    engine_url: Annotated[Text | None, Update.ROLL] = None
+    """An SGLang or vLLM that runs already, `http://host:port`: attached with full recording, never started, changed or
+    stopped. `backend` says which of the two it is, `path` what it serves (for the tokenizer)."""
     strategy: Annotated[Strategy | None, Update.META] = None
     """How changes of this model are rolled out. Absent: as its service does."""
     suspend: Annotated[bool, Update.HOT] = False
@@ -97,14 +103,34 @@ class ServedModel(SpecModel):
         served = {"backend": self.backend, "path": self.path, "lora": self.lora, "replicas": self.replicas}
         served["revision"] = self.revision
         if self.external is not None:
+            served["engineUrl"] = self.engine_url
             for name in (name for name, value in served.items() if value):
                 yield (name,), 'does not go with "external", which has no engine of ours'
             return
+        if self.engine_url is not None:
+            yield from self._attachment_problems(self.engine_url)
         for argument, fault in engine_arg_faults(self._engine(), self.engine_args):
             yield ("engineArgs", argument), fault
         for name in ("backend", "path"):
             if served[name] is None:
                 yield (), f'required field "{name}" is missing (or "external", for a model behind a URL)'
+
+    @property
+    def starts_engine(self) -> bool:
+        """Whether engine processes of ours serve it."""
+        return self.external is None and self.engine_url is None
+
+    def _attachment_problems(self, url: str) -> Iterator[tuple[Path, str]]:
+        if not _ENGINE_URL.fullmatch(url):
+            yield ("engineUrl",), f'"{url}" must be http://host:port, nothing else'
+        if self.backend is not None and self._engine() not in ("sglang", "vllm"):
+            yield ("backend",), "must be sglang or vllm, the one that runs at engineUrl"
+        given = {"engineArgs": self.engine_args, "lora": self.lora, "replicas": self.replicas}
+        given |= {"resources": self.resources != Resources(), "envFrom": self.env_from, "env": self.env}
+        for name in (name for name, value in given.items() if value):
+            yield (name,), 'does not go with "engineUrl": the engine runs already, as whoever started it wanted'
+        if self.backend and parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True).parts[0].data > 1:
+            yield ("backend",), "says several replicas; at engineUrl there is one engine"
 
     def _engine(self) -> str:
         """Its name; empty where none is named."""

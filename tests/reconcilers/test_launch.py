@@ -63,3 +63,10 @@ def test_data_proxy_is_started_with_the_models_parsers(tmp_path: Path, spec: Any
 
 def test_data_proxy_without_parsers_has_no_flags_for_them(tmp_path: Path) -> None:
     assert not {"--tool-call-parser", "--reasoning-parser"} & set(proxy_argv(tmp_path))
+
+
+def test_data_proxy_of_an_engine_that_runs_already_is_pointed_at_it(tmp_path: Path) -> None:
+    argv = proxy_argv(tmp_path, backend="sglang:d1", engineUrl="http://10.0.0.2:30000")
+    at = argv.index("--engine")
+    assert argv[at : at + 5] == ("--engine", "sglang", "--engine-url", "http://10.0.0.2:30000", "--attached")
+    assert "--attached" not in proxy_argv(tmp_path)

@@ -367,3 +367,12 @@ def test_every_field_of_a_model_that_rolls_replaces_a_process() -> None:
     """A field that no component looks at would be recorded, and have no effect."""
     rolling = {name for name, field in fields_of(spec_model("Model")).items() if field.update is Update.ROLL}
     assert rolling == {*ENGINE_FIELDS, *PROXY_FIELDS}
+
+
+def test_plan_of_a_model_with_an_engine_that_runs_already_starts_and_stops_its_data_proxy_only() -> None:
+    spec = {"service": "default", "backend": "sglang:d1t4", "path": "m", "engineUrl": "http://10.0.0.2:30000"}
+    plan = plan_of(created("InferenceService", "default", {}), created("Model", "qwen", spec), observed=Observed())
+    started = [op for op in plan.ops if op.verb is Verb.SPAWN and op.ref == "Model/qwen"]
+    assert [op.target for op in started] == ["data-proxy/0"]
+    assert all("engine" not in op.args and not op.args.get("gpus") for op in started)
+    assert "warm-up" in {op.verb.value for op in plan.ops if op.ref == "Model/qwen"}

@@ -135,6 +135,17 @@ def test_validate_reports_all_faults_of_a_spec() -> None:
         ({}, ['required field "backend" is missing', 'required field "path" is missing']),
         ({"path": "x"}, ['required field "backend" is missing']),
         ({"external": {"url": "http://x"}, "path": "x"}, ['does not go with "external"']),
+        ({"external": {"url": "http://x"}, "engineUrl": "http://x:1"}, ['does not go with "external"']),
+        ({"backend": "sglang:d1", "path": "x", "engineUrl": "http://10.0.0.2:30000"}, []),
+        ({"backend": "vllm", "path": "x", "engineUrl": "http://[::1]:8000"}, []),
+        ({"backend": "sglang:d1", "path": "x", "engineUrl": "http://x:1/v1"}, ["must be http://host:port"]),
+        ({"backend": "sglang:d1", "path": "x", "engineUrl": "x:1"}, ["must be http://host:port"]),
+        ({"backend": "embedded", "path": "x", "engineUrl": "http://x:1"}, ["must be sglang or vllm"]),
+        ({"backend": "sglang:d2", "path": "x", "engineUrl": "http://x:1"}, ["there is one engine"]),
+        (
+            {"backend": "vllm", "path": "x", "engineUrl": "http://x:1", "replicas": 2, "env": {"A": "b"}},
+            ['does not go with "engineUrl"'] * 2,
+        ),
         ({"external": {}}, ['required field "url" is missing']),
     ],
 )

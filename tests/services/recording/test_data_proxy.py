@@ -513,3 +513,17 @@ def test_response_that_is_said_again_is_the_same_to_its_items_ids(bench: Bench, 
         return
     last = [json.loads(each.body.decode().strip().split("data: ")[-1])["response"] for each in said]
     assert last[0] == last[1] and last[0]["output"]
+
+
+def test_engine_that_is_not_ours_is_recorded_and_sent_no_key_of_ours(
+    processes: Processes, tokenizer: Path, tmp_path: Path
+) -> None:
+    engine = processes.engine(tokenizer)
+    proxy = processes.data_proxy(engine, tokenizer, "--state-dir", str(tmp_path), "--attached")
+    rollout = begin(proxy, processes.key)
+    rollout.chat("a")
+    rollout.reward(1.0)
+    assert rollout.export()["traj"]["rewards"] == [1.0]
+    [call] = engine_calls(engine)
+    assert "authorization" not in {name.lower() for name in call["headers"]}
+    assert processes.key not in str(call)

@@ -23,6 +23,7 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="the name under which callers know the model")
     parser.add_argument("--engine", required=True, choices=[*TOKEN_ENGINES, "external"])
     parser.add_argument("--engine-url", required=True, help="for external: the API's base URL, with its /v1")
+    parser.add_argument("--attached", action="store_true", help="the engine is not ours: it is sent no key of ours")
     parser.add_argument("--provider-model", help="external: the provider's name of the model (default: --model)")
     parser.add_argument("--provider-key-file", help=f"external: file with its key (else ${PROVIDER_KEY_VARIABLE})")
     parser.add_argument(

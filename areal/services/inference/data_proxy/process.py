@@ -80,7 +80,8 @@ def _token_engine(args: argparse.Namespace) -> Build:
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
         headers, http = options.key.bearer() if options.key else {}, HttpClient(idle_s=ENGINE_IDLE_S)
-        engine = open_engine(args.engine, http, args.engine_url, headers)
+        engine_headers = {} if args.attached else headers
+        engine = open_engine(args.engine, http, args.engine_url, engine_headers)
         suspension = Suspension()
         generator = Generator(engine, suspension)
         watch = EngineWatch(engine.state, suspension=suspension, on_progress=generator.pulse.beat)
@@ -119,7 +120,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
         WeightRoutes(engine, control, standing, http).add_to(service)
         catching_up = CatchingUp(standing, engine, control, http, headers, lambda: service.address, args.model)
         service.beside(lambda: background("published-weights", catching_up.run))
-        BackendRoute(args.engine, engine, control, http, headers).add_to(service)
+        BackendRoute(args.engine, engine, control, http, engine_headers).add_to(service)
         others = _external_models(args, visits, vault)
         handlers = {
             "/v1/chat/completions": calls.chat,
