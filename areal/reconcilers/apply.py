@@ -16,7 +16,7 @@ from areal.reconcilers.manifests import check_against_state, rendered, wanted_of
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed
 from areal.reconcilers.outcomes import outcome_of
-from areal.reconcilers.plan import Plan
+from areal.reconcilers.plan import ObjectPlan, Plan, Refusal
 from areal.reconcilers.planner import Scope, make_plan, without_ops
 from areal.reconcilers.requests import ApplyRequest
 from areal.reconcilers.saved_plan import read_plan, source_of
@@ -28,8 +28,17 @@ SERVED_KINDS = ("InferenceService", "Model", "TrainJob")
 
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
-    """The plan that ``apply`` would run. Read-only."""
-    return _prepare(Desk.open(ctx), request, _wish(ctx, request)).plan
+    """The plan that ``apply`` would run; what cannot be applied is blocked in it, with its reason. Read-only."""
+    conflicts: dict[str, Conflict] = {}
+    plan = _prepare(Desk.open(ctx), request, _wish(ctx, request), conflicts).plan
+    return replace(plan, objects=tuple(_blocked(item, conflicts.get(item.ref)) for item in plan.objects))
+
+
+def _blocked(item: ObjectPlan, conflict: Conflict | None) -> ObjectPlan:
+    if conflict is None:
+        return item
+    refusal = Refusal("conflict", conflict.message, conflict.hint or "")
+    return ObjectPlan(item.ref, "blocked", conflict.message, refusal=refusal)
 
 
 def drift(ctx: Context, refs: Iterable[str] | None = None) -> Plan:
@@ -83,13 +92,15 @@ def _wish(ctx: Context, request: ApplyRequest) -> _Wish:
     return _Wish(tuple(wanted_of(resource) for resource in found.resources), found)
 
 
-def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish) -> Prepared:
+def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish, conflicts: dict[str, Conflict] | None = None) -> Prepared:
+    """``conflicts`` collects those of single objects, which then stay as they are; None: they are raised."""
     _require_some(request, wish.resources)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         if wish.rendered is not None:
             check_against_state(wish.rendered, {item.ref for item in stored})
-        return _lay_over(desk, request, with_services(wish.resources, stored, _anew(request, wish, stored)), stored)
+        wanted = with_services(wish.resources, stored, _anew(request, wish, stored))
+        return _lay_over(desk, request, wanted, stored, conflicts)
 
     policy = Policy(allow_downtime=request.allow_downtime)
     if request.dry_run == "client":
@@ -115,7 +126,11 @@ def _require_some(request: ApplyRequest, wanted: Sequence[Wanted]) -> None:
 
 
 def _lay_over(
-    desk: Desk, request: ApplyRequest, wanted: Sequence[Wanted], stored: list[StoredObject]
+    desk: Desk,
+    request: ApplyRequest,
+    wanted: Sequence[Wanted],
+    stored: list[StoredObject],
+    collected: dict[str, Conflict] | None = None,
 ) -> tuple[Target, ...]:
     """The targets of all resources, and of what is pruned. Raises Conflict with every conflict of every object."""
     by_ref = {str(item.ref): item for item in stored}
@@ -135,7 +150,11 @@ def _lay_over(
                 )
             )
         except Conflict as conflict:
-            conflicts.append(conflict)
+            if collected is None:
+                conflicts.append(conflict)
+            else:
+                collected[item.ref] = conflict
+                targets.append(Target(by_ref[item.ref], "unchanged"))
     if conflicts:
         raise Conflict("\n".join(c.message for c in conflicts), hint=conflicts[0].hint)
     targets += pruned(stored, wanted, prune=request.prune, set_name=request.set_name)

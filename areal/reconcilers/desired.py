@@ -91,6 +91,11 @@ def target_for(
     if stored.uid in anew:
         new = _new_object(wanted, layer, set_name or stored.set_name)
         return Target(new, "replace", field_changes(wanted.kind, stored.spec, new.spec), (), "anew", replaces=stored)
+    if set_name and stored.set_name and set_name != stored.set_name and not force_conflicts:
+        raise Conflict(
+            f"{wanted.ref} belongs to set {stored.set_name!r}, not to {set_name!r}",
+            hint=f"--set-name {stored.set_name}, or --force-conflicts to move it",
+        )
     kept, taken = _settle_conflicts(wanted, stored, layer, force_conflicts)
     after = replace(
         stored,
@@ -196,7 +201,20 @@ def _compared(
         raise _immutable(stored, frozen, where)
     if found:
         after = replace(after, generation=stored.generation + 1)
-    return Target(after, "configure", found, taken)
+    return Target(after, "configure", (*_metadata_changes(stored, after), *found), taken)
+
+
+def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange, ...]:
+    """Labels, annotations, dependencies and the set, as far as they differ."""
+
+    def of(item: StoredObject) -> dict[str, Any]:
+        lists = {"dependsOn": list(item.depends_on), "set": item.set_name}
+        return {"labels": dict(item.labels), "annotations": dict(item.annotations), **lists}
+
+    return tuple(
+        FieldChange(spec_path(("metadata", *change.path)), change.old, change.new, Update.META)
+        for change in changes(of(old), of(new))
+    )
 
 
 def _immutable(stored: StoredObject, frozen: Sequence[FieldChange], where: str) -> Conflict:

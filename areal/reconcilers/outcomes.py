@@ -55,7 +55,7 @@ def _object_outcome(item: ObjectPlan, last: Report | None, dry_run: bool) -> Obj
         worst = _worst(errors)
         return ObjectOutcome(item.ref, "failed", worst.message, worst.exit_code, worst)
     if item.refusal is not None:
-        error = _refused(item.refusal)
+        error = refused_error(item.refusal)
         return ObjectOutcome(item.ref, item.action, error.message, error.exit_code, error)
     action = _DONE.get(item.action, item.action)
     if dry_run:
@@ -71,7 +71,8 @@ def _is_gone(ref: str, report: Report) -> bool:
     return any(op.verb is Verb.ERASE and op.id in report.done for op in report.plan.ops_of(ref))
 
 
-def _refused(refusal: Refusal) -> ArealError:
+def refused_error(refusal: Refusal) -> ArealError:
+    """The error that a refusal is."""
     kind = NoCapacity if refusal.reason == "capacity" else Conflict
     return kind(refusal.message, hint=refusal.hint)
 

@@ -7,6 +7,7 @@ planning again. Runs that the plan starts are named by a symbol ("+engine/0"); r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,25 @@ class Verb(StrEnum):
     ERASE = "erase"  # delete the object
 
 
+_WORDS = {
+    Verb.RECORD: "record",
+    Verb.SPAWN: "start",
+    Verb.KICK: "restart",
+    Verb.AWAIT: "wait until ready:",
+    Verb.WARM: "warm up",
+    Verb.ROUTE: "send requests to",
+    Verb.CONFIGURE: "configure",
+    Verb.SYNC: "complete the table of",
+    Verb.SETTLE: "wait until the gateway lists",
+    Verb.SOAK: "watch",
+    Verb.DRAIN: "drain",
+    Verb.UNROUTE: "send no more requests to",
+    Verb.STOP: "stop",
+    Verb.FORGET: "forget an ended run of",
+    Verb.ERASE: "delete",
+}
+
+
 @dataclass(frozen=True)
 class Op:
     id: int
@@ -54,6 +74,12 @@ class Op:
         needs = ",".join(str(need) for need in self.needs)
         target = f" {self.target}" if self.target else ""
         return f"[{needs}] -> #{self.id} {self.ref}{target}, {self.verb}, {self.cause}"
+
+    def to_words(self) -> str:
+        """For people: "2. start Model/qwen engine/0: no process (after 1)"."""
+        after = f" (after {', '.join(str(need) for need in self.needs)})" if self.needs else ""
+        target = f" {self.target}" if self.target else ""
+        return f"{self.id}. {_WORDS[self.verb]} {self.ref}{target}: {self.cause}{after}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +110,7 @@ class Drift:
 class Refusal:
     """Why nothing is done about an object while the rest of the plan goes on."""
 
-    reason: Literal["capacity", "unseen"]
+    reason: Literal["capacity", "unseen", "conflict"]
     message: str
     hint: str
 
@@ -125,6 +151,12 @@ class Plan:
     def changes(self) -> dict[str, tuple[FieldChange, ...]]:
         return {item.ref: item.changes for item in self.objects if item.changes}
 
+    @property
+    def summary(self) -> str:
+        """ "3 to create, 1 to roll, 2 unchanged": how many objects, by what happens to them."""
+        counts = Counter(_outlook(item) for item in self.objects)
+        return ", ".join(f"{counts[word]} {word}" for word in _OUTLOOKS if counts[word]) or "no object"
+
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(op for op in self.ops if op.ref == ref)
 
@@ -134,13 +166,14 @@ class Plan:
         lines += [f"? unknown {reason}" for reason in self.unknown]
         lines += [f"! {sentence}" for sentence in self.destructive]
         if self.ops:
-            lines += ["", "plan:", *(f"  {op.to_text()}" for op in self.ops)]
+            lines += ["", "plan:", *(f"  {op.to_words()}" for op in self.ops)]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": PLAN_FORMAT,
             "serial": self.serial,
+            "summary": self.summary,
             "objects": [_object_json(item) for item in self.objects],
             "drift": [vars_of(drift) for drift in self.drift],
             "unknown": list(self.unknown),
@@ -164,6 +197,21 @@ _SIGN = {
     "replace": "-/+",
     "blocked": "?",
 }
+
+
+_OUTLOOKS = (
+    *("to create", "to roll", "to recreate", "to change", "to heal", "to replace"),
+    *("to delete", "blocked", "unchanged"),
+)
+_ACTIONS = {"create": "to create", "heal": "to heal", "replace": "to replace", "prune": "to delete"}
+_ACTIONS |= {"delete": "to delete", "blocked": "blocked", "unchanged": "unchanged"}
+
+
+def _outlook(item: ObjectPlan) -> str:
+    if item.action != "configure":
+        return _ACTIONS[item.action]
+    decisive = max((change.update for change in item.changes), default=Update.META)
+    return {Update.ROLL: "to roll", Update.RECREATE: "to recreate"}.get(decisive, "to change")
 
 
 def _object_lines(item: ObjectPlan) -> list[str]:
@@ -192,6 +240,7 @@ def _object_json(item: ObjectPlan) -> dict[str, Any]:
         "decidedBy": item.decided_by,
         "changes": changes,
         "taken": list(item.taken),
+        **({"refusal": {"message": item.refusal.message, "hint": item.refusal.hint}} if item.refusal else {}),
     }
 
 
@@ -243,6 +292,12 @@ class PlanBuilder:
 
     def ops(self) -> tuple[Op, ...]:
         return tuple(self._ops)
+
+    @property
+    def summary(self) -> str:
+        """ "3 to create, 1 to roll, 2 unchanged": how many objects, by what happens to them."""
+        counts = Counter(_outlook(item) for item in self.objects)
+        return ", ".join(f"{counts[word]} {word}" for word in _OUTLOOKS if counts[word]) or "no object"
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(op for op in self._ops if op.ref == ref)

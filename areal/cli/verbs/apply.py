@@ -130,7 +130,7 @@ def diff(
 ) -> int:
     """Print the plan that apply would run: ops with their causes, field changes old -> new, drift.
 
-    Exit status 0: no difference; 1: differences.
+    Exit status 0: no difference; 1: differences; 5 or 10: some of it cannot be applied, and the rest is shown.
     """
     if drift and (not source.is_empty or out):
         raise UsageFault("--drift compares reality with the record; it takes no -f, -k or --out")
@@ -143,7 +143,20 @@ def diff(
         _save(out, made)
         cli.say(f"saved; run it with `areal apply {out}`")
     _print(cli, made, style)
-    return 0 if made.is_empty and not made.drift else 1
+    refused = _refused(made)
+    return refused or (0 if made.is_empty and not made.drift else 1)
+
+
+def _refused(plan: Plan) -> int:
+    """Say what cannot be applied; the exit status of the worst of it, 0 where there is nothing."""
+    from areal.cli.failures import error_lines
+    from areal.errors import worst_exit
+    from areal.reconcilers.outcomes import refused_error
+
+    errors = [refused_error(item.refusal) for item in plan.objects if item.refusal is not None]
+    for error in errors:
+        click.echo("\n".join(error_lines(error)), err=True)
+    return worst_exit([error.exit_code for error in errors])
 
 
 def _diff(cli: Invocation, source: SourceFlags, policy: PolicyFlags) -> Plan:
@@ -205,7 +218,7 @@ def _print(cli: Invocation, plan: Plan, style: str) -> None:
 
 
 def _readable(plan: Plan) -> str:
-    return plan.to_text() if plan.objects or plan.ops or plan.drift else "no difference"
+    return f"{plan.summary}\n\n{plan.to_text()}" if plan.objects or plan.ops or plan.drift else "no difference"
 
 
 def _markdown(plan: Plan) -> str:
