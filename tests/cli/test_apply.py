@@ -42,7 +42,7 @@ def test_diff_prints_ops_with_causes_and_exits_1(areal: Areal, manifest: str) ->
     assert result.code == 1
     assert "+ Model/qwen create" in result.out
     assert "spec.gateway.port: (not set) -> 18099" in result.out
-    assert "spawn" in result.out
+    assert "start Model/qwen engine/0: no process" in result.out
 
 
 def test_diff_as_json_is_the_plan(areal: Areal, manifest: str) -> None:
@@ -107,7 +107,7 @@ def test_operation_on_several_reports_each(areal: Areal, record: Any) -> None:
 def test_dry_run_prints_the_plan_and_writes_nothing(areal: Areal, manifest: str, home: Home) -> None:
     result = areal("apply", "-f", manifest, "--dry-run")
     assert result.code == 0
-    assert "spawn" in result.out
+    assert "start Model/qwen engine/0: no process" in result.out
     assert not home.root.exists()
 
 
