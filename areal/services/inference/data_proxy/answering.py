@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from areal.services.inference.data_proxy.choice import Update
 from areal.services.inference.data_proxy.generation import Generator, OnUpdate
 from areal.services.inference.data_proxy.prepared import Prepared
-from areal.services.inference.engines.base import EngineError, EngineRefused, EngineUnavailable, Flow, OnFlow
+from areal.services.inference.engines.base import (
+    EngineError,
+    EngineRefused,
+    EngineUnavailable,
+    Flow,
+    OnFlow,
+    PromptLogprobs,
+)
 from areal.services.web.errors import ApiError
 from areal.services.web.server import Response, StreamResponse
 from areal.services.web.watchdog import Watchdog
@@ -33,6 +40,11 @@ class Answering:
             await self._run(prepared, watchdog, lambda update: None)
         body = prepared.shape.whole()
         return Response(body=body, content_type="application/json", headers=prepared.headers())
+
+    async def scores(self, prompts: Sequence[Sequence[int]], top: int, adapter: str | None) -> list[PromptLogprobs]:
+        """Of each prompt. Raises ApiError."""
+        with _engine_errors():
+            return await self._generator.scores(prompts, top, adapter)
 
     async def stream(self, prepared: Prepared) -> StreamResponse:
         said = Said(prepared)
@@ -72,16 +84,23 @@ class Answering:
             return not prepared.clock.first and self._generator.pulse.silent_s() < prepared.idle_s
 
         try:
-            async with Watchdog(lambda: prepared.idle_s, excused=excused) as watchdog:
-                yield watchdog
-        except EngineUnavailable as error:
-            raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
-        except EngineRefused as error:
-            raise ApiError(400, str(error), code=error.code or "engine_refused") from error
-        except EngineError as error:
-            raise ApiError(502, str(error), code="engine_failed") from error
+            with _engine_errors():
+                async with Watchdog(lambda: prepared.idle_s, excused=excused) as watchdog:
+                    yield watchdog
         except TimeoutError as error:
             raise ApiError(504, f"no progress in {prepared.idle_s:g} s", code="progress_timeout") from error
+
+
+@contextlib.contextmanager
+def _engine_errors() -> Iterator[None]:
+    try:
+        yield
+    except EngineUnavailable as error:
+        raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
+    except EngineRefused as error:
+        raise ApiError(400, str(error), code=error.code or "engine_refused") from error
+    except EngineError as error:
+        raise ApiError(502, str(error), code="engine_failed") from error
 
 
 class Said:

@@ -56,6 +56,8 @@ class Ask:
     metadata: Mapping[str, Any]
     store: bool
     echo: bool = False
+    prompt_logprobs: int | None = None  # how many alternatives
+    no_answer: bool = False  # ``max_tokens`` 0: the prompt alone is asked about
     default_max_tokens: int | None = None
     reading: Reading = _PLAIN
     messages: Sequence[Mapping[str, Any]] = ()
@@ -154,16 +156,37 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
     prompts = _prompts(fields.take("prompt"), codec)
     echo = fields.flag("echo")
     top = fields.whole("logprobs", 0, capabilities.max_top_logprobs)
-    if echo and top is not None:
-        raise unsupported("echo", "together with logprobs it needs those of the prompt")
+    scored = fields.whole("prompt_logprobs", 0, capabilities.max_top_logprobs)
+    if (scored is not None or (echo and top is not None)) and not capabilities.prompt_logprobs:
+        name = "echo" if scored is None else "prompt_logprobs"
+        raise unsupported(name, "this engine does not tell the log-probabilities of a prompt")
     answering = read_answering(fields, top, capabilities)
-    sampling = read_sampling(fields, codec, answering, capabilities, fields.whole("max_tokens", 1, 2**31 - 1))
+    if answering.stream and scored is not None:
+        raise unsupported("prompt_logprobs", "not in a stream")
+    most = fields.whole("max_tokens", 0, 2**31 - 1)
+    if most == 0 and not echo:
+        raise bad_request("max_tokens may be 0 only with echo", param="max_tokens")
+    sampling = read_sampling(fields, codec, answering, capabilities, most or (1 if most == 0 else None))
+    if most == 0 and (sampling.n != 1 or answering.stream):
+        raise bad_request("max_tokens 0 goes with neither n nor stream", param="max_tokens")
     best_of = fields.whole("best_of", 1, 128)
     if best_of is not None and best_of != sampling.n:
         raise unsupported("best_of", "only as many choices are made as n says")
     if sampling.n * len(prompts) > MAX_PROMPTS:
         raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
-    return _ask(fields, prompts, sampling, answering, echo=echo, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
+    if echo and top is not None:
+        scored = max(top, scored or 0)
+    ask = _ask(
+        fields,
+        prompts,
+        sampling,
+        answering,
+        echo=echo,
+        prompt_logprobs=scored,
+        no_answer=most == 0,
+        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+    )
+    return replace(ask, store=ask.store and most != 0)
 
 
 def _prompts(value: object, codec: TextCodec) -> tuple[MakePrompt, ...]:

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from areal.services.inference.data_proxy.choice import Choice, Update
 from areal.services.inference.data_proxy.credence import check_delta
 from areal.services.inference.data_proxy.suspension import Suspension
-from areal.services.inference.engines.base import EngineCall, EngineDelta, EngineFailed, OnFlow, TokenEngine
+from areal.services.inference.engines.base import (
+    EngineCall,
+    EngineDelta,
+    EngineFailed,
+    OnFlow,
+    PromptLogprobs,
+    PromptScorer,
+    TokenEngine,
+)
 
 OnUpdate = Callable[[Update], None]
 
@@ -64,6 +72,11 @@ class Generator:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def scores(self, prompts: Sequence[Sequence[int]], top: int, adapter: str | None) -> list[PromptLogprobs]:
+        """Of each prompt. Raises EngineError."""
+        assert isinstance(self._engine, PromptScorer), "its capabilities say so"
+        return [await self._engine.score(prompt, top, adapter) for prompt in prompts]
 
     async def _follow(self, drive: Drive, on_update: OnUpdate, flowing: OnFlow) -> None:
         heard = _Heard(drive, on_update, self.pulse)

@@ -131,6 +131,8 @@ class ModelCalls:
             room = self._room(ask, prompts.longest)
         sampling = ask.sampling if ask.sampling.max_new_tokens == room else replace(ask.sampling, max_new_tokens=room)
         frame = self._frame(ask, prompts.ids, visit.answer_id(asked.id_prefix))
+        if ask.prompt_logprobs is not None:
+            frame = replace(frame, scores=await self._answering.scores(prompts.ids, ask.prompt_logprobs, ask.adapter))
         patience_s = idle_s(request, self._limits.request_timeout_s)
         prepared = Prepared(
             request=request,
@@ -203,7 +205,8 @@ class ModelCalls:
         echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
         at = int(time.time()) if created is None else created
         model = f"{self._model}:{ask.adapter}" if ask.adapter else self._model
-        return Frame(answer_id, model, self._codec, answering, prompts, choices, echoed, at)
+        frame = Frame(answer_id, model, self._codec, answering, prompts, choices, echoed, created=at)
+        return replace(frame, no_answer=ask.no_answer)
 
     def _tail(self, prompt: list[int]) -> str:
         return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)

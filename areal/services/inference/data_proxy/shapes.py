@@ -10,7 +10,13 @@ from typing import Any, Protocol
 import orjson
 
 from areal.services.inference.data_proxy.choice import Choice, Update
-from areal.services.inference.data_proxy.logprobs import chat_logprobs, completion_logprobs, plain_logprobs
+from areal.services.inference.data_proxy.logprobs import (
+    by_token,
+    chat_logprobs,
+    completion_logprobs,
+    plain_logprobs,
+    prompt_logprobs,
+)
 from areal.services.inference.data_proxy.parsers import (
     CallArguments,
     CallEnd,
@@ -22,7 +28,7 @@ from areal.services.inference.data_proxy.parsers import (
 )
 from areal.services.inference.data_proxy.sampling_fields import Answering
 from areal.services.inference.data_proxy.tokenizer import TextCodec
-from areal.services.inference.engines.base import FinishReason
+from areal.services.inference.engines.base import FinishReason, PromptLogprobs
 
 DONE = b"data: [DONE]\n\n"
 _NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
@@ -43,6 +49,8 @@ class Frame:
     prompts: Sequence[Sequence[int]]
     choices: Sequence[Choice]
     echoed: Sequence[str] = ()  # the prompt texts, where they come before the answers
+    scores: Sequence[PromptLogprobs] = ()  # of each prompt, where they are wanted
+    no_answer: bool = False  # the prompt alone
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -51,7 +59,7 @@ class Frame:
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(map(len, self.prompts))
-        completion = sum(len(choice.token_ids) for choice in self.choices)
+        completion = 0 if self.no_answer else sum(len(choice.token_ids) for choice in self.choices)
         usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
         usage["total_tokens"] = prompt + completion
         if reasoning := sum(choice.reasoning_tokens for choice in self.choices):
@@ -212,7 +220,19 @@ class CompletionShape:
     def opening(self) -> bytes:
         if not self._frame.echoed:
             return b""
-        return b"".join(self._chunk(choice.index, self._echo(choice)) for choice in self._frame.choices)
+        chunks = []
+        for choice in self._frame.choices:
+            told = self._echoed_logprobs(choice)
+            chunks.append(self._chunk(choice.index, self._echo(choice), **({"logprobs": told} if told else {})))
+        return b"".join(chunks)
+
+    def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Of the prompt, where it is echoed and logprobs are wanted."""
+        frame, place = self._frame, choice.index // self._frame.per_prompt
+        wanted = frame.answering.top_logprobs
+        if not frame.echoed or wanted is None or not frame.scores:
+            return None
+        return prompt_logprobs(frame.codec, frame.prompts[place], frame.scores[place], wanted)
 
     def _chunk(self, index: int, text: str, finish: str | None = None, **more: Any) -> bytes:
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish, **more}
@@ -242,13 +262,22 @@ class CompletionShape:
     def _whole(self, choice: Choice) -> dict[str, Any]:
         frame, end, echo = self._frame, len(choice.token_ids), self._echo(choice)
         wanted = frame.answering.top_logprobs is not None
+        end = 0 if frame.no_answer else end
         more = frame.token_fields(choice, 0, end)
+        place = choice.index // frame.per_prompt
         if more:
-            more["prompt_token_ids"] = frame.prompts[choice.index // frame.per_prompt]
+            more["prompt_token_ids"] = frame.prompts[place]
+        if frame.scores and not (echo and wanted):
+            more["prompt_logprobs"] = by_token(frame.codec, frame.prompts[place], frame.scores[place])
+        logprobs = completion_logprobs(frame.codec, choice, 0, end, len(echo)) if wanted else None
+        if logprobs is not None and (of_prompt := self._echoed_logprobs(choice)) is not None:
+            tops = of_prompt["top_logprobs"] + (logprobs["top_logprobs"] or [])
+            logprobs = {name: of_prompt[name] + (values or []) for name, values in logprobs.items()}
+            logprobs["top_logprobs"] = tops or None
         return {
             "index": choice.index,
-            "text": echo + choice.text,
-            "logprobs": completion_logprobs(frame.codec, choice, 0, end, len(echo)) if wanted else None,
-            "finish_reason": choice.finish_reason,
+            "text": echo if frame.no_answer else echo + choice.text,
+            "logprobs": logprobs,
+            "finish_reason": FinishReason.LENGTH if frame.no_answer else choice.finish_reason,
             **more,
         }

@@ -99,6 +99,14 @@ class EngineDelta:
 
 
 @dataclass(frozen=True)
+class PromptLogprobs:
+    """Of each token of a prompt but the first one: its log-probability by softmax(logits), and the likeliest ones."""
+
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+
+
+@dataclass(frozen=True)
 class EngineState:
     """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens.
 
@@ -159,6 +167,7 @@ class Capabilities:
     response_format: bool = False
     no_response_format: str = ""  # why not, where that is known
     max_top_logprobs: int = 20
+    prompt_logprobs: bool = False  # ``PromptScorer``
     many_prompts: bool = False  # in one call
     whole_answers: bool = False  # it says with each token, at the end too, which weights sampled it
     lowest_temperature: float = GREEDY_BELOW  # above 0
@@ -276,6 +285,15 @@ class TokenEngine(Protocol):
         ...
 
     async def restore_memory(self) -> None: ...
+
+
+@runtime_checkable
+class PromptScorer(Protocol):
+    """An engine that tells the log-probabilities of a prompt's own tokens."""
+
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        """``top``: how many of the likeliest tokens. Raises EngineError."""
+        ...
 
 
 @dataclass(frozen=True)

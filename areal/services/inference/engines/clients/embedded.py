@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from areal.services.inference.engines.base import (
     EngineState,
     FinishReason,
     OnFlow,
+    PromptLogprobs,
 )
 from areal.services.inference.engines.clients.deltas import JsonLines, JsonWhole
 from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
@@ -34,13 +35,21 @@ class EmbeddedClient:
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self._engine = EngineHttp(http, url, headers)
-        self.capabilities = Capabilities(many_prompts=True, whole_answers=True, swaps_between_steps=True)
+        self.capabilities = Capabilities(
+            many_prompts=True, prompt_logprobs=True, whole_answers=True, swaps_between_steps=True
+        )
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         return self._engine.deltas("/generate", _body(call), _reader(call))
 
     async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         await self._engine.pour("/generate", _body(call), _reader(call), sink, flowing)
+
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        body = {"input_ids": list(prompt), "top_logprobs": top, **({} if adapter is None else {"adapter": adapter})}
+        told = await self._engine.command("/score", body, unless="this engine scores no prompts", timeout_s=LOAD_S)
+        tops = tuple(tuple((int(token), value) for token, value in each) for each in told["top_logprobs"])
+        return PromptLogprobs(tuple(told["logprobs"]), tops)
 
     def point_to(self, url: str) -> None:
         self._engine.point_to(url)

@@ -73,6 +73,7 @@ class EngineRoutes:
             gauge = metrics.gauge(f"areal_engine_{place}", f"Sequences {place} now.")
             gauge.set_function(partial(self._load, index))
         service.route("POST", "/generate", self._generate, Access.CALLER)
+        service.route("POST", "/score", self._score, Access.CALLER)
         posts: dict[str, Handler] = {
             "/abort": self._abort,
             "/pause": self._pause,
@@ -129,6 +130,17 @@ class EngineRoutes:
             if any(each.finish is None for each in stream.sequences):
                 with contextlib.suppress(ArealError):  # an engine that ended has nothing left to abort
                     loaded.engine.abort(stream.sequences)
+
+    async def _score(self, request: Request) -> Response:
+        """``input_ids`` of one prompt, ``top_logprobs``, ``adapter?`` -> ``logprobs`` of all tokens but the first, and
+        ``top_logprobs`` of as many."""
+        loaded, body = self._model(), await read_object(request)
+        (prompt,) = read_prompts([body.get("input_ids")], loaded)
+        sampling = read_sampling({"top_logprobs": body.get("top_logprobs")}, loaded.engine.vocab_size)
+        adapter = read_adapter(body.get("adapter"), loaded)
+        logprobs, tops = await _done(loaded.engine.score(prompt, sampling.top_logprobs, adapter))
+        self._tokens.labels("prompt").inc(len(prompt))
+        return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
     async def _abort(self, request: Request) -> Response:
         """Idempotent: a request that ended, or never was, has nothing to abort."""

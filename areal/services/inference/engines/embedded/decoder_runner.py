@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -31,6 +31,7 @@ from areal.services.inference.engines.embedded.spill import Spill, return_freed_
 from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore, Spread
 from areal.services.weight_update.arrival import Arrival
 
+_SCORED = 256  # tokens of a prompt that is scored at once: their logits are all in memory
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _ROOM = 1.5  # times the weights that must be free for new ones to be made ready beside those in use
 
@@ -101,6 +102,27 @@ class DecoderRunner:
         last = torch.arange(len(tokens), device=self.device) * time + count - 1
         deltas = deltas_of(adapters, time, self.device)
         return self._decoder.prefill(self._cache, padded, shape, last, deltas)
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
+        config = self._config
+        cache = KVCache(config.layers, config.kv_heads, config.head_dim, len(tokens), self._decoder.dtype, self.device)
+        cache.reserve(1, len(tokens))
+        for start in range(0, len(tokens), _SCORED):
+            part = torch.tensor([list(tokens[start : start + _SCORED])], device=self.device)
+            steps = torch.arange(part.shape[1], device=self.device)
+            offsets, width = (start + steps).unsqueeze(0), start + part.shape[1]
+            shape = PrefillShape(
+                first_row=0,
+                offsets=offsets,
+                valid=steps,
+                rows=torch.zeros_like(steps),
+                positions=offsets[0],
+                mask=self._causal_mask(offsets, width) if start else None,
+                width=width,
+            )
+            deltas = deltas_of((adapter,) if adapter is not None else (), part.shape[1], self.device)
+            yield self._decoder.prefill(cache, part, shape, steps, deltas)
 
     def _causal_mask(self, offsets: Tensor, width: int) -> Tensor:
         hidden = torch.arange(width, device=self.device) > offsets[:, :, None]

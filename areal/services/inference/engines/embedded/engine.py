@@ -29,12 +29,14 @@ from areal.services.inference.engines.embedded.mailbox import Mailbox
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
 from areal.services.inference.engines.embedded.scheduler import Scheduler
-from areal.services.inference.engines.embedded.sequence import Finish, Sequence
+from areal.services.inference.engines.embedded.sequence import Finish, Sequence, TopLogprobs
 from areal.services.inference.engines.embedded.spans import Span, cut
 from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill, joined
 from areal.services.weight_update.arrival import Arrival
 
 logger = logging.getLogger(__name__)
+
+Scores = tuple[list[float], list[TopLogprobs]]
 
 _MOMENT_S = 0.002
 _GATHER_S = 0.02
@@ -192,6 +194,11 @@ class Engine:
         self._staged = None
         self._runner.forget()
 
+    def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Future[Scores]:
+        """Of each token of ``prompt`` but the first, its log-probability and the ``top`` likeliest ones: by one forward
+        pass between two steps. Raises Conflict while the memory is released."""
+        return self._mailbox.call(lambda: self._score(prompt, top, adapter))
+
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         """Raises ArealError where the folder is no LoRA adapter of this model."""
         return self._runner.read_adapter(name, folder)
@@ -253,6 +260,21 @@ class Engine:
         for sequence in self._sequences():
             sequence.finish = Finish.LOST
         self._on_progress(True)
+
+    def _score(self, prompt: list[int], top: int, adapter: Adapter | None) -> Scores:
+        if self._released:
+            raise Conflict("the engine's memory is released")
+        logprobs: list[float] = []
+        tops: list[TopLogprobs] = []
+        for logits in self._runner.score(prompt, adapter):
+            following = prompt[len(logprobs) + 1 : len(logprobs) + 1 + len(logits)]
+            told = logits[: len(following)].log_softmax(-1)
+            targets = torch.tensor(following, device=told.device).unsqueeze(1)
+            logprobs += told.gather(1, targets).squeeze(1).tolist()
+            values, ids = told.topk(min(top, told.shape[1]), dim=-1)
+            pairs = zip(ids.tolist(), values.tolist(), strict=True)
+            tops += [list(zip(each, of_each, strict=True)) for each, of_each in pairs]
+        return logprobs, tops
 
     def _close(self) -> None:
         self._closing = True

@@ -6,7 +6,7 @@ steps; ``prepare`` may run beside a step in another thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class ModelRunner(Protocol):
         Logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` has one for each sequence, or
         is empty when none has one.
         """
+        ...
+
+    def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
+        """Logits [part, vocab] float32 after each of ``tokens`` in order, part by part; no row is touched."""
         ...
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,11 @@ class TransformersRunner:
                 last = self._forward(row, part, start + place)
             logits.append(last)
         return torch.stack(logits)
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
+        output = self._model(input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=False)
+        yield output.logits[0, :, : self.vocab_size].float()
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
         starts = positions.tolist()
