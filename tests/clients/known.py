@@ -33,7 +33,6 @@ NOT_THEIRS: dict[str, tuple[str, ...]] = {
 
 _NO_CONTINUOUS_USAGE = "no: `stream_options.continuous_usage_stats` is refused"
 FAILS: dict[tuple[str, str], str] = {
-    ("lm-eval", "likelihoods"): "no: `echo` together with `logprobs` is refused",
     **{("guidellm", feature): _NO_CONTINUOUS_USAGE for feature in ("chat", "streaming", "usage")},
 }
 """What does not work, and why."""

@@ -12,12 +12,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 from areal.services.inference.data_proxy.choice import Update
+from areal.services.inference.data_proxy.fields import unsupported
 from areal.services.inference.data_proxy.generation import Generator, OnUpdate
 from areal.services.inference.data_proxy.prepared import Prepared
 from areal.services.inference.engines.base import (
     EngineError,
     EngineRefused,
     EngineUnavailable,
+    EngineUnsupported,
     Flow,
     OnFlow,
     PromptLogprobs,
@@ -43,8 +45,11 @@ class Answering:
 
     async def scores(self, prompts: Sequence[Sequence[int]], top: int, adapter: str | None) -> list[PromptLogprobs]:
         """Of each prompt. Raises ApiError."""
-        with _engine_errors():
-            return await self._generator.scores(prompts, top, adapter)
+        try:
+            with _engine_errors():
+                return await self._generator.scores(prompts, top, adapter)
+        except EngineUnsupported as error:
+            raise unsupported("echo", f"together with logprobs it needs those of the prompt, and {error}") from error
 
     async def stream(self, prepared: Prepared) -> StreamResponse:
         said = Said(prepared)
@@ -99,6 +104,8 @@ def _engine_errors() -> Iterator[None]:
         raise ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "1"}) from error
     except EngineRefused as error:
         raise ApiError(400, str(error), code=error.code or "engine_refused") from error
+    except EngineUnsupported:
+        raise
     except EngineError as error:
         raise ApiError(502, str(error), code="engine_failed") from error
 
