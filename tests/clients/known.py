@@ -31,10 +31,7 @@ NOT_THEIRS: dict[str, tuple[str, ...]] = {
 }
 """What a client does not have, or leaves to another one here."""
 
-_NO_CONTINUOUS_USAGE = "no: `stream_options.continuous_usage_stats` is refused"
-FAILS: dict[tuple[str, str], str] = {
-    **{("guidellm", feature): _NO_CONTINUOUS_USAGE for feature in ("chat", "streaming", "usage")},
-}
+FAILS: dict[tuple[str, str], str] = {}
 """What does not work, and why."""
 
 COVERED: set[tuple[str, str]] = set()
