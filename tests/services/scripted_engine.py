@@ -226,7 +226,7 @@ async def serve(args: argparse.Namespace) -> None:
         return web.json_response({"calls": engine.calls, "aborts": engine.aborts})
 
     async def on_ready(request: web.Request) -> web.Response:
-        body = {"status": "ready", "max_model_len": engine.script.max_model_len}
+        body = {"status": "ready", "max_model_len": engine.script.max_model_len, "version": engine.script.version}
         return web.json_response(body, status=200 if engine.script.ready else 503)
 
     async def on_version(request: web.Request) -> web.Response:
