@@ -13,7 +13,23 @@ WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST = ("reward/mean", "accuracy", "loss")
 _DOTTED = 30  # points of a curve, below which each is seen
-_NO_CURVES = ("step", "attempt", "time")
+_NO_CURVES = ("step", "attempt", "time", "total_steps")
+MAIN = (
+    "reward/mean",
+    "eval/reward/mean",
+    "accuracy",
+    "loss",
+    "grad_norm",
+    "approx_kl",
+    "ref_kl",
+    "entropy",
+    "length/mean",
+    "length/truncated",
+    "staleness/max",
+    "tokens_per_second",
+    "time/step",
+)
+"""What tells how a run goes; of an algorithm's own numbers it writes about ten."""
 
 Curve = list[tuple[int, float]]
 

@@ -93,6 +93,21 @@ def _why(cli: Invocation, message: str, state: RunState | None) -> str:
     return f"{message}: {said[-1].removeprefix('error: ')[:_LONGEST_WORD]}" if said else message
 
 
+def _eta_s(last: Mapping[str, Any]) -> float | None:
+    """Seconds to the run's end at the pace of its newest step."""
+    step, total, pace = (last.get(name) for name in ("step", "total_steps", "time/step"))
+    if not (isinstance(step, int) and isinstance(total, int) and isinstance(pace, int | float)):
+        return None
+    return max(0, total - step) * float(pace)
+
+
+def step_of(row: Mapping[str, Any]) -> str | None:
+    """``12/200``."""
+    if row["step"] is None:
+        return None
+    return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
+
+
 def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) -> dict[str, Any]:
     """One job, typed: where it is, and the last step's numbers."""
     from areal.reconcilers.job_phase import exit_code
@@ -108,6 +123,8 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
         "phase": status.phase,
         "attempt": now.attempt or None,
         "step": last.get("step"),
+        "totalSteps": last.get("total_steps"),
+        "etaSeconds": _eta_s(last) if status.phase == "Running" else None,
         "reward": last.get("reward/mean"),
         "tokensPerSecond": last.get("tokens_per_second"),
         "staleness": last.get("staleness/max"),

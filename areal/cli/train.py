@@ -13,7 +13,7 @@ import click
 
 from areal.cli import jobs, options, view
 from areal.cli.acting import acting, finish, timeout_s
-from areal.cli.curves import curves_of, sparkline
+from areal.cli.curves import MAIN, curves_of, sparkline
 from areal.cli.curves import plot as draw
 from areal.cli.dryrun import DryRunCommand, dry_run_option
 from areal.cli.inf.converge import converge, preview, recorded
@@ -227,12 +227,13 @@ _JOBS = (
     field("NAME", "name"),
     field("PHASE", "phase", state=True),
     field("ATTEMPT", "attempt", right=True),
-    field("STEP", "step", right=True),
+    Column("STEP", jobs.step_of, right=True),
     field("REWARD", "reward", right=True),
     field("TOKENS/S", "tokensPerSecond", right=True, wide=True),
     field("STALENESS", "staleness", right=True, wide=True),
     field("PID", "pid", right=True, wide=True),
     Column("AGE", lambda row: age(row["ageSeconds"])),
+    Column("ETA", lambda row: age(row["etaSeconds"])),
     field("MESSAGE", "message"),
 )
 
@@ -265,11 +266,13 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
 _SAID = (
     ("phase", "phase"),
     ("attempt", "attempt"),
-    ("step", "step"),
+    ("progress", "step"),
     ("reward", "reward"),
     ("tokensPerSecond", "tokens/s"),
     ("staleness", "staleness"),
     ("bottleneck", "bottleneck"),
+    ("elapsed", "elapsed"),
+    ("eta", "ETA"),
     ("message", "message"),
     ("exitCode", "exit code"),
     ("folder", "folder"),
@@ -277,6 +280,11 @@ _SAID = (
 
 
 def _sentences(row: dict[str, Any]) -> str:
+    times = {
+        "elapsed": age(row["ageSeconds"]),
+        "eta": age(row["etaSeconds"]) if row["etaSeconds"] is not None else None,
+    }
+    row = {**row, **times, "progress": jobs.step_of(row)}
     width = max(len(title) for _, title in _SAID)
     shown = [(title, row[key]) for key, title in _SAID if row[key] not in (None, "")]
     return "\n".join(f"{title:<{width}}  {text_of(value)}" for title, value in shown)
@@ -327,10 +335,11 @@ def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
 @_job
 @click.option("--plot", metavar="FILE.png", help="Also draw the curves into a file.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
+@click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @_reading
 @pass_invocation
-def metrics(cli: Invocation, /, name: str, plot: str | None, metrics: tuple[str, ...], watch: bool) -> int:
+def metrics(cli: Invocation, /, name: str, plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool) -> int:
     """The job NAME's curves in the terminal."""
     not_remote(cli, "train metrics")
     ref = jobs.ref_of(name)
@@ -339,6 +348,11 @@ def metrics(cli: Invocation, /, name: str, plot: str | None, metrics: tuple[str,
     while True:
         curves = curves_of(steps_of(path), metrics)
         _require(curves, ref, metrics)
+        main = {each: curves[each] for each in MAIN if each in curves}
+        hidden = len(curves) - len(main) if main and cli.format.is_table and not (all_ or metrics) else 0
+        if hidden:
+            curves = main
+            cli.say(f"{hidden} more: --all")
         if plot:
             draw(curves, plot)
         if watch and fancy(sys.stdout):

@@ -1,7 +1,7 @@
 """A run's numbers: a line of JSON a step, and whatever trackers the config asks for.
 
-A run that resumes from an older checkpoint takes some steps again: it writes them again, and whoever reads takes the
-last line of each step (``read_metrics``).
+A run that resumes from an older checkpoint takes some steps again: their lines are taken out when it does, and whoever
+reads takes the last line of each step (``read_metrics``).
 """
 
 from __future__ import annotations
@@ -34,12 +34,26 @@ class MetricsLog:
     """Written by the first rank. A full disk costs the line, not the run."""
 
     def __init__(self, path: Path, attempt: int, trackers: list[Tracker]) -> None:
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
         self._attempt = attempt
         self._trackers = trackers
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def rewind(self, step: int) -> None:
+        """Leave out the lines of later steps: a run that resumes after ``step`` takes them again."""
+        kept = [line for line in _lines(self._path) if line["step"] <= step]
+        with contextlib.suppress(OSError):
+            beside = self._path.with_suffix(".rewound")
+            beside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            beside.replace(self._path)
+            self._file.close()
+            self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
+        """``total``: how many steps the run has."""
         line: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": time.time()}
+        if total is not None:
+            line["total_steps"] = total
         if said := bottleneck(metrics):
             line["bottleneck"] = said
         numbers = {name: _jsonable(value) for name, value in metrics.items()}
@@ -62,13 +76,18 @@ def _jsonable(value: float) -> float | str:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The last line of each step, in order of steps. A line that was cut off is left out."""
-    by_step: dict[int, dict[str, Any]] = {}
-    with path.open(encoding="utf-8") as file:
+    by_step = {line["step"]: line for line in _lines(path)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Those that are whole."""
+    with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 line = json.loads(text)
-                by_step[int(line["step"])] = line
-    return [by_step[step] for step in sorted(by_step)]
+                line["step"] = int(line["step"])
+                yield line
 
 
 class Timings:

@@ -203,7 +203,7 @@ class Trainer(abc.ABC):
         """With what workflows and the driver have recorded, on all ranks."""
         recorded = stats.numbers_of(stats.merged(self.ranks.gathered(stats.taken())))
         if self.ranks.is_first:
-            self.log.write(self.step, recorded | metrics)
+            self.log.write(self.step, recorded | metrics, self.total_steps)
             self.progress.step(self.step, metrics)
 
     def _epoch(self) -> float:
@@ -257,6 +257,7 @@ class Trainer(abc.ABC):
             was = ", ".join(f"{name} {state['data'][name]} -> {value}" for name, value in changed.items())
             self.progress.say(f"warning: the data is not that of the checkpoint ({was}): rows may come twice, or never")
         if self.ranks.is_first:
+            self.log.rewind(self.step)
             self.progress.say(f"resumed after step {self.step} from {newest.folder}")
         return True
 
