@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from areal.cli.output.table import Column, field, text_of
 from areal.cli.output.units import age
 from areal.cli.remote import not_remote
 from areal.cli.targets import complete_names, stored
-from areal.errors import Conflict, NotFound, UsageFault
+from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.state.job_metrics import steps_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _ALL_LINES = 1_000_000
 _WATCH_S = 2.0
-_PASS_ON = {"ignore_unknown_options": True}  # an override may begin with a dash; the driver reads it, not we
 
 _job = click.argument("name", shell_complete=complete_names("TrainJob"))
 
@@ -47,7 +47,7 @@ def _changing(function: Any) -> Any:
 
 def _driver_options(function: Any) -> Any:
     for option in (
-        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
+        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]... [-- WORD...]"),
         click.option("--name", metavar="NAME", help="The job's name  [default: the configuration's]."),
         click.option("--driver", metavar="MODULE:FN|FILE", help="[default: the configuration's, else built in]."),
         click.option(
@@ -61,7 +61,7 @@ def _driver_options(function: Any) -> Any:
     return function
 
 
-@click.command(context_settings=_PASS_ON)
+@click.command()
 @_driver_options
 @options.yes
 @options.common
@@ -110,7 +110,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
         if outcome.exit_code == 130:
             _stop_behind_our_back(cli, ref)
         return 130
-    with acting(cli) as context:
+    with acting(cli) as context, contextlib.suppress(Locked):  # the job's own end has it in hand
         operations.rest(context, ref)
     now = jobs.standing_of(stored(cli.home, ref), jobs.drivers_of(cli, ref))
     code = exit_code(now.run.state) if now.run is not None else None
@@ -148,7 +148,7 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
     return ended
 
 
-@click.command(cls=DryRunCommand, context_settings=_PASS_ON)
+@click.command(cls=DryRunCommand)
 @_driver_options
 @click.option(
     "--restart",

@@ -16,6 +16,7 @@ from typing import Any
 
 from areal.errors import Conflict, UsageFault
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
+from areal.reconcilers.job_checks import require_runnable
 from areal.reconcilers.job_config import JobConfig
 from areal.reconcilers.job_layout import PROCESSES, laid_out
 from areal.reconcilers.job_phase import JobPhase, standing
@@ -54,6 +55,7 @@ def _expanded(
         kept = [_as_recorded(known[ref]) for ref in refs if ref in known and _is_of(known[ref], job, known)]
         return [*kept, job]
     config = JobConfig.of(job)
+    require_runnable(job, config)
     job = laid_out(job, config)
     brought = _brought(job, config) if not job.spec.get("rollout") else None
     if brought is None:
