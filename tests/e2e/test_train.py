@@ -101,11 +101,14 @@ def test_interrupted_run_stops_its_driver(jobs: Box) -> None:
 def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "no.such.place:main")
     assert result.code == 2
-    assert "no.such.place" in result.out
-    started = ("train", "start", "--config", "count.yaml", "--name", "again", "--restart", "on-failure")
-    jobs.ok(*started, "--driver", "no.such.place:main")
-    assert wait_phase(jobs, "again", "Failed")["attempt"] == 1, "it would say the same again"
-    assert "driver 'no.such.place:main': there is no module no" in status(jobs, "again")["message"]
+    assert "driver 'no.such.place:main': there is no module no" in result.err
+    started = jobs.areal(
+        "train", "start", "--config", "count.yaml", "--name", "again", "--driver", "no.such.place:main"
+    )
+    assert started.code == 2 and not (jobs.home / "objects").exists(), "nothing is recorded, and nothing is started"
+    jobs.write("import no.such.place\n", "broken.py")
+    broken = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "broken:main")
+    assert broken.code == 2 and "its import of no failed" in broken.out
     nothing = jobs.areal("train", "run", "--config", jobs.write("a: 1\n", "plain.yaml"))
     assert nothing.code == 2 and "nothing says which driver" in nothing.err
     assert not jobs.processes()
