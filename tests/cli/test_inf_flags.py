@@ -137,7 +137,7 @@ def test_dry_run_as_a_table_is_the_plan_and_changes_nothing(areal: Areal, home: 
     result = areal("inf", "run", "--port", "9000", "--dry-run")
     assert result.code == 0
     assert "+ InferenceService/default create" in result.out
-    assert "spawn" in result.out
+    assert "start InferenceService/default router/0: no process" in result.out
     assert not (home.objects / "inferenceservice").exists()
 
 
