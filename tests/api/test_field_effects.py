@@ -1,0 +1,474 @@
+"""Every field that is taken without a word has an effect. Where it can be, the effect is seen here: the field is set,
+and something changes. For the others a test is named, which is there and speaks of the field."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from areal.api.cli_args import (
+    GenerationHyperparameters,
+    MicroBatchSpec,
+    NormConfig,
+    OptimizerConfig,
+    PPOActorConfig,
+    RejectionSamplingConfig,
+)
+from areal.client.rollouts.sampling import sampling_fields
+from areal.training.algorithms.actor import ActorLoss
+from areal.training.algorithms.losses import dpo_loss
+from areal.training.algorithms.preparing import Beside, prepared, with_second_moment_mask
+from areal.training.data.packing import MicroBatches, micro_batches
+from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
+from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
+from tests.training.algorithms.test_presets import GROUPS, LONGEST, case
+
+TESTS = Path(__file__).parents[1]
+
+
+def owner_of(cls: type, name: str) -> str:
+    """The class that declares the field, not those that inherit it."""
+    return next(each.__name__ for each in reversed(cls.__mro__) if name in inspect.get_annotations(each))
+
+
+FIELDS = {
+    f"{owner_of(cls, path[-1])}.{path[-1]}"
+    for each in EXPERIMENTS
+    for cls, path, hint in fields_of(each)
+    if not marks_of(hint)
+}
+
+# -- seen here
+
+
+def gradient(**settings: Any) -> Tensor:
+    """Of an actor's update, in a case where the policies, the reference and the samples differ."""
+    logits, batch, reference = case()
+    batch["versions"] = torch.where(batch["loss_mask"].bool(), 1, -1)
+    batch["truncated"] = torch.tensor([False, True, False, False, False, True])
+    batch["turn_ids"] = torch.where(batch["loss_mask"].bool(), torch.arange(LONGEST + 1) // 3, -1)
+    batch["rewards"] = torch.tensor([1.0, 0.0, 0.3, 1.0, 1.0, 0.0])
+    config = PPOActorConfig(**{"max_new_tokens": LONGEST, "kl_ctl": 0.0, **settings})
+    if config.use_decoupled_loss or config.recompute_logprob:
+        batch["proximal"] = batch["logprobs"] + 0.4 * torch.cos(torch.arange(LONGEST + 1.0))
+    if config.prox_logp_method == "loglinear":
+        del batch["proximal"]
+    micro = prepared(batch, GROUPS, config, Beside(reference))
+    if config.m2_threshold is not None:
+        micro = with_second_moment_mask(micro, config.m2_threshold)
+    leaf = logits.clone().requires_grad_()
+    torch.autograd.backward(ActorLoss(config, version=3)(leaf, micro))
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def squared(given: Any) -> Tensor:
+    return given.logprobs.square()  # type: ignore[no-any-return]
+
+
+def ones(given: Any) -> Tensor:
+    return torch.ones_like(given.token_rewards)
+
+
+HERE = __name__
+BY_GROUP = NormConfig("group", std_level="group")
+DECOUPLED = {"use_decoupled_loss": True}
+OVERLONG = {"overlong_reward_penalty": True, "overlong_tokens": 4}
+
+ACTOR: dict[str, tuple[dict[str, Any], Any]] = {
+    "eps_clip": ({}, 0.01),
+    "eps_clip_higher": ({}, 0.01),
+    "c_clip": ({"eps_clip": 9.0, "reward_norm": BY_GROUP}, 1.01),
+    "importance_sampling_level": ({}, "sequence"),
+    "loss_fn": ({}, f"{HERE}:squared"),
+    "advantage_fn": ({}, f"{HERE}:ones"),
+    "loss_agg_mode": ({}, "seq-mean-token-mean"),
+    "loss_scale_factor": ({"loss_agg_mode": "seq-mean-token-sum-norm"}, 3),
+    "max_new_tokens": ({"loss_agg_mode": "seq-mean-token-sum-norm"}, 16),
+    "m2_threshold": (DECOUPLED, 0.01),
+    "use_sapo_loss": ({}, True),
+    "sapo_tau_pos": ({"use_sapo_loss": True}, 3.0),
+    "sapo_tau_neg": ({"use_sapo_loss": True, "reward_norm": BY_GROUP}, 3.0),
+    "use_cispo_loss": ({}, True),
+    "reward_norm": ({}, BY_GROUP),
+    "group_reward_norm": ({}, True),
+    "reward_scaling": ({}, 3.0),
+    "reward_bias": ({}, 0.5),
+    "reward_clip": ({}, 0.5),
+    "overlong_reward_penalty": ({"overlong_tokens": 4}, True),
+    "overlong_tokens": (OVERLONG, 2),
+    "overlong_penalty_factor": (OVERLONG, 0.0),
+    "mask_no_eos_with_zero": ({"reward_norm": BY_GROUP}, True),
+    "mask_truncated_completions": ({"reward_norm": BY_GROUP}, True),
+    "discount": ({}, 0.5),
+    "gae_lambda": ({}, 0.5),
+    "gae_timestep_unit": ({"discount": 0.5}, "turn"),
+    "adv_norm": ({}, NormConfig("batch")),
+    "group_adv_norm": ({}, True),
+    "kl_ctl": ({}, 0.5),
+    "kl_estimator": ({"kl_ctl": 0.5}, "k3"),
+    "kl_loss_coef": ({}, 0.5),
+    "kl_loss_type": ({"kl_loss_coef": 0.5}, "k2"),
+    "entropy_coeff": ({}, 0.1),
+    "recompute_logprob": ({}, True),
+    "use_decoupled_loss": ({}, True),
+    "rejection_sampling": (DECOUPLED, RejectionSamplingConfig(upper=1.1)),
+    "behave_imp_weight_cap": (DECOUPLED, 1.1),
+    "behav_imp_weight_cap": (DECOUPLED, 1.1),
+    "behave_imp_weight_mode": (DECOUPLED | {"behave_imp_weight_cap": 1.1}, "sequence_truncate"),
+    "behav_imp_weight_mode": (DECOUPLED | {"behav_imp_weight_cap": 1.1}, "sequence_truncate"),
+    "prox_logp_method": (DECOUPLED, "loglinear"),
+}
+"""Of each field what is set beside it, and the value whose gradient is another."""
+
+NORM = {
+    "mean_level": None,
+    "mean_leave1out": True,
+    "std_level": None,
+    "std_unbiased": False,
+    "eps": 0.5,
+}
+REJECTION: dict[str, tuple[dict[str, Any], Any]] = {
+    "level": ({"upper": 1.05}, "sequence"),
+    "action": ({"upper": 1.1}, "clamp"),
+    "metric": ({"upper": 1.1}, "kl_k1"),
+    "agg": ({"level": "sequence", "upper": 1.3}, "sum"),
+    "upper": ({}, 1.1),
+    "lower": ({"upper": 100.0}, 0.95),
+}
+
+
+@pytest.mark.parametrize("name", ACTOR)
+def test_setting_of_the_actor_changes_the_update(name: str) -> None:
+    beside, value = ACTOR[name]
+    assert not torch.equal(gradient(**beside), gradient(**beside | {name: value}))
+
+
+@pytest.mark.parametrize("name", NORM)
+def test_setting_of_a_norm_changes_the_update(name: str) -> None:
+    changed = dataclasses.replace(BY_GROUP, **{name: NORM[name]})  # type: ignore[arg-type]
+    assert not torch.equal(gradient(reward_norm=BY_GROUP), gradient(reward_norm=changed))
+
+
+@pytest.mark.parametrize("name", REJECTION)
+def test_setting_of_rejection_changes_the_update(name: str) -> None:
+    beside, value = REJECTION[name]
+    before, after = (RejectionSamplingConfig(**each) for each in (beside, beside | {name: value}))
+    found = [gradient(**DECOUPLED, rejection_sampling=each) for each in (before, after)]
+    assert not torch.equal(*found)
+
+
+SAMPLING = {
+    "min_new_tokens": 2,
+    "greedy": True,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "temperature": 0.5,
+    "stop_token_ids": [3],
+    "stop": ["x"],
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.5,
+    "repetition_penalty": 1.5,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_setting_of_generation_changes_the_request(name: str) -> None:
+    plain = GenerationHyperparameters()
+    assert sampling_fields(plain, None) != sampling_fields(plain.new(**{name: SAMPLING[name]}), None)
+
+
+OPTIMIZER: dict[str, tuple[dict[str, Any], Any]] = {
+    "type": ({}, "sgd"),
+    "lr": ({}, 0.5),
+    "weight_decay": ({}, 0.5),
+    "beta1": ({}, 0.1),
+    "beta2": ({}, 0.1),
+    "eps": ({}, 0.5),
+    "lr_scheduler_type": ({}, "linear"),
+    "min_lr_ratio": ({"lr_scheduler_type": "linear"}, 0.5),
+    "warmup_steps_proportion": ({}, 0.9),
+    "gradient_clipping": ({"type": "sgd"}, 0.01),
+}
+
+
+def weights_after(**settings: Any) -> Tensor:
+    torch.manual_seed(0)
+    model, config = nn.Linear(3, 3), OptimizerConfig(**settings)
+    optimizer = make_optimizer(model, config)
+    for step in range(4):
+        set_learning_rate(optimizer, config, step, 4)
+        optimizer.zero_grad()
+        torch.autograd.backward(model(torch.ones(2, 3) * step).square().sum())
+        clipped_norm(optimizer, config.gradient_clipping)
+        optimizer.step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("name", OPTIMIZER)
+def test_setting_of_the_optimizer_changes_its_steps(name: str) -> None:
+    beside, value = OPTIMIZER[name]
+    assert not torch.equal(weights_after(**beside), weights_after(**beside | {name: value}))
+
+
+CUTS: dict[str, tuple[dict[str, Any], Any]] = {
+    "n_mbs": ({}, 3),
+    "granularity": ({"n_mbs": 2}, 4),
+    "max_tokens_per_mb": ({}, 20),
+    "n_mbs_divisor": ({"n_mbs": 3}, 4),
+}
+
+
+def cut(**settings: Any) -> list[list[int]]:
+    spec = MicroBatchSpec(**settings)
+    how = MicroBatches(
+        count=spec.n_mbs or 1,
+        granularity=spec.granularity,
+        divisor=spec.n_mbs_divisor or 1,
+        max_tokens=spec.max_tokens_per_mb,
+    )
+    return micro_batches([5, 9, 2, 7, 8, 3, 4, 6], how)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_setting_of_micro_batches_changes_the_cut(name: str) -> None:
+    beside, value = CUTS[name]
+    assert cut(**beside) != cut(**beside | {name: value})
+
+
+PREFERENCES = {"beta": 0.7, "loss_type": "ipo", "label_smoothing": 0.3}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_setting_of_dpo_changes_the_loss(name: str) -> None:
+    how = SimpleNamespace(beta=0.1, loss_type="sigmoid", label_smoothing=0.0)
+    found = []
+    for settings in ({}, {name: PREFERENCES[name]}):
+        now = SimpleNamespace(**vars(how) | settings)
+        logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -1.0]])
+        mask = torch.ones(2, 2)
+        found.append(dpo_loss(logprobs, logprobs * 0.5, mask, now.beta, now.label_smoothing, now.loss_type).per_pair)
+    assert not torch.equal(*found)
+
+
+SEEN = {
+    f"{cls}.{name}"
+    for cls, names in {
+        "PPOActorConfig": ACTOR,
+        "NormConfig": NORM,
+        "RejectionSamplingConfig": REJECTION,
+        "GenerationHyperparameters": SAMPLING,
+        "OptimizerConfig": OPTIMIZER,
+        "MicroBatchSpec": CUTS,
+        "DPOEngineConfig": PREFERENCES,
+    }.items()
+    for name in names
+}
+
+# -- shown elsewhere
+
+CONFIG, GRPO, OFFLINE = "api/test_config.py", "training/trainers/test_grpo.py", "training/trainers/test_offline.py"
+CONTROLLER, FSDP = "workflow/test_controller.py", "training/engines/test_fsdp.py"
+SETTINGS = "api/test_algorithm_settings.py"
+HANDED = f"{CONFIG}::test_what_the_top_says_is_handed_down"
+AREAL_LITE = "drivers/test_drivers.py::test_areal_lite_overrides_reach_the_driver_through_the_command_line"
+EPOCHS = f"{GRPO}::test_reference_is_logged_without_a_penalty_and_every_epoch_updates"
+CRITIC = f"{GRPO}::test_critic_and_reference_take_part"
+LORA = f"{FSDP}::test_lora_trains_adapters_only_and_publishes_the_merged_weights"
+DROPOUT = f"{FSDP}::test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_checkpointing"
+SEVERAL = f"{GRPO}::test_several_rewards_are_weighted_and_each_is_in_the_metrics"
+EVALUATED = f"{GRPO}::test_evaluation_is_of_the_weights_that_are_served"
+ORDER = "training/data/test_frontier.py::test_order_each_epoch_has_every_row_at_most_once"
+OLDER = f"{CONFIG}::test_older_spellings_are_what_they_have_become"
+WINDOW = f"{CONTROLLER}::test_no_more_than_the_window_starts_until_the_next_version"
+TURNS = "workflow/test_workflows.py::test_agents_rewards_by_turn_are_discounted_along_the_conversation"
+RETRIED = f"{CONTROLLER}::test_engine_that_fails_is_tried_again_and_then_a_failure_by_the_services_fault"
+ONE_NUMBER = f"{GRPO}::test_sizes_that_do_not_fit_are_an_error"
+
+NAMED: dict[str, dict[str, str]] = {
+    "AgentConfig": {
+        "export_style": TURNS,
+        "turn_discount": TURNS,
+        "mode": "workflow/test_workflows.py::test_online_mode_takes_what_users_have_made",
+        "admin_api_key": f"{OFFLINE}::test_config_that_a_run_has_written_is_that_run_again",
+    },
+    "BaseExperimentConfig": {
+        **dict.fromkeys(("experiment_name", "trial_name", "cluster", "saver", "tokenizer_path"), HANDED),
+        "checkpointer": OLDER,
+        "weight_update_mode": OLDER,
+        "driver": "training/drivers/test_running.py::test_driver_of_ones_own_is_found_in_the_working_folder",
+        "trainer": AREAL_LITE,
+        "evaluator": EVALUATED,
+        "valid_dataset": EVALUATED,
+        "recover": f"{GRPO}::test_resumed_run_consumes_each_prompt_once",
+        "seed": "training/data/test_frontier.py::test_order_shuffled_epochs_differ_and_are_repeatable",
+        "min_required_servers": AREAL_LITE,
+        "shutdown_server_on_exit": AREAL_LITE,
+        "total_train_steps": AREAL_LITE,
+        "sglang": f"{CONFIG}::test_areal_file_loads_unchanged",
+        "train_dataset": ONE_NUMBER,
+    },
+    "ClusterSpecConfig": {"fileroot": HANDED},
+    "DPOConfig": {"actor": f"{OFFLINE}::test_dpo_widens_the_margin_of_the_chosen_one"},
+    "EvaluatorConfig": {"eval_before_train": EVALUATED},
+    "GenerationHyperparameters": {
+        "max_new_tokens": f"{SETTINGS}::test_overlong_penalty_is_linked_to_the_answers_longest_length",
+        "n_samples": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
+        "seed": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_episodes_name_alone",
+    },
+    "InferenceEngineConfig": {
+        **dict.fromkeys(("experiment_name", "trial_name", "fileroot", "tokenizer_path"), HANDED),
+        **dict.fromkeys(("admin_api_key_file", "gateway_addr", "min_required_servers"), AREAL_LITE),
+        "shutdown_server_on_exit": AREAL_LITE,
+        "admin_api_key": f"{OFFLINE}::test_config_that_a_run_has_written_is_that_run_again",
+        "agent": TURNS,
+        "backend": "drivers/test_own_service.py::test_engine_that_cannot_start_is_one_line_and_leaves_nothing",
+        "consumer_batch_size": ONE_NUMBER,
+        "deterministic_sampling": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_episodes_name_alone",
+        "dump_to_file": f"{CONTROLLER}::test_consumed_rollouts_are_written_where_the_viewer_finds_them",
+        "max_concurrent_rollouts": WINDOW,
+        "max_head_offpolicyness": WINDOW,
+        "queue_size": WINDOW,
+        "request_retries": RETRIED,
+        "setup_timeout": f"{CONTROLLER}::test_service_is_found_by_configuration_or_environment",
+    },
+    "PPOActorConfig": {
+        **dict.fromkeys(("kl_horizon", "kl_target", "ppo_epochs", "ppo_n_minibatches"), EPOCHS),
+        "preset": "training/algorithms/test_presets.py::test_preset_has_the_gradient_of_its_paper",
+        "group_size": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
+    },
+    "PPOConfig": {
+        "actor": EPOCHS,
+        "ref": EPOCHS,
+        "critic": CRITIC,
+        "async_training": AREAL_LITE,
+        "dynamic_bs": f"{CONTROLLER}::test_dynamic_batch_is_what_came_of_its_prompts",
+        "gconfig": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
+        "eval_gconfig": f"{CONFIG}::test_areal_file_loads_unchanged",
+        "reward_fn": SEVERAL,
+        "reward_weights": SEVERAL,
+        "workflow": SEVERAL,
+        "workflow_kwargs": SEVERAL,
+        "rollout": ONE_NUMBER,
+    },
+    "PPOCriticConfig": {"ppo_n_minibatches": CRITIC},
+    "RecoverConfig": {"mode": f"{CONFIG}::test_on_and_off_are_words_though_yaml_takes_them_for_flags"},
+    "SFTConfig": dict.fromkeys(("actor", "model"), f"{CONFIG}::test_sft_takes_model_or_actor"),
+    "StatsLoggerConfig": dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
+    "TrainDatasetConfig": {
+        "batch_size": ONE_NUMBER,
+        "drop_last": ORDER,
+        "shuffle": ORDER,
+        "max_length": "dataset/test_dataset.py::test_rows_that_are_too_long_are_left_out",
+        "type": "dataset/test_dataset.py::test_pairs_are_two_rows_of_tokens",
+        "path": "dataset/test_dataset.py::test_pairs_are_two_rows_of_tokens",
+    },
+    "TrainEngineConfig": {
+        **dict.fromkeys(("experiment_name", "trial_name"), HANDED),
+        **dict.fromkeys(("use_lora", "lora_rank", "lora_alpha"), LORA),
+        "disable_dropout": DROPOUT,
+        "gradient_checkpointing": DROPOUT,
+        "init_from_scratch": "training/trainers/test_bad_input.py::test_model_folder_without_weights_is_named",
+        "is_critic": f"{FSDP}::test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too",
+        "mb_spec": f"{FSDP}::test_train_batch_in_micro_batches_takes_the_step_of_the_whole",
+        "optimizer": CRITIC,
+        "temperature": f"{GRPO}::test_temperature_that_is_not_that_of_the_samples_is_refused",
+        "weight_update_mode": OLDER,
+    },
+    "TrainerConfig": {
+        "async_training": AREAL_LITE,
+        "type": f"{SETTINGS}::test_settings_that_have_a_meaning_are_taken",
+    },
+    "_Timer": {
+        **dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
+        "freq_epochs": f"{OFFLINE}::test_sft_learns_what_it_is_shown_and_writes_it_down",
+        "freq_steps": EVALUATED,
+    },
+}
+
+NOT_SHOWN = {
+    "AgentConfig.agent_cls_path",
+    "BaseExperimentConfig.allocation_mode",
+    "BaseExperimentConfig.stats_logger",
+    "BaseExperimentConfig.total_train_epochs",
+    "BaseExperimentConfig.vllm",
+    "DPOConfig.ref",
+    "GenerationHyperparameters.drop_incomplete_group",
+    "GenerationHyperparameters.max_tokens",
+    "InferenceEngineConfig.check_trajectory_format",
+    "InferenceEngineConfig.episode_timeout",
+    "InferenceEngineConfig.model",
+    "InferenceEngineConfig.openai",
+    "InferenceEngineConfig.request_timeout",
+    "InferenceEngineConfig.reward_workers",
+    "MicroBatchSpec.packing_algorithm",
+    "PPOActorConfig.dynamic_sampling",
+    "PPOCriticConfig.eps_clip",
+    "PPOCriticConfig.ppo_epochs",
+    "StatsLoggerConfig.swanlab",
+    "StatsLoggerConfig.tensorboard",
+    "StatsLoggerConfig.trackio",
+    "StatsLoggerConfig.wandb",
+    "SwanlabConfig.api_key",
+    "SwanlabConfig.config",
+    "SwanlabConfig.logdir",
+    "SwanlabConfig.mode",
+    "SwanlabConfig.name",
+    "SwanlabConfig.project",
+    "TensorBoardConfig.path",
+    "TrackioConfig.mode",
+    "TrackioConfig.name",
+    "TrackioConfig.project",
+    "TrackioConfig.space_id",
+    "TrainDatasetConfig.split",
+    "TrainEngineConfig.attn_impl",
+    "TrainEngineConfig.backend",
+    "TrainEngineConfig.dtype",
+    "TrainEngineConfig.fsdp",
+    "TrainEngineConfig.grad_reduce_dtype",
+    "TrainEngineConfig.optimizer_dtype",
+    "TrainEngineConfig.path",
+    "TrainEngineConfig.peft_type",
+    "TrainEngineConfig.target_modules",
+    "WandBConfig.config",
+    "WandBConfig.entity",
+    "WandBConfig.group",
+    "WandBConfig.id_suffix",
+    "WandBConfig.job_type",
+    "WandBConfig.mode",
+    "WandBConfig.name",
+    "WandBConfig.notes",
+    "WandBConfig.project",
+    "WandBConfig.tags",
+    "_Timer.freq_secs",
+}
+"""No test says what they do. It may only become shorter."""
+
+SHOWN = {f"{cls}.{name}": test for cls, tests in NAMED.items() for name, test in tests.items()}
+
+
+def test_every_field_has_an_effect_that_a_test_shows() -> None:
+    assert SEEN | set(SHOWN) | NOT_SHOWN == FIELDS, "a new field is given its effect here, or marked Inert or Absent"
+    assert not (SEEN | set(SHOWN)) & NOT_SHOWN
+
+
+@pytest.mark.parametrize("field", sorted(SHOWN))
+def test_test_that_is_named_is_there_and_speaks_of_the_field(field: str) -> None:
+    file, name = SHOWN[field].split("::")
+    source = (TESTS / file).read_text(encoding="utf-8")
+    assert name in {
+        node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert re.search(rf"\b{field.split('.')[1]}\b", source)
