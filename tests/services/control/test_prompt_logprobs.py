@@ -3,6 +3,7 @@ question, against a plain forward pass."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,21 @@ def test_text_prompt_is_echoed_with_its_tokens(house: RealHouse) -> None:
     (one,) = ask(house, prompt="1234=", max_tokens=2, logprobs=1, echo=True)["choices"]
     assert one["text"].startswith("1234=")
     assert len(one["logprobs"]["token_logprobs"]) == len(one["logprobs"]["tokens"])
+
+
+def test_stream_begins_with_the_echo_and_its_logprobs(house: RealHouse, model: Any) -> None:
+    body = {"model": MODEL, "temperature": 0, "prompt": ASKED, "max_tokens": 3, "logprobs": 1, "echo": True}
+    answer = house.ask("POST", COMPLETIONS, {**body, "stream": True})
+    events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: {")]
+    told = [value for each in events for value in (each["choices"][0]["logprobs"] or {}).get("token_logprobs", [])]
+    (whole,) = ask(house, **{**body, "ignore_eos": False})["choices"]
+    assert told == whole["logprobs"]["token_logprobs"]
+
+
+def test_chat_with_prompt_logprobs_is_400_and_named(house: RealHouse) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "12"}], "prompt_logprobs": 1}
+    answer = house.ask("POST", "/v1/chat/completions", body)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
 @pytest.mark.parametrize(

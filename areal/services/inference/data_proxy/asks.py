@@ -30,6 +30,7 @@ _NOT_IN_CHAT = {
     "prediction": "the engine has no predicted outputs",
     "web_search_options": "there is no web search",
     "verbosity": "the model has no such switch",
+    "prompt_logprobs": "completions tell them, of a prompt that the caller knows",
 }
 _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
 
