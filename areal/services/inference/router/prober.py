@@ -4,6 +4,7 @@ their model says."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +29,6 @@ class Prober:
         self._registry = registry
         self._http = http
         self._headers = headers
-        self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as probes:
@@ -38,30 +38,40 @@ class Prober:
 
     def _ask_due(self, probes: asyncio.TaskGroup) -> float:
         """Ask every worker whose time has come; in how many seconds to look again."""
-        now, wait_s = time.monotonic(), _NOBODY_S
+        now, wait_s, due = time.monotonic(), _NOBODY_S, list[Worker]()
         for worker in self._registry.workers():
             if worker.expires_at is not None:
                 continue
             wait_s = min(wait_s, _LOOK_AGAIN_S)
             left_s = worker.probed_at + self._registry.renew_s(worker) - now
             if left_s <= 0:
-                worker.probed_at = now
-                probes.create_task(self._probe(worker), name=f"probe-{worker.id}")
+                due.append(worker)
             else:
                 wait_s = min(wait_s, left_s)
+        if due:
+            probes.create_task(self.probe(due), name="probes-due")
         return wait_s
 
     async def probe(self, workers: Iterable[Worker]) -> None:
-        """Ask these now, and wait for their answers."""
-        asked, now = [worker for worker in workers if worker.expires_at is None], time.monotonic()
+        """Ask these now, and wait for their answers: of thousands some at a time."""
+        asked = [worker for worker in workers if worker.expires_at is None]
         for worker in asked:
-            worker.probed_at = now
-        await asyncio.gather(*(self._probe(worker) for worker in asked))
+            worker.probed_at = math.inf  # on its way
+        left = iter(asked)
+
+        async def ask_some() -> None:
+            for worker in left:
+                worker.probed_at = time.monotonic()
+                await self._probe(worker)
+
+        try:
+            await asyncio.gather(*(ask_some() for _ in asked[:_ASKED_AT_ONCE]))
+        finally:
+            for worker in left:
+                worker.probed_at = -math.inf
 
     async def _probe(self, worker: Worker) -> None:
-        """Its time to answer begins when it is asked: not while thousands are asked before it."""
-        async with self._asking:
-            answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
+        answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
         self._registry.observe(worker, answer, report)
 
     async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, Report | None]:
