@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError, Conflict
+from areal.errors import ArealError, Conflict, UsageFault
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.plan import PLAN_FORMAT, Plan
 from areal.reconcilers.requests import ApplyRequest
@@ -48,6 +48,8 @@ def read_plan(request: ApplyRequest) -> SavedPlan:
     """Read ``request.plan_file``. Raises ArealError when it is no plan of this version."""
     path = request.plan_file
     assert path is not None
+    if path.endswith((".yaml", ".yml")):
+        raise UsageFault(f"{path} is no saved plan; manifests are named by -f", hint=f"areal apply -f {path}")
     try:
         saved = json.loads(Path(path).read_bytes())
         _check_format(path, saved)

@@ -73,7 +73,7 @@ def test_diff_saves_a_plan_and_a_stale_one_is_refused(areal: Areal, manifest: st
 
 
 def test_plan_file_that_is_none_is_refused(areal: Areal, tmp_path: Path, manifest: str) -> None:
-    assert areal("apply", manifest).code == 1
+    assert areal("apply", manifest).code == 2
     assert areal("apply", str(tmp_path / "none.json")).code == 2
     assert areal("apply", manifest, "-f", manifest).code == 2
 
@@ -212,3 +212,11 @@ def test_destructive_verb_at_a_terminal_asks_and_takes_no_for_an_answer(home: Ho
         typist.type(f"{answer}\n")
         assert typist.code() == code
         assert [item.name for item in ObjectStore(home).list()] == left
+
+
+@pytest.mark.parametrize("name", ["x.yaml", "x.yml"])
+def test_manifest_without_f_is_a_usage_error_that_says_so(areal: Areal, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("kind: Model\n")
+    found = areal("apply", str(path))
+    assert found.code == 2 and f"areal apply -f {path}" in found.err
