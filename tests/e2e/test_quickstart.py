@@ -73,7 +73,7 @@ def test_diff_exits_0_then_1_after_an_edit_and_names_op_cause_and_field(served: 
     result = served.areal("diff", "-f", edited)
     assert result.code == 1
     assert "~ Model/reverse configure (rolling update), decided by spec.engineArgs.maxBatchSize" in result.out
-    assert "spawn" in result.out
+    assert "start Model/" in result.out
     assert "drain" in result.out
 
 
