@@ -5,11 +5,9 @@ Started as ``python -m areal.reward.worker``, by a pool only. It dies with its p
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import importlib
-import inspect
 import os
 import runpy
 import signal
@@ -62,7 +60,9 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     began = time.perf_counter()
     try:
         value = function(*args, **kwargs)
-        if inspect.isawaitable(value):
+        if isinstance(value, Awaitable):
+            import asyncio  # here only: few rewards need it, and it takes as long as all else
+
             value = asyncio.run(_awaited(value))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
         return Done(error=_told(error))
