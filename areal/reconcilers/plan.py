@@ -293,12 +293,6 @@ class PlanBuilder:
     def ops(self) -> tuple[Op, ...]:
         return tuple(self._ops)
 
-    @property
-    def summary(self) -> str:
-        """ "3 to create, 1 to roll, 2 unchanged": how many objects, by what happens to them."""
-        counts = Counter(_outlook(item) for item in self.objects)
-        return ", ".join(f"{counts[word]} {word}" for word in _OUTLOOKS if counts[word]) or "no object"
-
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(op for op in self._ops if op.ref == ref)
 

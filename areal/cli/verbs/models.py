@@ -53,9 +53,10 @@ def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
         folder = hub.snapshot(
             id, revision, force=force, told=lambda done, total: progress(Progress(id, "downloading", done, total))
         )
-    row = {"id": id, "revision": revision, "commit": folder.name, "folder": str(folder), "bytes": _bytes(folder)}
+    count = _bytes(folder)
+    row = {"id": id, "revision": revision, "commit": folder.name, "folder": str(folder), "bytes": count}
     emit_one(cli, row, name=_name(row), text=lambda: str(folder))
-    cli.say(f"{id} at {revision} is commit {folder.name}, {size(row['bytes'])}")
+    cli.say(f"{id} at {revision} is commit {folder.name}, {size(count)}")
     return 0
 
 

@@ -153,13 +153,13 @@ def plain_logits(model: Any, tokens: Seq[int]) -> torch.Tensor:
     return logits
 
 
-def plain_logprobs(model: Any, sequence: Sequence) -> torch.Tensor:
+def plain_logprobs(model: Any, sequence: Sequence, temperature: float = 1.0) -> torch.Tensor:
     """What a forward pass over prompt and output gives each token of the output."""
     tokens = sequence.prompt + sequence.output
-    logprobs = plain_logits(model, tokens).log_softmax(-1)[len(sequence.prompt) - 1 : -1]
+    logprobs = (plain_logits(model, tokens) / temperature).log_softmax(-1)[len(sequence.prompt) - 1 : -1]
     return logprobs.gather(1, torch.tensor(sequence.output)[:, None])[:, 0]
 
 
-def gap(model: Any, sequence: Sequence) -> float:
+def gap(model: Any, sequence: Sequence, temperature: float = 1.0) -> float:
     """Largest difference between the reported logprobs and the plain ones."""
-    return float((torch.tensor(sequence.logprobs) - plain_logprobs(model, sequence)).abs().max())
+    return float((torch.tensor(sequence.logprobs) - plain_logprobs(model, sequence, temperature)).abs().max())

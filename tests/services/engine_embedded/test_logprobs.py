@@ -99,15 +99,15 @@ def test_logprobs_in_bfloat16_are_near_plain_forward(tmp_path: Path, start: Star
 def test_top_logprobs_of_every_token_match_plain_forward(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
     (sequence,) = start(folder).run([5, 6, 7], max_new_tokens=6, top_logprobs=5, temperature=0.5, top_k=3)
-    plain = plain_logits(model, sequence.prompt + sequence.output).log_softmax(-1)
+    plain = (plain_logits(model, sequence.prompt + sequence.output) / 0.5).log_softmax(-1)
     for step, alternatives in enumerate(sequence.top):
         values, ids = plain[len(sequence.prompt) - 1 + step].topk(5)
         assert [token for token, _ in alternatives] == ids.tolist()
         assert torch.allclose(torch.tensor([value for _, value in alternatives]), values, atol=TOLERANCE)
 
 
-def test_logprobs_of_shaped_sampling_are_of_raw_distribution(llama: tuple[Path, Any], start: Start) -> None:
+def test_logprobs_of_shaped_sampling_are_of_the_temperature_alone(llama: tuple[Path, Any], start: Start) -> None:
     folder, model = llama
     shaping = {"temperature": 0.3, "top_p": 0.8, "presence_penalty": 1.5, "logit_bias": {VOCAB - 1: 5.0}}
     (sequence,) = start(folder).run([5, 6, 7], max_new_tokens=16, **shaping)
-    assert gap(model, sequence) < TOLERANCE
+    assert gap(model, sequence, 0.3) < TOLERANCE

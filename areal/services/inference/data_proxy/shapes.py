@@ -222,8 +222,7 @@ class CompletionShape:
             return b""
         chunks = []
         for choice in self._frame.choices:
-            told = self._echoed_logprobs(choice)
-            chunks.append(self._chunk(choice.index, self._echo(choice), **({"logprobs": told} if told else {})))
+            chunks.append(self._chunk(choice.index, self._echo(choice), logprobs=self._echoed_logprobs(choice)))
         return b"".join(chunks)
 
     def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
