@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from areal.api.cli_args import PRESETS
 from areal.training import drivers
 from areal.training.metrics import read_metrics
 from tests.drivers.conftest import House
@@ -32,14 +34,22 @@ def length_adaptive(lengths: torch.Tensor) -> torch.Tensor:
     return 1 - 1 / (2 * lengths.float())
 
 
-def presets() -> dict[str, list[str]]:
-    """Overrides by the preset's name, from the table."""
-    table = DOCS.read_text(encoding="utf-8").partition("| preset |")[2].partition("\n\n")[0]
-    found = {}
-    for line in table.splitlines()[2:]:
-        name, keys = (cell.strip() for cell in line.strip("|").split("|"))
-        said = yaml.safe_load(f"{{{keys.strip('`')}}}".replace("my.module:lambdas", f"{__name__}:length_adaptive"))
+def table(head: str) -> list[list[str]]:
+    """The cells of the rows of a table of the documentation."""
+    rows = DOCS.read_text(encoding="utf-8").partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def overrides() -> dict[str, list[str]]:
+    """Of each preset, and of each row of settings that go with any: by its name."""
+    found = {row[0].strip("`"): ["actor.preset=" + row[0].strip("`")] for row in table("| `preset` |")}
+    found["dapo"].append("actor.overlong_tokens=2")
+    for name, keys, *_ in table("| with any of them |"):
+        spans = [span for span in re.findall(r"`([^`]*)`", keys) if ": " in span]
+        said = yaml.safe_load("{" + ", ".join(spans).replace("my.module:lambdas", f"{__name__}:length_adaptive") + "}")
         found[name] = [f"actor.{key}={json.dumps(value)}" for key, value in said.items()]
+        if "`ref`" in name:
+            found[name].append("ref={}")
     return found
 
 
@@ -53,17 +63,16 @@ def served(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", overrides())
 def test_preset_of_the_docs_trains(name: str, served: Path) -> None:
-    drivers.grpo(["--config", CONFIG, *SMALL, "actor.reward_norm=null", *presets()[name]])
+    drivers.grpo(["--config", CONFIG, *SMALL, "actor.reward_norm=null", *overrides()[name]])
     lines = read_metrics(served / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
 
 
-def test_table_of_presets_names_those_that_are_promised() -> None:
-    promised = {"GRPO", "Dr.GRPO", "RLOO", "REINFORCE", "DAPO", "GSPO", "CISPO", "SAPO", "decoupled PPO"}
-    assert promised <= set(presets())
+def test_table_of_presets_names_each() -> None:
+    assert {row[0].strip("`") for row in table("| `preset` |")} == set(PRESETS)
 
 
 @pytest.mark.slow
