@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError
+from areal.installation import install_command
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -70,7 +71,7 @@ def plot(curves: Mapping[str, Curve], path: str) -> None:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise ArealError(
-            "--plot draws with matplotlib, which is not installed", hint="pip install 'areal[plot]'"
+            "--plot draws with matplotlib, which is not installed", hint=install_command("plot")
         ) from error
     columns = min(3, len(curves))
     rows = -(-len(curves) // columns)

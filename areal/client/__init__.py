@@ -1,7 +1,7 @@
 """Clients over HTTP for what the services serve, and the controller of rollouts.
 
 ``admin``, ``chat`` and ``connection`` need nothing but the standard library: the command line uses them. All else is
-the SDK (``pip install 'areal[client]'``), imported when it is first asked for.
+the SDK (the extra ``client``), imported when it is first asked for.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 
 from areal.dataset.rows import Row, Rows
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.installation import install_command
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 _SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # beside what datasets saves
@@ -115,7 +116,7 @@ def _columns(file: Path) -> Iterator[Placed]:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ArealError(f"{file} needs pyarrow", hint="pip install 'areal[train]'") from error
+        raise ArealError(f"{file} needs pyarrow", hint=install_command("train")) from error
     try:
         if file.suffix == ".parquet":
             table = parquet.read_table(file)

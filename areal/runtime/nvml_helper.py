@@ -16,7 +16,7 @@ def listing() -> dict[str, Any]:
     try:
         import pynvml as nvml
     except ImportError:
-        return {"gpus": [], "reason": "the Python package nvidia-ml-py is not installed (pip install 'areal[gpu]')"}
+        return {"gpus": [], "reason": "the Python package nvidia-ml-py is not installed (pip install nvidia-ml-py)"}
     try:
         nvml.nvmlInit()
         gpus = []

@@ -146,4 +146,4 @@ def _check_format(body: Any, path: Path | str) -> None:
         raise Unreadable(path, "it does not describe an object", damaged=True)
     if number > FORMAT:
         reason = f"a newer areal wrote it (format {number}, this one knows {FORMAT})"
-        raise Unreadable(path, reason, damaged=False, hint="upgrade areal: pip install -U areal")
+        raise Unreadable(path, reason, damaged=False, hint="upgrade areal")

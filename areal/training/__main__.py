@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from areal.api.config.uncaught import told
 from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
+from areal.installation import install_command
 from areal.services.web.options import die_with_parent
 from areal.training import stopping
 from areal.training.launch import is_quiet_rank, is_rank, leave_note
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _INTERRUPTED
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing in _TRAIN_EXTRA:
-            error = UsageFault(f"training needs the package {missing}", hint="pip install 'areal[train]'")
+            error = UsageFault(f"training needs the package {missing}", hint=install_command("train"))
         if is_rank() and _of_another_rank(error):
             _say(f"rank {os.environ['RANK']}: {error}\n", _FAILED, lost=True)
             return _FAILED

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError
+from areal.installation import install_command
 from areal.trajectories.record import TOKEN_COLUMNS, Episode, read_episode
 
 _AT_A_TIME = 256  # episodes, and rows: bounds the memory, not the file
@@ -22,9 +23,7 @@ def pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ArealError(
-            "Parquet needs pyarrow, which is not installed", hint="pip install 'areal[parquet]'"
-        ) from error
+        raise ArealError("Parquet needs pyarrow, which is not installed", hint=install_command("parquet")) from error
     return pyarrow
 
 

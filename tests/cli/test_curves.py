@@ -8,6 +8,7 @@ import pytest
 
 from areal.cli.curves import curves_of, plot, sparkline
 from areal.errors import ArealError
+from areal.installation import install_command
 
 STEPS = [
     {"step": step, "attempt": 1, "time": 1.0, "reward/mean": step / 50, "time/step": 0.1, "loss": 1.0 / step}
@@ -50,4 +51,4 @@ def test_plot_without_what_draws_says_what_brings_it(tmp_path: Path, monkeypatch
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ArealError, match="not installed") as caught:
         plot(curves_of(STEPS), str(tmp_path / "p.png"))
-    assert caught.value.hint == "pip install 'areal[plot]'"
+    assert caught.value.hint == install_command("plot")

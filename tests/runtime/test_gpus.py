@@ -93,7 +93,7 @@ def test_listing_without_binding_names_the_extra_to_install(tmp_path: Path, monk
     (tmp_path / "pynvml.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    assert "areal[gpu]" in list_gpus().reason
+    assert "pip install nvidia-ml-py" in list_gpus().reason
 
 
 def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, set_gpus: SetGpus, spawn: Spawn) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.installation import install_command
 from areal.training.checkpoints import Checkpoints
 from areal.training.metrics import read_metrics
 from tests.training.trainers.reversing import MODEL
@@ -94,7 +95,7 @@ def test_package_that_is_missing_is_named_with_what_brings_it_and_is_not_tried_a
     lacking = "import sys\ndef main(args):\n    sys.modules['omegaconf'] = None\n    import omegaconf.errors\n"
     (tmp_path / "lacking.py").write_text(lacking)
     done = _run(tmp_path, "--driver", "lacking:main")
-    assert done.stderr == "error: training needs the package omegaconf\nhint: pip install 'areal[train]'\n"
+    assert done.stderr == f"error: training needs the package omegaconf\nhint: {install_command('train')}\n"
     assert done.returncode == 2  # the status that a job's supervisor takes for final
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from areal.errors import NotFound, UsageFault
 from areal.hub import model_folder
+from areal.installation import install_command
 from areal.resources.suggest import did_you_mean
 from areal.training.data.packed_rows import Cost
 from areal.training.ranks import Ranks
@@ -130,7 +131,7 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise UsageFault("LoRA needs the package peft", hint="pip install 'areal[train]'") from error
+        raise UsageFault("LoRA needs the package peft", hint=install_command("train")) from error
     adapters = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal.errors import ArealError, UsageFault
+from areal.installation import install_command
 
 _OBJECT = {"type": "object"}
 _GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's reasons: its own end, and none yet
@@ -54,7 +55,7 @@ class Grammars:
             import llguidance
         except ImportError as error:
             raise ArealError(
-                "the engine has no grammars: llguidance is not installed", hint="pip install 'areal[structured]'"
+                "the engine has no grammars: llguidance is not installed", hint=install_command("structured")
             ) from error
         file = tokenizer_folder / "tokenizer.json"
         ends = sorted(end_tokens)
