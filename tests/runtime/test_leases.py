@@ -189,6 +189,14 @@ def test_lease_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     assert LEASE_DIR_VARIABLE in (caught.value.hint or "")
 
 
+def test_lease_folder_that_everyone_may_empty_is_refused(lease_dir: Path, leases: LeaseDir) -> None:
+    lease_dir.mkdir(exist_ok=True)
+    lease_dir.chmod(0o777)
+    with pytest.raises(ArealError, match="without the sticky bit") as caught:
+        leases.acquire("port-1", owner="Model/a")
+    assert caught.value.hint == f"chmod 1777 {lease_dir}"
+
+
 def test_lease_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LEASE_DIR_VARIABLE, str(tmp_path / "elsewhere"))
 
