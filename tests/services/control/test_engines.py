@@ -20,6 +20,34 @@ from tests.services.scripted_api import ScriptedApi, scripted_api
 T = TypeVar("T")
 MODELS = (200, {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 4096}]})
 OK: tuple[int, dict[str, Any]] = (200, {})
+SAMPLED = {  # what each is asked before it is ready: how it reports log probabilities
+    "POST /v1/completions": {
+        "choices": [
+            {
+                "index": 0,
+                "text": "",
+                "token_ids": [5],
+                "logprobs": {
+                    "tokens": [],
+                    "token_logprobs": [-0.7],
+                    "top_logprobs": [{"token_id:5": -0.7, "token_id:6": -0.7}],
+                },
+                "finish_reason": "length",
+            }
+        ]
+    },
+    "POST /generate": {
+        "text": "",
+        "output_ids": [5],
+        "meta_info": {
+            "completion_tokens": 1,
+            "finish_reason": {"type": "length"},
+            "output_token_logprobs": [[-0.7, 5, None]],
+            "output_top_logprobs": [[[-0.7, 5, None], [-0.7, 6, None]]],
+            "weight_version": "7",
+        },
+    },
+}
 
 
 @pytest.fixture
@@ -33,6 +61,7 @@ async def http() -> AsyncIterator[HttpClient]:
 async def api() -> AsyncIterator[ScriptedApi]:
     async with scripted_api() as api:
         api.replies |= {"GET /health": OK, "GET /v1/models": MODELS, "GET /is_paused": (200, {"is_paused": False})}
+        api.replies |= {route: [event, "[DONE]"] for route, event in SAMPLED.items()}
         yield api
 
 

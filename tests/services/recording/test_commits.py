@@ -101,4 +101,4 @@ async def test_close_commits_what_waits_and_refuses_the_rest(db: sqlite3.Connect
     assert await waiting == "a"
     with pytest.raises(ApiError) as caught:
         await commits.run(adding(db, "b"))
-    assert caught.value.status == 503
+    assert caught.value.status == 421

@@ -65,7 +65,7 @@ async def test_vllm_asks_for_token_ids_and_reads_them(http: HttpClient, api: Scr
         "[DONE]",
     ]
     deltas = await collect(await engine("vllm", http, api.url))
-    assert tokens_of(deltas) == [(5, -0.5, -1), (9, -0.5, -1)]
+    assert tokens_of(deltas) == [(5, -0.5, 0), (9, -0.5, 0)]
     assert deltas[0].top_logprobs is not None and deltas[0].top_logprobs[0] == ((5, -0.5), (6, -1.0))
     assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == 9
     body = api.bodies("POST /v1/completions")[-1]
