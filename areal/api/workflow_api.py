@@ -23,6 +23,7 @@ Trajectory: TypeAlias = "dict[str, torch.Tensor]"
     rewards f32, original_rewards f32 (before discounts), truncated bool (its last answer was cut off)            [B]
     temperatures f32 (of the sampling, and of ``logprobs``)                                                       [B]
     token_temperatures f32 (instead, where the turns of a row differ)                                          [B, S]
+    sample_ids i32 (which of the group's samples), parents i32 (the row whose conversation it continues, else -1) [B]
 
 Rows without a temperature have that of ``gconfig``.
 """

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from areal.cli import jobs, options, view
 from areal.cli.acting import acting, finish, timeout_s
-from areal.cli.curves import MAIN, curves_of, sparkline
+from areal.cli.curves import MAIN, WIDTH, Curve, Group, curves_of, grouped, span_of, sparkline
 from areal.cli.curves import plot as draw
 from areal.cli.dryrun import DryRunCommand, dry_run_option
 from areal.cli.inf.converge import converge, preview, recorded
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
 from areal.cli.output.emit import emit_one, emit_rows, write
-from areal.cli.output.table import Column, field, text_of
+from areal.cli.output.table import Column, field, render_table, text_of
 from areal.cli.output.units import age
 from areal.cli.remote import not_remote
 from areal.cli.targets import complete_names, stored
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _ALL_LINES = 1_000_000
 _WATCH_S = 2.0
+_NARROWEST = 10  # characters of a curve
 
 _job = click.argument("name", shell_complete=complete_names("TrainJob"))
 
@@ -332,55 +335,119 @@ def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
 
 
 @click.command()
-@_job
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names("TrainJob"))
 @click.option("--plot", metavar="FILE.png", help="Also draw the curves into a file.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
 @click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @_reading
 @pass_invocation
-def metrics(cli: Invocation, /, name: str, plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool) -> int:
-    """The job NAME's curves in the terminal."""
+def metrics(
+    cli: Invocation, /, names: tuple[str, ...], plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool
+) -> int:
+    """The jobs' curves in the terminal, numbers that belong together on one scale. Several jobs are compared.
+
+    \b
+    areal train metrics NAME --all
+    areal train metrics NAME OTHER --metric reward/mean --plot both.png
+
+    NAME may also be the folder of a run that was started by hand; it has a / in it.
+    """
     not_remote(cli, "train metrics")
-    ref = jobs.ref_of(name)
-    stored(cli.home, ref)
-    path = cli.home.job_metrics(name)
     while True:
-        curves = curves_of(steps_of(path), metrics)
-        _require(curves, ref, metrics)
-        main = {each: curves[each] for each in MAIN if each in curves}
-        hidden = len(curves) - len(main) if main and cli.format.is_table and not (all_ or metrics) else 0
-        if hidden:
-            curves = main
-            cli.say(f"{hidden} more: --all")
+        runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        _require(cli, runs, metrics)
+        if cli.format.is_table and not (all_ or metrics):
+            runs = _main(cli, runs)
+        groups = grouped(runs)
         if plot:
-            draw(curves, plot)
+            draw(groups, plot)
         if watch and fancy(sys.stdout):
             click.clear()
-        rows = [
-            {"metric": each, "steps": [step for step, _ in curve], "values": [value for _, value in curve]}
-            for each, curve in sorted(curves.items())
-        ]
-        emit_rows(cli, rows, _CURVES, name=lambda row: str(row["metric"]))
+        _emit_curves(cli, groups, several=len(runs) > 1)
         if not watch:
             return 0
         sys.stdout.flush()
         time.sleep(_WATCH_S)
 
 
-_CURVES = (
-    field("METRIC", "metric"),
-    Column("STEP", lambda row: row["steps"][-1], right=True),
-    Column("FIRST", lambda row: row["values"][0], right=True),
-    Column("LAST", lambda row: row["values"][-1], right=True),
-    Column("BEST", lambda row: max(row["values"]), right=True, wide=True),
-    Column("CURVE", lambda row: sparkline(row["values"])),
-)
+def _metrics_file(cli: Invocation, name: str) -> Path:
+    """Raises NotFound."""
+    if "/" in name:
+        path = Path(name).expanduser() / "metrics.jsonl"
+        if not path.is_file():
+            raise NotFound(f"there is no {path}")
+        return path
+    stored(cli.home, jobs.ref_of(name))
+    return cli.home.job_metrics(name)
 
 
-def _require(curves: dict[str, Any], ref: Ref, wanted: tuple[str, ...]) -> None:
-    if curves:
+def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: Sequence[str]) -> None:
+    """Raises NotFound for a metric that no job has, and where none has any."""
+    known = {metric for curves in runs.values() for metric in curves}
+    first = next(iter(runs))
+    if missing := [metric for metric in wanted if metric not in known]:
+        hint = f"areal train metrics {first} --all lists them"
+        raise NotFound(
+            f"{' and '.join(runs)} {'have' if len(runs) > 1 else 'has'} no metric {', '.join(missing)}", hint=hint
+        )
+    empty = [name for name, curves in runs.items() if not curves]
+    if len(empty) == len(runs):
+        raise NotFound(f"{', '.join(empty)} has written no metrics yet", hint=f"areal train status {first}")
+    if empty:
+        cli.say(f"no such metrics yet: {', '.join(empty)}")
+
+
+def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
+    """The ten that matter; all, where a driver writes none of them."""
+    chosen = {job: {name: curves[name] for name in MAIN if name in curves} for job, curves in runs.items()}
+    known, shown = ({metric for curves in every.values() for metric in curves} for every in (runs, chosen))
+    if not shown:
+        return {job: dict(curves) for job, curves in runs.items()}
+    if hidden := len(known - shown):
+        cli.say(f"{hidden} more: --all")
+    return chosen
+
+
+def _emit_curves(cli: Invocation, groups: Sequence[Group], *, several: bool) -> None:
+    rows = [
+        {
+            "group": group.title,
+            "metric": each.metric,
+            "job": each.job,
+            "steps": [step for step, _ in each.curve],
+            "values": [value for _, value in each.curve],
+        }
+        for group in groups
+        for each in group.series
+    ]
+    if not cli.format.is_table:
+        emit_rows(cli, rows, (), name=lambda row: str(row["metric"]))
         return
-    if wanted:
-        raise NotFound(f"{ref} has no metric {', '.join(wanted)}", hint=f"areal train metrics {ref.name} lists them")
-    raise NotFound(f"{ref} has written no metrics yet", hint=f"areal train status {ref.name}")
+    write(_charts(groups, rows, several=several, wide=cli.format.kind == "wide"))
+
+
+def _charts(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]], *, several: bool, wide: bool) -> str:
+    """A table with the groups' titles between its lines; the curves have the room that is left on a terminal."""
+    titled = {group.title for group in groups if len({each.metric for each in group.series}) > 1}
+    columns = [
+        Column("METRIC", lambda row: row["metric"]),
+        *([field("JOB", "job")] if several else []),
+        Column("STEP", lambda row: row["steps"][-1], right=True),
+        Column("FIRST", lambda row: row["values"][0], right=True),
+        Column("LAST", lambda row: row["values"][-1], right=True),
+        Column("MIN", lambda row: min(row["values"]), wide=True, right=True),
+        Column("MAX", lambda row: max(row["values"]), wide=True, right=True),
+    ]
+    head, *lines = render_table(rows, columns, wide=wide).split("\n")
+    width = max(map(len, (head, *lines))) + 2
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else WIDTH
+    span, found, rest = span_of(groups), [f"  {head:<{width}}CURVE"], iter(lines)
+    for group in groups:
+        low, high = group.scale
+        if group.title in titled:
+            found.append(f"{group.title}: {text_of(low)} to {text_of(high)}")
+        for each in group.series:
+            curve = sparkline(each.curve, span, (low, high), max(_NARROWEST, min(WIDTH, room)))
+            found.append(f"  {next(rest):<{width}}{curve}")
+    return "\n".join(found)

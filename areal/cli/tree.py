@@ -99,7 +99,10 @@ TRAIN: dict[str, Leaf | Branch] = {
     "ps": _train("ps", "List jobs."),
     "status": _train("status", "One job: phase, step, reward, throughput, staleness."),
     "logs": _train("logs", "A job's output."),
-    "metrics": _train("metrics", "A job's curves in the terminal."),
+    "metrics": _train("metrics", "Curves of jobs in the terminal or as a picture, compared."),
+    "trajectories": Leaf(
+        "areal.cli.inf.trajectories:of_job", "Show what a job trained on: tokens, rewards, advantages."
+    ),
 }
 
 

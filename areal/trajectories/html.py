@@ -16,6 +16,7 @@ from typing import Any
 
 from areal.trajectories.decoding import Decoder
 from areal.trajectories.record import Episode
+from areal.trajectories.terminal import origin
 from areal.trajectories.view import Turn, text_of_messages, turns
 
 _PAGE = """<!doctype html>
@@ -74,6 +75,7 @@ def _episode(episode: Episode, decoder: Decoder | None) -> dict[str, Any]:
     example = {name: value if isinstance(value, str) else json.dumps(value) for name, value in episode.example.items()}
     return {
         "name": episode.episode,
+        "origin": origin(episode),
         "reward": episode.reward,
         "seconds": episode.seconds,
         "example": example,
@@ -93,6 +95,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "truncated": row.truncated,
         "reward": row.original_reward if row.rewarded else None,
         "ret": row.reward,
+        "advantage": row.advantage,
     }
     if row.response is not None:
         return {**about, "messages": text_of_messages(row)}
@@ -106,4 +109,5 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "mask": "".join("1" if token.generated else "0" for token in tokens),
         "lp": [round(token.logprob, 4) for token in tokens if token.generated],
         "v": [token.version for token in tokens if token.generated],
+        "turns": [token.turn for token in tokens if token.generated] if len(turn.turn_ids) > 1 else None,
     }

@@ -13,7 +13,7 @@ from areal.installation import install_command
 from areal.trajectories.record import TOKEN_COLUMNS, Episode, read_episode
 
 _AT_A_TIME = 256  # episodes, and rows: bounds the memory, not the file
-_EPISODE = ("episode", "prompt", "sample", "answer", "seconds", "export_id")
+_EPISODE = ("episode", "prompt", "sample", "group", "step", "is_eval", "answer", "seconds", "export_id")
 _TEXT = ("messages", "response")  # an external model's, as JSON
 
 
@@ -31,10 +31,11 @@ def _schema(arrow: Any) -> Any:
     ids, texts = arrow.list_(arrow.int64()), arrow.string()
     fields = {
         "episode": texts, "prompt": arrow.int64(), "sample": arrow.int64(), "episode_reward": arrow.float64(),
+        "group": texts, "step": arrow.int64(), "is_eval": arrow.bool_(),
         "answer": texts, "seconds": arrow.float64(), "export_id": texts, "example": texts, "failures": texts,
         "session_id": texts, "trajectory_id": arrow.int64(), "interaction_id": texts, "parent_id": texts,
         "finish_reason": texts, "truncated": arrow.bool_(), "rewarded": arrow.bool_(), "model": texts,
-        "reward": arrow.float32(), "original_reward": arrow.float32(),
+        "reward": arrow.float32(), "original_reward": arrow.float32(), "advantage": arrow.float32(),
         "input_ids": ids, "loss_mask": arrow.list_(arrow.int8()), "logprobs": arrow.list_(arrow.float32()),
         "versions": ids, "turn_ids": arrow.list_(arrow.int32()), "messages": texts, "response": texts,
         "temperature": arrow.float32(), "token_temperatures": arrow.list_(arrow.float32()),
@@ -86,7 +87,7 @@ def _each_row(file: Any) -> Iterator[dict[str, Any]]:
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     first = rows[0]
     return {
-        **{name: first[name] for name in _EPISODE},
+        **{name: first[name] for name in _EPISODE if name in first},
         "reward": first["episode_reward"],
         "example": json.loads(first["example"]),
         "failures": json.loads(first["failures"]),

@@ -32,7 +32,8 @@ class Interaction:
     ``loss_mask``: 0 prompt, 1 generated. ``logprobs``: natural logarithms, 0 on prompt. ``versions`` and ``turn_ids``:
     -1 on prompt. ``temperature``: that of the sampling and of ``logprobs``, 0 greedy; None where the turns of a row
     differ, which has ``token_temperatures`` then, 1 on prompt. ``reward`` is discounted along the conversation,
-    ``original_reward`` is the interaction's own.
+    ``original_reward`` is the interaction's own. ``advantage``: the trainer's mean over the tokens that it trained on;
+    None where that was none.
     ``messages`` and ``response`` instead of tokens: an external model's.
     """
 
@@ -46,6 +47,7 @@ class Interaction:
     rewarded: bool = False
     reward: float = 0.0
     original_reward: float = 0.0
+    advantage: float | None = None
     input_ids: Sequence[int] = ()
     loss_mask: Sequence[int] = ()
     logprobs: Sequence[float] = ()
@@ -66,7 +68,7 @@ class Interaction:
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = {name: getattr(self, name) for name in _ABOUT}
-        found |= {"reward": self.reward, "original_reward": self.original_reward}
+        found |= {"reward": self.reward, "original_reward": self.original_reward, "advantage": self.advantage}
         if self.response is not None:
             return {**found, "messages": list(self.messages), "response": dict(self.response)}
         columns: dict[str, Any] = {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
@@ -83,10 +85,11 @@ def _short(value: float) -> float:
 
 @dataclass(frozen=True)
 class Episode:
-    """What one rollout left: its interactions, and whatever else its collector wrote down.
+    """One sample of a prompt: the interactions (turns) of its conversation, and whatever else its collector wrote down.
 
     ``prompt``: the number of its example in the data set; ``sample``: which of the prompt's samples. Both -1 where no
-    collector was.
+    collector was. ``group``: the episode of a trainer that sampled the whole group; samples of one group have one.
+    ``step``: the training step that took it, or after which it was evaluated (``is_eval``).
     """
 
     episode: str
@@ -99,6 +102,9 @@ class Episode:
     export_id: str = ""
     example: Mapping[str, Any] = field(default_factory=dict)
     failures: tuple[Mapping[str, Any], ...] = ()
+    group: str = ""
+    step: int | None = None
+    is_eval: bool = False
 
     def document(self) -> dict[str, Any]:
         """As one line of JSON."""
@@ -106,6 +112,9 @@ class Episode:
             "episode": self.episode,
             "prompt": self.prompt,
             "sample": self.sample,
+            "group": self.group,
+            "step": self.step,
+            "is_eval": self.is_eval,
             "reward": self.reward,
             "answer": self.answer,
             "seconds": round(self.seconds, 4),
@@ -124,6 +133,9 @@ def read_episode(document: Mapping[str, Any]) -> Episode:
             interactions=tuple(_interaction(each) for each in document["interactions"]),
             prompt=int(document.get("prompt", -1)),
             sample=int(document.get("sample", -1)),
+            group=str(document.get("group") or ""),
+            step=document.get("step"),
+            is_eval=bool(document.get("is_eval")),
             reward=document.get("reward"),
             answer=document.get("answer"),
             seconds=float(document.get("seconds") or 0.0),

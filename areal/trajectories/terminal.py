@@ -86,11 +86,24 @@ def _head(episode: Episode, paint: Paint | None) -> str:
     generated = sum(row.generated_tokens for row in rows)
     models = ", ".join(sorted({row.model for row in rows}))
     turns_ = f"{len(rows)} turn" + ("s" if len(rows) != 1 else "")
-    parts = [f"episode {safe(episode.episode)}", reward, turns_, f"{generated} tokens generated", safe(models)]
+    parts = [f"episode {safe(episode.episode)}", *origin(episode), reward, turns_]
+    parts += [f"{generated} tokens generated", safe(models)]
     if episode.failures:
         parts.append("failures: " + ", ".join(f"{each.get('code')} x{each.get('count')}" for each in episode.failures))
     text = "  ·  ".join(part for part in parts if part)
     return f"{_BOLD}{text}{_OFF}" if paint else text
+
+
+def origin(episode: Episode) -> list[str]:
+    """Where a trainer has it from: "training step 12", "sample 3 of group t-7"."""
+    found = []
+    if episode.step is not None:
+        found.append(f"{'evaluation after' if episode.is_eval else 'training'} step {episode.step}")
+    elif episode.is_eval:
+        found.append("evaluation")
+    if episode.group:
+        found.append(f"sample {episode.sample} of group {safe(episode.group)}")
+    return found
 
 
 def _title(turn: Turn, paint: Paint | None) -> str:
@@ -99,6 +112,8 @@ def _title(turn: Turn, paint: Paint | None) -> str:
     if row.reward != row.original_reward:
         reward += f" (return {row.reward:.4g})"
     parts = [f"[{turn.number}] {safe(row.interaction_id)}", reward, safe(row.finish_reason)]
+    if row.advantage is not None:
+        parts.insert(2, f"advantage {row.advantage:.4g}")
     mean = turn.mean_logprob
     if mean is not None:
         parts.append(f"mean logprob {mean:.3f}")
@@ -118,7 +133,8 @@ def _tokens(turn: Turn, paint: Paint | None, versions: Sequence[int]) -> list[st
         lines.append(_dim(f"({turn.shown_before} tokens as above)", paint))
     for generated, tokens in turn.runs():
         if paint is None:
-            lines.append("answer:" if generated else "prompt:")
+            several = f" of turn {tokens[0].turn + 1}" if generated and len(turn.turn_ids) > 1 else ""
+            lines.append(f"answer{several}:" if generated else "prompt:")
             lines += [f"  {line}" for line in _plain(tokens).rstrip("\n").split("\n")]
         else:
             colour = _colour_of(paint, versions) if generated else (lambda token: None)

@@ -25,6 +25,7 @@ class Token:
     generated: bool
     logprob: float
     version: int
+    turn: int = -1  # of its row, -1 on prompt
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,14 @@ class Turn:
         given = zip(self.row.token_temperatures, self.row.loss_mask, strict=True)
         return sorted({value for value, is_answer in given if is_answer})
 
+    @property
+    def turn_ids(self) -> list[int]:
+        """More than one where the row is a whole conversation."""
+        return sorted({token.turn for token in self.generated})
+
     def runs(self) -> Iterator[tuple[bool, list[Token]]]:
-        """Stretches of prompt and of generated tokens."""
-        for generated, tokens in groupby(self.tokens, key=lambda token: token.generated):
+        """Stretches of prompt and of generated tokens, one a turn of the row."""
+        for (generated, _), tokens in groupby(self.tokens, key=lambda token: (token.generated, token.turn)):
             yield generated, list(tokens)
 
 
@@ -107,7 +113,7 @@ def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None,
     )
     texts: Sequence[str | None] = decoder.texts(ids) if decoder is not None else [None] * len(ids)
     tokens = tuple(
-        Token(ids[at], texts[at], bool(row.loss_mask[at]), row.logprobs[at], row.versions[at])
+        Token(ids[at], texts[at], bool(row.loss_mask[at]), row.logprobs[at], row.versions[at], row.turn_ids[at])
         for at in range(before, len(ids))
     )
     return Turn(row, number, depth, before, tokens)

@@ -86,11 +86,17 @@ async def exported(session: AsyncSession, **how: Any) -> Trajectory | dict[str, 
 
 
 def rows_of(exported: Trajectories) -> Trajectory:
-    """The columns as tensors, and which rows ended because there was no more room."""
+    """The columns as tensors, which rows ended because there was no more room, and which row each continues."""
     import torch
 
+    rows = exported.token_rows
+    places = {about["interaction_id"]: place for place, about in enumerate(rows)}
     columns: Trajectory = exported.torch()
-    return {**columns, "truncated": torch.tensor([bool(about["truncated"]) for about in exported.token_rows])}
+    return {
+        **columns,
+        "truncated": torch.tensor([bool(about["truncated"]) for about in rows]),
+        "parents": torch.tensor([places.get(about.get("parent_id"), -1) for about in rows], dtype=torch.int32),
+    }
 
 
 async def give(session: AsyncSession, reward: float | Mapping[str, float]) -> None:

@@ -50,16 +50,19 @@ class GroupedWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
         together = self._together
         if together is not None and together.can_group(engine, self._size):
-            return answered(self._given(await together.arun_group(engine, data, self._size)))
-        given = [end for end in self._given(await self._members(engine, data)) if isinstance(end, dict)]
-        return concat_padded_tensors(given) if given else None
+            given = self._given(await together.arun_group(engine, data, self._size))
+            return _of_sample(answered(list(given.values())), list(given))
+        ends = self._given(await self._members(engine, data))
+        rows = [_of_sample(end, [sample]) for sample, end in ends.items() if isinstance(end, dict)]
+        return concat_padded_tensors(rows) if rows else None
 
-    def _given(self, ends: Sequence[T | BaseException]) -> list[T]:
+    def _given(self, ends: Sequence[T | BaseException]) -> dict[int, T]:
+        """By the number of the sample."""
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._whole or len(failures) == self._size):
             raise failures[0]
         self._say_of(failures)
-        return [end for end in ends if not isinstance(end, BaseException)]
+        return {sample: end for sample, end in enumerate(ends) if not isinstance(end, BaseException)}
 
     def _say_of(self, failures: Sequence[Exception]) -> None:
         """Nobody else hears of a member that is left out. The first, and then each time twice as many."""
@@ -83,3 +86,13 @@ class GroupedWorkflow(RolloutWorkflow):
                 episode.cancel()
             ends = await asyncio.gather(*episodes, return_exceptions=True)
         return ends
+
+
+def _of_sample(trajectory: Trajectory, samples: list[int]) -> Trajectory:
+    """With ``sample_ids`` [B]: ``samples``, one a row, or the one that all rows are of."""
+    import torch
+
+    if "attention_mask" not in trajectory:  # an external model's, as text
+        return trajectory
+    rows = len(trajectory["attention_mask"])
+    return {**trajectory, "sample_ids": torch.tensor(samples, dtype=torch.int32).expand(rows)}

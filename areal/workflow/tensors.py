@@ -98,7 +98,7 @@ def _with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]
 
 def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:
     """One under the other, padded on the right to the widest: 0, or -1 where 0 means something. Raises ValueError where
-    the columns differ."""
+    the columns differ. ``parents``, places of rows, count the rows above."""
     import torch
 
     if not trajectories:
@@ -111,9 +111,16 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
             raise ValueError(f"trajectories differ in their columns: {sorted(set(each) ^ set(names))}")
     width = max(each["attention_mask"].shape[1] for each in trajectories)
 
+    counts = [len(each["attention_mask"]) for each in trajectories]
+
     def widened(name: str, column: torch.Tensor) -> torch.Tensor:
         if column.dim() < 2 or column.shape[1] == width:
             return column
         return torch.nn.functional.pad(column, (0, width - column.shape[1]), value=_PADDING.get(name, 0))
 
-    return {name: torch.cat([widened(name, each[name]) for each in trajectories]) for name in names}
+    whole = {name: torch.cat([widened(name, each[name]) for each in trajectories]) for name in names}
+    if "parents" in whole:
+        above = torch.repeat_interleave(torch.tensor([0, *counts[:-1]]).cumsum(0), torch.tensor(counts))
+        parents = whole["parents"]
+        whole["parents"] = torch.where(parents < 0, parents, parents + above.to(parents.dtype))
+    return whole

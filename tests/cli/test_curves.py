@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from areal.cli.curves import curves_of, plot, sparkline
+from areal.cli.curves import curves_of, grouped, plot, span_of, sparkline
+from areal.client.rollouts.dump import write_step
 from areal.errors import ArealError
 from areal.installation import install_command
+from areal.state.home import Home
+from areal.state.records import StoredObject
+from areal.trajectories.record import Episode, Interaction
+from tests.cli.conftest import Areal
 
 STEPS = [
     {"step": step, "attempt": 1, "time": 1.0, "reward/mean": step / 50, "time/step": 0.1, "loss": 1.0 / step}
     for step in range(1, 51)
 ]
+
+GROUPS = grouped({"job": curves_of(STEPS)})
 
 
 def test_curves_are_the_numbers_of_each_step() -> None:
@@ -24,17 +33,108 @@ def test_curves_are_the_numbers_of_each_step() -> None:
 
 
 def test_sparkline_rises_with_its_values_in_at_most_its_width() -> None:
-    assert sparkline([1.0, 2.0, 3.0]) == "▁▄█" or sparkline([1.0, 2.0, 3.0]) == "▁▅█"
-    assert len(sparkline([float(n) for n in range(1000)], 60)) == 60
-    assert sparkline([2.0, 2.0]) == "▁▁"
-    assert sparkline([]) == ""
+    rising = [(step, float(step)) for step in range(1, 4)]
+    assert sparkline(rising, (1, 3), (1.0, 3.0)) in ("▁▄█", "▁▅█")
+    long = [(step, float(step)) for step in range(1000)]
+    assert len(sparkline(long, (0, 999), (0.0, 999.0), 60)) == 60
+    assert sparkline([(1, 2.0), (2, 2.0)], (1, 2), (2.0, 2.0)) == "▁▁"
+    assert sparkline([(1, -1e308), (2, 1e308)], (1, 2), (-1e308, 1e308)) == "▁█"  # their difference is infinite
+
+
+def test_curves_of_runs_of_different_lengths_stand_above_each_other() -> None:
+    whole, half = [(step, 1.0) for step in range(1, 101)], [(step, 1.0) for step in range(1, 51)]
+    late, rare = [(step, 1.0) for step in range(51, 101)], [(10, 0.0), (100, 1.0)]
+    assert sparkline(half, (1, 100), (0.0, 1.0), 10) == "█" * 5
+    assert sparkline(late, (1, 100), (0.0, 1.0), 10) == " " * 5 + "█" * 5
+    assert sparkline(rare, (1, 100), (0.0, 1.0), 10) == "▁" + " " * 8 + "█"
+    assert len(sparkline(whole, (1, 100), (0.0, 1.0), 10)) == 10
+
+
+def test_numbers_of_one_unit_are_a_group_and_jobs_stand_side_by_side() -> None:
+    one = {"time/step": [(1, 1.0)], "reward/mean": [(1, 0.0)], "eval/reward/mean": [(1, 0.5)], "own": [(1, 2.0)]}
+    other = {"reward/mean": [(1, 9.0), (2, 8.0)], "x/avg": [(1, 1.0)], "x/max": [(2, 1.0)]}
+    groups = grouped({"a": one, "b": other})
+    assert [group.title for group in groups] == ["reward", "own", "x", "time (s)"]
+    assert [(each.metric, each.job) for each in groups[0].series] == [
+        ("eval/reward/mean", "a"),
+        ("reward/mean", "a"),
+        ("reward/mean", "b"),
+    ]
+    assert groups[0].scale == (0.0, 9.0)
+    assert span_of(groups) == (1, 2)
+
+
+def _job(tmp_path: Path, name: str, steps: int, **more: float) -> str:
+    folder = tmp_path / name
+    folder.mkdir()
+    lines = [
+        {"step": step, "attempt": 1, "reward/mean": step / 50, "loss": 1.0 / step, **more}
+        for step in range(1, steps + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder)
+
+
+def test_runs_are_compared_series_by_series(areal: Areal, tmp_path: Path) -> None:
+    a, b = _job(tmp_path, "a", 50), _job(tmp_path, "b", 25, entropy=1.0)
+    lines = areal("train", "metrics", a, b).out.splitlines()
+    rewards = [line for line in lines if "reward/mean" in line]
+    assert [line.split()[1] for line in rewards] == [a, b]
+    assert len(rewards[0]) - len(rewards[1]) == 25
+    assert rewards[1][-1] in "▄▅"  # half as high: one scale
+    rows = areal("train", "metrics", a, b, "--json").json
+    assert [(row["metric"], row["job"], len(row["steps"])) for row in rows if row["metric"] != "loss"] == [
+        ("reward/mean", a, 50),
+        ("reward/mean", b, 25),
+        ("entropy", b, 25),
+    ]
+
+
+def test_metric_that_no_run_has_is_not_found(areal: Areal, tmp_path: Path) -> None:
+    a, b = _job(tmp_path, "a", 2), _job(tmp_path, "b", 2, entropy=1.0)
+    assert "entropy" in areal("train", "metrics", a, b, "--metric", "entropy").out
+    refused = areal("train", "metrics", a, b, "--metric", "loss", "--metric", "lost")
+    assert refused.code == 4 and "no metric lost" in refused.err
+    assert areal("train", "metrics", a, b + "/none").code == 4
+
+
+def test_trajectories_of_a_job_are_chosen_by_step_group_and_kind(
+    areal: Areal, home: Home, record: Callable[..., StoredObject]
+) -> None:
+    record("TrainJob", "learn")
+    refused = areal("train", "trajectories", "learn")
+    assert refused.code == 4 and "rollout.dump_to_file=true" in refused.err
+    folder = home.jobs / "learn" / "trajectories"
+    for step in (1, 2):
+        answers = [(f"t-{step}/{sample}", sample) for sample in (0, 1)]
+        told = [Episode(name, (_turn(0.5),), 7, at, 1.0, group=f"t-{step}", step=step) for name, at in answers]
+        write_step(folder, step, told)
+    write_step(folder, 2, [Episode("t-eval-0/0", (_turn(None),), 0, 0, 0.0, step=2, is_eval=True)], is_eval=True)
+
+    def names(*words: str) -> list[str]:
+        return areal("train", "trajectories", "learn", "-o", "name", *words).out.split()
+
+    assert names() == ["t-1/0", "t-1/1", "t-2/0", "t-2/1", "t-eval-0/0"]
+    assert names("--step", "2", "--training") == ["t-2/0", "t-2/1"] == names("--group", "t-2")
+    assert names("--eval") == ["t-eval-0/0"]
+    shown = areal("train", "trajectories", "learn", "--step", "2").out
+    assert "training step 2  ·  sample 1 of group t-2" in shown and "advantage 0.5" in shown
+    assert "evaluation after step 2" in shown
+    page = home.root / "page.html"
+    assert areal("train", "trajectories", "learn", "--html", str(page)).code == 0
+    assert "sample 1 of group t-2" in page.read_text() and '"advantage":0.5' in page.read_text()
+
+
+def _turn(advantage: float | None) -> Interaction:
+    columns = {"loss_mask": [0, 1], "logprobs": [0.0, -0.5], "versions": [-1, 3], "turn_ids": [-1, 0]}
+    return Interaction("a", model="m", rewarded=True, reward=1.0, advantage=advantage, input_ids=[1, 2], **columns)
 
 
 def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plot(curves_of(STEPS), str(tmp_path / "p.png"))
+    plot(GROUPS, str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    plot(curves_of(STEPS), str(tmp_path / "p.svg"))
+    plot(GROUPS, str(tmp_path / "p.svg"))
     text = (tmp_path / "p.svg").read_text()
     assert text.index("reward/mean") < text.index("loss") < text.index("time/step")
 
@@ -42,13 +142,13 @@ def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path) -> Non
 def test_plot_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ArealError, match=r"cannot draw into .*/none/p.png"):
-        plot(curves_of(STEPS), str(tmp_path / "none" / "p.png"))
+        plot(GROUPS, str(tmp_path / "none" / "p.png"))
     with pytest.raises(ArealError, match=r"cannot draw into .*p.nothing"):
-        plot(curves_of(STEPS), str(tmp_path / "p.nothing"))
+        plot(GROUPS, str(tmp_path / "p.nothing"))
 
 
 def test_plot_without_what_draws_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ArealError, match="not installed") as caught:
-        plot(curves_of(STEPS), str(tmp_path / "p.png"))
+        plot(GROUPS, str(tmp_path / "p.png"))
     assert caught.value.hint == install_command("plot")

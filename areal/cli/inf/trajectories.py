@@ -1,9 +1,10 @@
-"""``areal inf trajectories show``: tokens with their log-probabilities, versions and rewards."""
+"""``areal inf trajectories show`` and ``areal train trajectories``: tokens with their log-probabilities, versions,
+rewards and advantages."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from areal.cli.inf.address import gateway_of
 from areal.cli.inf.flags import service_option
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.output.emit import compact, dump, write
+from areal.cli.remote import not_remote
+from areal.cli.targets import complete_names, stored
 from areal.errors import ArealError, NotFound
 
 if TYPE_CHECKING:
@@ -26,36 +29,47 @@ if TYPE_CHECKING:
 _ON_A_SCREEN, _ON_A_PAGE = 10, 500
 
 
+def _showing(function: Any) -> Any:
+    for option in (
+        click.option("--html", "page", metavar="FILE.html", help="Write one self-contained page instead."),
+        click.option(
+            "--tokenizer", metavar="PATH", help="Model folder or tokenizer.json  [default: the model's, if here]."
+        ),
+        click.option(
+            "--color",
+            "paint",
+            type=click.Choice(["logprob", "version", "mask"]),
+            default="logprob",
+            show_default=True,
+            help="What the colours of tokens say.",
+        ),
+        click.option(
+            "--sort",
+            type=click.Choice(["recorded", "best", "worst", "longest"]),
+            default="recorded",
+            show_default=True,
+            help="Which come first.",
+        ),
+        click.option(
+            "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many  [default: 10; 500 with --html]."
+        ),
+        click.option("--training", "only", flag_value="training", help="Only what was trained on."),
+        click.option("--eval", "only", flag_value="eval", help="Only what was sampled for evaluation."),
+        click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this training step."),
+        click.option("--group", metavar="NAME", help="Only the samples of this group."),
+        click.option("--episode", metavar="NAME", help="Only this one."),
+    ):
+        function = option(function)
+    return options.remote(options.output()(options.common(function)))
+
+
 @click.command()
 @click.argument("target", metavar="FILE|SESSION")
 @service_option
-@click.option("--episode", metavar="NAME", help="Only this one.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many  [default: 10; 500 with --html]."
-)
-@click.option(
-    "--sort",
-    type=click.Choice(["recorded", "best", "worst", "longest"]),
-    default="recorded",
-    show_default=True,
-    help="Which come first.",
-)
-@click.option(
-    "--color",
-    "paint",
-    type=click.Choice(["logprob", "version", "mask"]),
-    default="logprob",
-    show_default=True,
-    help="What the colours of tokens say.",
-)
-@click.option("--tokenizer", metavar="PATH", help="Model folder or tokenizer.json  [default: the model's, if here].")
-@click.option("--html", "page", metavar="FILE.html", help="Write one self-contained page instead.")
-@options.remote
-@options.output()
-@options.common
+@_showing
 @pass_invocation
 def show(cli: Invocation, /, target: str, **given: Any) -> int:
-    """Show trajectories: a file or folder of `inf collect`, a saved export, or a session of the service.
+    """Show trajectories: a file or folder of `inf collect` or of a job, a saved export, or a session of the service.
 
     \b
     areal inf trajectories show rollouts --sort worst
@@ -65,15 +79,53 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
     A session is only looked at: nothing is taken from whoever trains on it.
     """
     chosen = None if Path(target).exists() else _service(cli, target, given["service"])
-    episodes = _episodes(target, chosen)
+    return _show(cli, _episodes(target, chosen), chosen, target, given)
+
+
+@click.command("trajectories")
+@click.argument("name", shell_complete=complete_names("TrainJob"))
+@_showing
+@pass_invocation
+def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
+    """Show what the job NAME trained on and evaluated with: samples of a group, their turns, rewards and advantages.
+
+    \b
+    areal train trajectories NAME --step 12 --sort worst
+    areal train trajectories NAME --eval --html eval.html
+
+    Jobs with `rollout.dump_to_file: true` write them.
+    """
+    from areal.resources.kinds import Ref, check_name
+
+    not_remote(cli, "train trajectories")
+    stored(cli.home, Ref("TrainJob", check_name(name)))
+    folder = cli.home.jobs / name / "trajectories"
+    if not any(folder.glob("trajectories-*")):
+        hint = f"rollout.dump_to_file=true has them written; areal train status {name}"
+        raise NotFound(f"trainjob/{name} has written no trajectories", hint=hint)
+    return _show(cli, _episodes(str(folder), None), None, str(folder), given)
+
+
+def _show(
+    cli: Invocation, episodes: Iterator[Episode], chosen: Gateway | None, target: str, given: Mapping[str, Any]
+) -> int:
     limit = given["limit"] or (_ON_A_PAGE if given["page"] else _ON_A_SCREEN)
-    shown, more = _chosen(episodes, given["episode"], given["sort"], limit, target)
+    wanted = (each for each in episodes if _is_wanted(each, given))
+    shown, more = _chosen(wanted, given["episode"], given["sort"], limit, target)
     decoder = _decoder(cli, given["tokenizer"], shown, chosen)
     if more:
         cli.say(f"these are the first {len(shown)}; --limit shows more")
     if given["page"]:
         return _write_page(cli, Path(given["page"]), shown, decoder, target)
     return _print(cli, shown, decoder, given["paint"])
+
+
+def _is_wanted(episode: Episode, given: Mapping[str, Any]) -> bool:
+    return (
+        given["only"] in (None, "eval" if episode.is_eval else "training")
+        and given["step"] in (None, episode.step)
+        and given["group"] in (None, episode.group)
+    )
 
 
 def _service(cli: Invocation, target: str, service: str | None) -> Gateway:

@@ -19,7 +19,7 @@ from areal.api.registry import load_attr
 from areal.client.errors import CallerError
 from areal.client.loop_thread import LoopThread
 from areal.client.rollouts.admission import Window
-from areal.client.rollouts.dump import fileroot_of, write_failure, write_rollouts
+from areal.client.rollouts.dump import append_rollouts, fileroot_of, write_failure
 from areal.client.rollouts.engine import EpisodeEngine
 from areal.client.rollouts.episodes import EpisodeFailed, Episodes
 from areal.client.rollouts.executor import Executor, RolloutsFailed
@@ -154,7 +154,7 @@ class RolloutController:
     ) -> str:
         """One episode (a group of ``group_size``), to run when it may. ``is_eval``: outside the staleness window, its
         result is for ``wait_for_task`` alone. Its id. Raises CallerError where the queue is full."""
-        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=is_eval)
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=is_eval, is_eval=is_eval)
         item = make(data, task_id)
 
         def put() -> None:
@@ -180,14 +180,16 @@ class RolloutController:
         group_size: int,
         *,
         apart: bool,
+        is_eval: bool = False,
     ) -> Callable[[Row, str | None], Item]:
         runs = self._workflows.resolve(workflow, kwargs, group_size)
         accepts = load_attr(accept, "should_accept_fn") if isinstance(accept, str) else accept
-        prefix = self.config.trial_name or "rollout"
+        prefix = (self.config.trial_name or "rollout") + ("-eval" if is_eval else "")
 
         def make(data: Row, task_id: str | None = None) -> Item:
             number = next(self._numbers)
-            return Item(number, data, runs, task_id or f"{prefix}-{number}", accepts, apart)
+            name = task_id or f"{prefix}-{getattr(data, 'position', number)}"  # the same when a trainer resumes
+            return Item(number, data, runs, name, accepts, apart, is_eval)
 
         return make
 
@@ -207,7 +209,7 @@ class RolloutController:
                 raise
             return []
         assert taken is not None
-        return self._taken(taken)
+        return self._written(taken)
 
     def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
         """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, and what it failed
@@ -227,10 +229,25 @@ class RolloutController:
         should_accept_fn: Accept = None,
         group_size: int = 1,
         timeout: float | None = None,
+        is_eval: bool = False,
     ) -> list[Any]:
         """Run these and wait for all, outside the staleness window: the trajectories of the accepted, in the order of
         ``data``. Failures are logged and kept (``failures``). Raises RolloutsFailed where all failed."""
-        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=True)
+        taken = self.run_batch(data, workflow, workflow_kwargs, should_accept_fn, group_size, timeout, is_eval)
+        return [each.trajectory for each in self._written(taken)]
+
+    def run_batch(
+        self,
+        data: Sequence[Row],
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        timeout: float | None = None,
+        is_eval: bool = False,
+    ) -> list[Rollout]:
+        """As ``rollout_batch``, with versions, prompts and task ids; ``dump_to_file`` is the caller's business."""
+        make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=True, is_eval=is_eval)
         items = [make(row, None) for row in data]
         ends = self._loop.run(self._executor.run_all(items, self._patience(timeout)))
         failed = [end.failure for end in ends if isinstance(end, EpisodeFailed)]
@@ -238,7 +255,7 @@ class RolloutController:
             raise RolloutsFailed(f"all {len(items)} episodes failed", failed)
         for failure in failed:
             _log.warning("episode %s failed by fault of the %s: %r", failure.task_id, failure.blame, failure.error)
-        return [each.trajectory for each in self._taken([end for end in ends if isinstance(end, Rollout)])]
+        return [end for end in ends if isinstance(end, Rollout)]
 
     def prepare_batch(
         self,
@@ -257,7 +274,7 @@ class RolloutController:
         taken = self.take_prepared(
             dataloader, workflow, workflow_kwargs, should_accept_fn, group_size, dynamic_bs, timeout
         )
-        return [each.trajectory for each in taken]
+        return [each.trajectory for each in self._written(taken)]
 
     def take_prepared(
         self,
@@ -269,7 +286,7 @@ class RolloutController:
         dynamic_bs: bool = False,
         timeout: float | None = None,
     ) -> list[Rollout]:
-        """As ``prepare_batch``, with versions, prompts and task ids."""
+        """As ``prepare_batch``, with versions, prompts and task ids; ``dump_to_file`` is the caller's business."""
         make = self._maker(workflow, workflow_kwargs, should_accept_fn, group_size, apart=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.ledger.window.size, self.config.concurrency + 2 * count)
@@ -279,7 +296,7 @@ class RolloutController:
             self._loop.call(lambda items=items: executor.submit(items))  # type: ignore[misc]
             take = executor.take(count, self._patience(timeout), tried=dynamic_bs, low_water=max(1, count // 2))
             if (taken := self._loop.run(take)) is not None:
-                return self._taken(taken)
+                return taken
 
     def _rows(self, dataloader: Iterable[Any] | None) -> Iterator[Row]:
         """One endless stream for each loader, continued from call to call."""
@@ -290,9 +307,9 @@ class RolloutController:
             self._streams[key] = (dataloader, _endless(dataloader))
         return self._streams[key][1]
 
-    def _taken(self, taken: list[Rollout]) -> list[Rollout]:
+    def _written(self, taken: list[Rollout]) -> list[Rollout]:
         if self.config.dump_to_file and taken:
-            write_rollouts(self._dump_folder, self.get_version(), taken, self._client.model or "")
+            append_rollouts(self._dump_folder, self.get_version(), taken, self.model)
         return taken
 
     def _failed(self, item: Item, failure: Failure) -> None:
@@ -327,6 +344,11 @@ class RolloutController:
         return self._loop.run(self._client.chat(messages, **fields))
 
     # -- looking
+
+    @property
+    def model(self) -> str:
+        """The one that is sampled from; "" where the service has one."""
+        return self._client.model or ""
 
     def failures(self) -> list[Failure]:
         """The last 256."""

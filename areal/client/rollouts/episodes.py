@@ -85,7 +85,7 @@ class Episodes:
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
 
     async def _once(self, item: Item, engine: EpisodeEngine) -> Any:
-        with episode(EpisodeContext(item.task_id, is_eval=item.apart)):
+        with episode(EpisodeContext(item.task_id, is_eval=item.is_eval)):
             async with asyncio.timeout(self.timeout_s):
                 trajectory = await run_episode(item.workflow, engine, dict(item.data))
         if trajectory is None:
@@ -141,6 +141,6 @@ def check_rows(trajectory: Any) -> None:
     for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
         if name in trajectory and tuple(trajectory[name].shape) != shape:
             raise ValueError(f"{name} is {list(trajectory[name].shape)}, input_ids {list(shape)}")
-    for name in ("rewards", "temperatures"):
+    for name in ("rewards", "temperatures", "sample_ids", "parents"):
         if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
             raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")

@@ -29,7 +29,8 @@ _RUNS = 2
 
 @dataclass(frozen=True)
 class Item:
-    """An episode to run. ``workflow`` runs it; ``accept`` may still reject what it gave."""
+    """An episode to run. ``workflow`` runs it; ``accept`` may still reject what it gave. ``apart``: not trained on by
+    way of the ledger; its result is for whoever waits for it."""
 
     number: int
     data: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Item:
     task_id: str
     accept: Callable[[Any], bool] | None = None
     apart: bool = False
+    is_eval: bool = False
 
 
 @dataclass(frozen=True)

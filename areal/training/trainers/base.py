@@ -246,6 +246,8 @@ class Trainer(abc.ABC):
         """Go to the newest checkpoint that is whole and can be loaded, where the run may resume and has one."""
         newest = self._loaded() if self.config.recover.enabled else None
         if newest is None:
+            if self.ranks.is_first and self.folder.attempt > 1:  # the last one ended before its first checkpoint
+                self.log.rewind(-1)
             return False
         state = newest.state()
         self.step = int(state["step"])

@@ -13,11 +13,13 @@ from typing import Any, Self
 from areal.api import stats
 from areal.api.cli_args import PPOConfig
 from areal.client.rollouts.controller import RolloutController
+from areal.client.rollouts.dump import episodes_of, write_step
 from areal.errors import UsageFault
 from areal.training.metrics import Metrics, MetricsLog, open_trackers
 from areal.training.own_service import own_service
 from areal.training.progress import Progress
 from areal.training.run_folder import run_folder
+from areal.training.trainers.prompts import each_once
 
 
 class Evaluation:
@@ -56,11 +58,12 @@ class Evaluation:
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
         progress, rewards = Progress(len(self.dataset)), list[float]()
         for first in range(0, len(self.dataset), size):
-            rows = [self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))]
-            given = self.controller.rollout_batch(
-                rows, workflow, eval_workflow_kwargs or workflow_kwargs, group_size=self.config.gconfig.n_samples
-            )
-            rewards += [float(reward) for each in given for reward in each["rewards"]]
+            rows = each_once([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
+            kwargs, group = eval_workflow_kwargs or workflow_kwargs, self.config.gconfig.n_samples
+            given = self.controller.run_batch(rows, workflow, kwargs, group_size=group, is_eval=True)
+            rewards += [float(reward) for each in given for reward in each.trajectory["rewards"]]
+            episodes = [sample for each in given for sample in episodes_of(each, self.controller.model, step=0)]
+            write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
             progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
         progress.close()
         metrics: Metrics = {

@@ -20,6 +20,7 @@ from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig
 from areal.api.registry import load_attr
 from areal.client.rollouts.controller import RolloutController
+from areal.client.rollouts.dump import episodes_of, remove_steps, write_step
 from areal.errors import UsageFault
 from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss
@@ -36,7 +37,7 @@ from areal.training.engines.fsdp.engine import Update
 from areal.training.metrics import Metrics
 from areal.training.own_service import own_service
 from areal.training.trainers.base import Trainer
-from areal.training.trainers.prompts import PromptStream
+from areal.training.trainers.prompts import PromptStream, each_once
 from areal.training.trainers.publishing import connected_pair, is_probed, publish
 from areal.training.trainers.rollouts import RolloutSource, Sampling, Taken
 from areal.training.weights.publisher import Pair
@@ -153,6 +154,8 @@ class PPOTrainer(Trainer):
         an attempt before us published after its newest checkpoint were other weights than those to come."""
         resumed = super().recover()
         served = self.ranks.told_by_first(self._served_before(resumed) if self.rollout is not None else None)
+        if self.ranks.is_first:
+            remove_steps(self.folder.trajectories, after=self.step if resumed else -1)
         self._first_version = version_to_publish(self.actor.version, served)
         self._publish(torch.tensor(self._some_tokens()), self._first_version)
         if self.rollout is not None:
@@ -192,10 +195,21 @@ class PPOTrainer(Trainer):
             metrics |= self._update(batch)
         with self.timings.of("weights"):
             metrics |= self._publish(_sample_of(taken.batch), self.actor.version + 1)
+        self._write(share, batch)
         if self.ranks.is_first:
             self.source.consumed(taken.positions)
             metrics |= self.source.counts() | {"version": float(self.actor.version)}
         return taken.metrics | metrics
+
+    def _write(self, share: Sequence[int], batch: Batch) -> None:
+        """The step's trajectories with their advantages, where ``rollout.dump_to_file`` asks for them."""
+        if not self.config.rollout.dump_to_file:
+            return
+        parts = self.ranks.gathered((share, mean_advantages(batch)))
+        advantages = dict(pair for rows, means in parts for pair in zip(rows, means, strict=True))
+        if self.ranks.is_first:
+            in_order = [advantages[row] for row in range(len(advantages))]
+            self.source.write(self.folder.trajectories, self.step + 1, in_order)
 
     def _take(self) -> Taken | None:
         """The first rank's batch, for all; None where it was told to stop, and on the others."""
@@ -334,8 +348,11 @@ class PPOTrainer(Trainer):
         metrics: Metrics = {}
         if self.rollout is not None:
             workflow, kwargs = self._evaluation
-            given = self.rollout.rollout_batch(list(self.valid_dataset), workflow, kwargs)
-            rewards = torch.cat([each["rewards"].float() for each in given]) if given else torch.tensor([math.nan])
+            given = self.rollout.run_batch(each_once(self.valid_dataset), workflow, kwargs, is_eval=True)
+            if self.config.rollout.dump_to_file:
+                episodes = [every for each in given for every in episodes_of(each, self.rollout.model, step=self.step)]
+                write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
+            rewards = torch.cat([each.trajectory["rewards"].float() for each in given] or [torch.tensor([math.nan])])
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
         told: Metrics = self.ranks.told_by_first(metrics)
         return told
@@ -345,6 +362,13 @@ def version_to_publish(ours: int, served: int | None) -> int:
     """Of our weights, which were ``ours`` when they were saved (0 in a run that begins), to a service whose servers
     have at most ``served``: the same number never means two weights."""
     return ours if served is None or served <= ours else served + 1
+
+
+def mean_advantages(batch: Mapping[str, Tensor]) -> list[float | None]:
+    """Of each row, over the tokens that are trained on; None where none is."""
+    mask = batch["loss_mask"].bool()
+    sums, counts = torch.where(mask, batch["advantages"], 0.0).sum(1).tolist(), mask.sum(1).tolist()
+    return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
 
 
 def _tokens(micro: Batch) -> Tensor:

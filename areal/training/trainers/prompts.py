@@ -9,11 +9,17 @@ from areal.training.data.frontier import DataOrder, Frontier
 
 
 class Prompt(dict[str, Any]):
-    """A row of the data set; workflows see a plain dict."""
+    """The ``row``-th of the data set; workflows see a plain dict. ``position`` counts prompts over epochs."""
 
-    def __init__(self, row: Mapping[str, Any], position: int) -> None:
-        super().__init__(row)
+    def __init__(self, columns: Mapping[str, Any], position: int, row: int) -> None:
+        super().__init__(columns)
         self.position = position
+        self.row = row
+
+
+def each_once(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
+    """For evaluation: the rows in their order, counted from ``start``."""
+    return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
 
 
 class PromptStream:
@@ -30,4 +36,5 @@ class PromptStream:
     def __iter__(self) -> Iterator[Prompt]:
         while True:
             position = self.frontier.take()
-            yield Prompt(self._dataset[self.row(position)], position)
+            row = self.row(position)
+            yield Prompt(self._dataset[row], position, row)

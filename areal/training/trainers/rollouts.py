@@ -10,18 +10,22 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from areal.client.errors import Blame
+from areal.client.rollouts.dump import episodes_of, write_step
 from areal.client.rollouts.ledger import Cause, End
 from areal.errors import ArealError, UsageFault
 from areal.training.data.batches import Batch
 from areal.training.data.frontier import Prospects
 from areal.training.metrics import Metrics
 from areal.training.trainers.prompts import Prompt, PromptStream
+from areal.trajectories.record import Episode
 from areal.workflow.tensors import concat_padded_tensors
 
 if TYPE_CHECKING:
@@ -91,6 +95,7 @@ class RolloutSource:
         self._temperature = temperature
         self._prospects = Prospects(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
+        self._taken: list[Rollout] = []
         controller.ends()  # from now on
 
     def take(self) -> Taken:
@@ -103,6 +108,7 @@ class RolloutSource:
             rollouts += self._controller.take_prepared(
                 self.prompts, how.workflow, how.workflow_kwargs, how.accept, how.group_size, how.dynamic_batch
             )
+        self._taken = rollouts
         version = self._controller.get_version()
         batch, groups = together(rollouts, self._temperature)
         positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
@@ -113,6 +119,14 @@ class RolloutSource:
         self.prompts.frontier.consume(positions)
         self._prospects.ended(len(positions))
         self._settle()
+
+    def write(self, folder: Path, step: int, advantages: Sequence[float | None]) -> None:
+        """The batch that was taken last, as the files of this step. ``advantages``: one a row."""
+        rest, episodes = iter(advantages), list[Episode]()
+        for rollout in self._taken:
+            own = list(islice(rest, len(rollout.trajectory["attention_mask"])))
+            episodes += episodes_of(rollout, self._controller.model, step=step, advantages=own)
+        write_step(folder, step, episodes)
 
     def _settle(self) -> None:
         for end in self._controller.ends():

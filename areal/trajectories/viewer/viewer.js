@@ -33,7 +33,7 @@
     episode.mean = sampled.length ? sampled.reduce((sum, each) => sum + each, 0) / sampled.length : null;
     episode.versions = [...new Set(episode.turns.flatMap((turn) => turn.v || []))].sort((a, b) => a - b);
     episode.hint = Object.values(episode.example)[0] || firstText(episode.turns[0]);
-    episode.haystack = [episode.name, ...Object.values(episode.example), ...episode.turns.map(wholeText)].join("\n").toLowerCase();
+    episode.haystack = [episode.name, ...episode.origin, ...Object.values(episode.example), ...episode.turns.map(wholeText)].join("\n").toLowerCase();
   }
   const versions = [...new Set(data.episodes.flatMap((episode) => episode.versions))].sort((a, b) => a - b);
   const rewards = data.episodes.map((each) => each.reward).filter((each) => each !== null);
@@ -102,7 +102,7 @@
   function fillMain() {
     const episode = data.episodes[state.at];
     if (!episode) return main.replaceChildren(make("p", { class: "quiet" }, "No trajectory here."));
-    const facts = [plural(episode.turns.length, "turn"), plural(episode.generated, "generated token")];
+    const facts = [...episode.origin, plural(episode.turns.length, "turn"), plural(episode.generated, "generated token")];
     if (episode.mean !== null) facts.push(`mean logprob ${number(episode.mean)}`);
     if (episode.versions.length) facts.push(`version ${episode.versions.join(", ")}`);
     if (episode.seconds) facts.push(`${number(episode.seconds, 2)} s`);
@@ -137,6 +137,7 @@
     const bar = make("div", { class: "bar" },
       make("span", { class: "number" }, `Turn ${turn.number}`),
       chip(turn.reward, "reward "),
+      turn.advantage !== null ? make("span", { class: "chip" }, `advantage ${number(turn.advantage)}`) : null,
       turn.ret !== (turn.reward ?? 0) ? make("span", { class: "chip" }, `return ${number(turn.ret)}`) : null,
       make("span", {}, [turn.finish, turn.temperature ? `T ${turn.temperature}` : "", sampled.length ? plural(sampled.length, "token") : "", mean === null ? "" : `mean ${number(mean)}`]
         .filter(Boolean).join("  ·  ")),
@@ -174,6 +175,7 @@
     let sampled = 0;
     return [...stretches(turn.mask)].map(([generated, from, to]) => {
       const box = make("div", { class: generated ? "run" : "run prompt" });
+      if (generated && turn.turns) box.append(make("span", { class: "role" }, `turn ${turn.turns[sampled] + 1}`));
       for (let at = from; at < to; at += 1) box.append(tokenOf(turn, at, generated ? sampled++ : -1));
       return box;
     });

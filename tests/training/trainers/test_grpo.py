@@ -28,7 +28,10 @@ from areal.api.workflow_api import RolloutWorkflow
 from areal.errors import ArealError, UsageFault
 from areal.training.algorithms.rewards import kl_estimate
 from areal.training.metrics import read_metrics
+from areal.training.run_folder import RunFolder
 from areal.training.trainers.ppo import PPOTrainer
+from areal.trajectories.reading import read_episodes
+from areal.trajectories.record import Episode
 from areal.workflow.rlvr import RLVRWorkflow
 from areal.workflow.tensors import Answered, answered
 from tests.services.processes import Process, Processes
@@ -270,13 +273,16 @@ def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: S
 def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 6)
     config.recover = RecoverConfig(mode="auto", freq_steps=2)
+    config.rollout.dump_to_file = True
+    config.evaluator = EvaluatorConfig(freq_steps=5)
+    config.valid_dataset = ValidDatasetConfig()
     trained: list[int] = []
 
     class Killed(Exception):
         pass
 
     def run(stop_at: int | None) -> None:
-        with PPOTrainer(config, prompts(200), None) as trainer:
+        with PPOTrainer(config, prompts(200), prompts(3, seed=1)) as trainer:
             take = trainer.train_step
 
             def step() -> dict[str, float]:
@@ -299,6 +305,28 @@ def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service)
     assert trained == [8] * 5 + [8] * 2  # step 5 was after the checkpoint: its prompts are trained on again
     # Published meanwhile: what it resumed with, and 2 steps. A version never means two weights.
     assert service.version() == first + 1 + 2
+    _check_written(list(read_episodes(RunFolder(tmp_path / "runs" / "reversing" / "t").trajectories)))
+
+
+def _check_written(episodes: list[Episode]) -> None:
+    """Each sample of each step is there once, with its group, row and advantage; evaluation is told apart."""
+    trained = [each for each in episodes if not each.is_eval]
+    assert Counter(each.step for each in trained) == dict.fromkeys(range(1, 7), 8 * ANSWERS.n_samples)
+    groups: dict[str, list[Episode]] = {}
+    for each in trained:
+        groups.setdefault(each.group, []).append(each)
+    assert len(groups) == 48 == len({each.prompt for each in trained})
+    for group in groups.values():
+        assert [each.sample for each in group] == list(range(ANSWERS.n_samples))
+        rewards = torch.tensor([each.reward for each in group])
+        expected = (rewards - rewards.mean()) / (rewards.std() + 1e-9)
+        advantages = [each.interactions[0].advantage for each in group]
+        assert advantages == pytest.approx(expected.tolist(), abs=1e-3)
+    evaluated = [each for each in episodes if each.is_eval]
+    assert [(each.step, each.prompt, each.interactions[0].advantage) for each in evaluated] == [
+        (5, row, None) for row in range(3)
+    ]
+    assert not {each.group for each in evaluated} & set(groups)
 
 
 class Unreliable(RolloutWorkflow):
