@@ -99,6 +99,8 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
             str(spec.engine_url or launch.inputs["engineUrl"]),
             *(["--attached"] if spec.engine_url else []),
         ]
+        if spec.engine_api_key_from is not None:
+            secret_env["AREAL_ENGINE_API_KEY"] = secret_of(spec.engine_api_key_from, launch.object)
         argv += ["--model-path", _folder(spec.path, launch)]
         argv += ["--tokenizer-path", _folder(spec.tokenizer_path or spec.path, launch)]
         if spec.chat_template:

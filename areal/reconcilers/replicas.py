@@ -20,7 +20,7 @@ from areal.resources.model import ModelSpec
 ENGINE, PROXY = "engine", "data-proxy"
 ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
 PROXY_FIELDS = (
-    *("backend", "path", "revision", "external", "engineUrl"),
+    *("backend", "path", "revision", "external", "engineUrl", "engineApiKeyFrom"),
     *("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs"),
 )
 

@@ -89,6 +89,8 @@ class ServedModel(SpecModel):
     engine_url: Annotated[Text | None, Update.ROLL] = None
     """An SGLang or vLLM that runs already, `http://host:port`: attached with full recording, never started, changed or
     stopped. `backend` says which of the two it is, `path` what it serves (for the tokenizer)."""
+    engine_api_key_from: Annotated[SecretFrom | None, Update.ROLL] = None
+    """Where the key of the engine at `engineUrl` comes from, what it was started with as `--api-key`."""
     strategy: Annotated[Strategy | None, Update.META] = None
     """How changes of this model are rolled out. Absent: as its service does."""
     suspend: Annotated[bool, Update.HOT] = False
@@ -100,15 +102,18 @@ class ServedModel(SpecModel):
                 parse_external_url(self.external.url, allow_private=self.external.allow_private)
             except UrlError as error:
                 yield ("external", "url"), f'"{self.external.url}" {error}'
-        served = {"backend": self.backend, "path": self.path, "lora": self.lora, "replicas": self.replicas}
+        served: dict[str, object] = {"backend": self.backend, "path": self.path, "lora": self.lora}
+        served["replicas"] = self.replicas
         served["revision"] = self.revision
         if self.external is not None:
-            served["engineUrl"] = self.engine_url
+            served |= {"engineUrl": self.engine_url, "engineApiKeyFrom": self.engine_api_key_from}
             for name in (name for name, value in served.items() if value):
                 yield (name,), 'does not go with "external", which has no engine of ours'
             return
         if self.engine_url is not None:
             yield from self._attachment_problems(self.engine_url)
+        elif self.engine_api_key_from is not None:
+            yield ("engineApiKeyFrom",), 'is the key of an engine at "engineUrl", and there is none'
         for argument, fault in engine_arg_faults(self._engine(), self.engine_args):
             yield ("engineArgs", argument), fault
         for name in ("backend", "path"):

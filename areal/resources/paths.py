@@ -60,6 +60,7 @@ _PATHS = {
         ("lora", "*"),
         ("envFrom", "*", "file"),
         ("external", "apiKeyFrom", "file"),
+        ("engineApiKeyFrom", "file"),
     ),
     "AgentService": (("auth", "adminKeyFrom", "file"), ("envFrom", "*", "file")),
     "TrainJob": (("workingDir",), ("envFrom", "*", "file")),

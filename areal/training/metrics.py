@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -199,9 +200,16 @@ class _Trackio:
     def __init__(self, config: BaseExperimentConfig) -> None:
         asked = config.stats_logger.trackio
         self._trackio = _package("trackio", "trackio")
-        space = {"space_id": asked.space_id} if asked.space_id else {}
+        space = asked.space_id or os.environ.get("TRACKIO_SPACE_ID")
+        if asked.mode == "online" and not space:
+            raise UsageFault(
+                "stats_logger.trackio: mode online needs the name of a Space",
+                hint="stats_logger.trackio.space_id=USER/NAME, or mode=local",
+            )
         self._trackio.init(
-            project=asked.project or config.experiment_name, name=asked.name or config.trial_name, **space
+            project=asked.project or config.experiment_name,
+            name=asked.name or config.trial_name,
+            space_id=space if asked.mode == "online" else None,
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -21,10 +21,12 @@ WORKFLOWS: Registry[Any] = Registry("workflow")
 
 
 class Workflows:
-    """Makes each workflow once: asking for the same again, with equal arguments, gives the same."""
+    """Makes each workflow once: asking for the same again, with equal arguments, gives the same. ``whole``: a group
+    that lacks a member is dropped, whatever the workflow (else where its ``gconfig`` says so)."""
 
-    def __init__(self, agent: AgentConfig | None = None) -> None:
+    def __init__(self, agent: AgentConfig | None = None, *, whole: bool = False) -> None:
         self._agent = agent
+        self._whole = whole
         self._http = SharedHttp()
         self._made: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_REMEMBERED)
 
@@ -49,8 +51,8 @@ class Workflows:
     def _grouped(self, single: RolloutWorkflow, kwargs: Mapping[str, Any], size: int) -> RolloutWorkflow:
         if size == 1:
             return single
-        whole = bool(getattr(kwargs.get("gconfig"), "drop_incomplete_group", False))
-        return GroupedWorkflow(single, size, whole=whole)
+        said = bool(getattr(kwargs.get("gconfig"), "drop_incomplete_group", False))
+        return GroupedWorkflow(single, size, whole=self._whole or said)
 
     def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
         found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow

@@ -84,6 +84,8 @@ REFUSED = {
     "gconfig: {temperature: 0}": "gconfig.temperature: a policy is trained on samples",
     "gconfig: {ignore_eos: true}": "gconfig.ignore_eos: no answer would end",
     "gconfig: {temperature: -1}": "gconfig.temperature: temperature must not be negative",
+    "actor: {use_lora: true, peft_type: ia3}": "actor.peft_type: ",
+    "actor: {dtype: float16, optimizer: {lr: 1}}": "actor.dtype: dtype float16 loses small gradients",
     "critic: {eps_clip: -1}": "critic.eps_clip: eps_clip must not be negative",
 }
 

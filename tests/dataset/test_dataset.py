@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from areal.api.cli_args import TrainDatasetConfig, ValidDatasetConfig
+from areal.api.cli_args import GRPOConfig, TrainDatasetConfig, ValidDatasetConfig
 from areal.dataset import get_custom_dataset
 from areal.dataset.files import BadData
 from areal.errors import NotFound, UsageFault
+from areal.training.drivers import _rows
 from areal.utils.hf_utils import load_hf_tokenizer
 from tests.services.tokenizer_folder import write_tokenizer
 
@@ -49,6 +50,13 @@ def test_gsm8k_folder_is_known_by_its_content_and_split(tmp_path: Path) -> None:
     }
     assert len(train) == 2
     assert len(get_custom_dataset(dataset_config=ValidDatasetConfig(path=str(tmp_path)))) == 1
+
+
+def test_split_of_the_configuration_is_read(tmp_path: Path) -> None:
+    for name, count in (("train", 2), ("test", 1)):
+        parquet(tmp_path / "main" / f"{name}-00000-of-00001.parquet", GSM[:count])
+        config = GRPOConfig(train_dataset=TrainDatasetConfig(path=str(tmp_path), type="rl", split=name))
+        assert len(_rows(config, None, "train") or []) == count
 
 
 def test_messages_are_taken_as_they_are_with_all_columns(tmp_path: Path) -> None:

@@ -137,6 +137,15 @@ def test_validate_reports_all_faults_of_a_spec() -> None:
         ({"external": {"url": "http://x"}, "path": "x"}, ['does not go with "external"']),
         ({"external": {"url": "http://x"}, "engineUrl": "http://x:1"}, ['does not go with "external"']),
         ({"backend": "sglang:d1", "path": "x", "engineUrl": "http://10.0.0.2:30000"}, []),
+        (
+            {"backend": "sglang:d1", "path": "x", "engineUrl": "http://10.0.0.2:1", "engineApiKeyFrom": {"env": "KEY"}},
+            [],
+        ),
+        ({"backend": "sglang:d1", "path": "x", "engineApiKeyFrom": {"env": "KEY"}}, ['"engineUrl", and there is none']),
+        (
+            {"external": {"url": "http://x"}, "engineApiKeyFrom": {"env": "KEY"}},
+            ['does not go with "external"'],
+        ),
         ({"backend": "vllm", "path": "x", "engineUrl": "http://[::1]:8000"}, []),
         ({"backend": "sglang:d1", "path": "x", "engineUrl": "http://x:1/v1"}, ["must be http://host:port"]),
         ({"backend": "sglang:d1", "path": "x", "engineUrl": "x:1"}, ["must be http://host:port"]),

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.errors import UsageFault
 from areal.training.drivers import _workflow
+from areal.training.own_service import _flags
 from areal.training.trainers.ppo import PPOTrainer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reverse_digits"
@@ -60,3 +62,36 @@ def test_online_training_needs_neither_rows_nor_a_workflow(tmp_path: Path) -> No
     config, _ = load_expr_config(words, PPOConfig)
     with pytest.raises(UsageFault, match="no rows that could end it"):
         PPOTrainer(config)
+
+
+def test_trainer_samples_whole_groups_that_differ_where_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``drop_incomplete_group`` and ``dynamic_sampling`` reach the rollouts, beside a filter of one's own."""
+
+    class Asked(Exception):
+        pass
+
+    def asked(config: Any, **how: Any) -> Any:
+        raise Asked(how)
+
+    monkeypatch.setattr("areal.training.trainers.ppo.RolloutController", asked)
+    same, other = ({"rewards": torch.tensor(each)} for each in ([1.0, 1.0], [0.0, 1.0]))
+    for wanted in (True, False):
+        flags = (f"gconfig.drop_incomplete_group={wanted}", f"actor.dynamic_sampling={wanted}", "total_train_steps=1")
+        words = (*NAMES, *ONLINE, *flags, f"cluster.fileroot={tmp_path}", "actor.dtype=float32")
+        with PPOTrainer(load_expr_config(words, PPOConfig)[0]) as trainer:
+            with pytest.raises(Asked) as caught:
+                trainer.train(dynamic_filter_fn=lambda trajectory: bool(trajectory["rewards"][0] < 0.5))
+            accept: Any = trainer._sampling.accept
+        assert caught.value.args[0]["drop_incomplete_group"] is wanted
+        assert accept(other) and not accept(same)
+        higher = {"rewards": torch.tensor([0.2, 0.2])}
+        assert accept(higher) is not wanted
+
+
+def test_section_of_an_engine_is_its_flags() -> None:
+    words = ("vllm.max_num_seqs=4", "sglang.mem_fraction_static=0.8", "sglang.model_path=elsewhere")
+    config, _ = load_expr_config([*NAMES, *words], PPOConfig)
+    assert _flags(config, "vllm") == {"max_num_seqs": 4}
+    assert _flags(config, "sglang") == {"mem_fraction_static": 0.8}, "its model's path is areal's to say"

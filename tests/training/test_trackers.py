@@ -1,9 +1,14 @@
-"""Trackers beside ``metrics.jsonl``: optional, and named where their package is missing."""
+"""Trackers beside ``metrics.jsonl``: optional, named where their package is missing, told what is configured."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -43,3 +48,109 @@ def test_tracker_whose_package_is_missing_is_an_error_that_names_it(
     with pytest.raises(UsageFault, match=rf"stats_logger\.{name} needs the package {name}") as caught:
         open_trackers(_config(**{name: section}), tmp_path)
     assert caught.value.hint is not None and f"pip install {name}" in caught.value.hint
+
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, name: str, *functions: str) -> list[Call]:
+    """The calls of these functions of a package: with the signatures of the real one where it is installed."""
+    calls: list[Call] = []
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
+        package = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, package)
+    else:
+        package = importlib.import_module(name)
+    for function in functions:
+
+        def record(*args: Any, _name: str = function, **kwargs: Any) -> mock.Mock:
+            calls.append((_name, args, kwargs))
+            return mock.Mock()
+
+        real = getattr(package, function, None)
+        stand_in = mock.create_autospec(real, side_effect=record) if real is not None else record
+        monkeypatch.setattr(package, function, stand_in, raising=False)
+    return calls
+
+
+SECTIONS = {"wandb": WandBConfig, "swanlab": SwanlabConfig, "trackio": TrackioConfig}
+FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
+    "wandb": {
+        "mode": ({}, "offline"),
+        "entity": ({}, "our-team"),
+        "project": ({}, "our-project"),
+        "name": ({}, "our-name"),
+        "job_type": ({}, "our-type"),
+        "group": ({}, "our-group"),
+        "notes": ({}, "a note"),
+        "tags": ({}, ["one-tag", "other-tag"]),
+        "config": ({}, {"lr": 1}),
+        "id_suffix": ({}, "-second"),
+    },
+    "swanlab": {
+        "mode": ({}, "local"),
+        "project": ({}, "our-project"),
+        "name": ({}, "our-name"),
+        "config": ({}, {"lr": 1}),
+        "logdir": ({}, "elsewhere"),
+        "api_key": ({}, "sk-1"),
+    },
+    "trackio": {
+        "mode": ({"mode": "online", "space_id": "us/old"}, "local"),
+        "project": ({}, "our-project"),
+        "name": ({}, "our-name"),
+        "space_id": ({"mode": "online", "space_id": "us/old"}, "us/new"),
+    },
+}
+"""Of each field of a tracker what is set before, and another value."""
+DEFAULT_MODE = {"wandb": "online", "swanlab": "online", "trackio": "local"}
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, tracker: str, folder: Path, **settings: Any) -> list[Call]:
+    if tracker == "trackio" and settings.get("mode") == "local":
+        settings.pop("space_id", None)
+    section = SECTIONS[tracker](**{"mode": DEFAULT_MODE[tracker], **settings})
+    with monkeypatch.context() as patch:
+        calls = recorded(patch, tracker, "init", "login")
+        (_,) = open_trackers(_config(**{tracker: section}), folder)
+    return calls
+
+
+@pytest.mark.parametrize(("tracker", "field"), [(tracker, field) for tracker in FIELDS for field in FIELDS[tracker]])
+def test_setting_of_a_tracker_reaches_it(
+    tracker: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    beside, value = FIELDS[tracker][field]
+    before = calls_of(monkeypatch, tracker, tmp_path, **beside)
+    after = calls_of(monkeypatch, tracker, tmp_path, **beside | {field: value})
+    assert before != after
+    if (tracker, field) != ("trackio", "mode"):  # which has no such argument: its effect is a Space or none
+        assert repr(value).strip("'") in repr(after) and repr(value).strip("'") not in repr(before)
+
+
+def test_trackio_is_online_in_a_space_and_local_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "us/runs")
+    for mode, space in (("online", "us/runs"), ("local", None)):
+        ((_, _, given),) = calls_of(monkeypatch, "trackio", tmp_path, mode=mode)
+        assert given["space_id"] == space
+    monkeypatch.delenv("TRACKIO_SPACE_ID")
+    with pytest.raises(UsageFault, match="mode online needs the name of a Space"):
+        calls_of(monkeypatch, "trackio", tmp_path, mode="online")
+    with pytest.raises(ValueError, match="space_id is of mode online"):
+        TrackioConfig(mode="local", space_id="us/runs")
+
+
+def test_tensorboard_writes_to_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tb"
+    if importlib.util.find_spec("tensorboard") is None:
+        monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", ModuleType("torch.utils.tensorboard"))
+        calls = recorded(monkeypatch, "torch.utils.tensorboard", "SummaryWriter")
+        (tracker,) = open_trackers(_config(tensorboard=TensorBoardConfig(path=str(path))), tmp_path)
+        assert calls == [("SummaryWriter", (str(path),), {})]
+        return
+    (tracker,) = open_trackers(_config(tensorboard=TensorBoardConfig(path=str(path))), tmp_path)
+    tracker.log(1, {"loss": 0.5})
+    tracker.close()
+    assert list(path.glob("events.*"))

@@ -15,13 +15,14 @@ import torch
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
-from areal.client import CallerError, RolloutController, RolloutsFailed, ServiceError
+from areal.client import CallerError, DeadlineExceeded, RolloutController, RolloutsFailed, ServiceError
+from areal.client.rollouts.service import Service, find_service
 from areal.errors import NotFound, TimedOut, UsageFault
 from areal.trajectories.reading import read_episodes
 from areal.workflow.rlvr import RLVRWorkflow
 from areal.workflow.tensors import row
 from tests.client.conftest import Place
-from tests.reward.rewards import length
+from tests.reward.rewards import length, process_id
 from tests.services.processes import engine_calls, script
 from tests.workflow.conftest import Make
 
@@ -301,6 +302,45 @@ def test_engine_that_fails_is_tried_again_and_then_a_failure_by_the_services_fau
     (failure,) = caught.value.failures
     assert (failure.blame, failure.attempts) == ("service", 2)
     assert isinstance(failure.error, ServiceError)
+
+
+class NoRow(RolloutWorkflow):
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        return {"input_ids": torch.ones(1, 2)}
+
+
+def test_check_trajectory_format_refuses_what_is_no_row(make: Make) -> None:
+    checked, unchecked = (make(check_trajectory_format=check) for check in (True, False))
+    with pytest.raises(RolloutsFailed) as caught:
+        checked.rollout_batch(rows(1), NoRow())
+    assert "a trajectory needs attention_mask" in str(caught.value.failures[0].error)
+    assert len(unchecked.rollout_batch(rows(1), NoRow())) == 1
+
+
+def test_episode_timeout_ends_a_workflow_that_hangs(make: Make) -> None:
+    with pytest.raises(RolloutsFailed) as caught:
+        make(episode_timeout=0.05).rollout_batch(rows(1), Gated())
+    assert isinstance(caught.value.failures[0].error, TimeoutError)
+
+
+def test_request_timeout_ends_a_call_that_hangs(place: Place, make: Make) -> None:
+    script(place.engine, gate=1)
+    with pytest.raises(RolloutsFailed) as caught:
+        make(request_timeout=0.3, request_retries=0).rollout_batch(rows(1), Sampled(), timeout=20)
+    assert isinstance(caught.value.failures[0].error, DeadlineExceeded)
+
+
+def test_reward_workers_bound_the_processes_of_rewards(place: Place, make: Make) -> None:
+    script(place.engine, token_ids=[10, 11, 12])
+    workflow = RLVRWorkflow(process_id, SHORT, str(place.folder))
+    given = make(reward_workers=1).rollout_batch([{"input_ids": [5, 6, 7]}] * 6, workflow)
+    assert len({float(each["rewards"][0]) for each in given}) == 1
+
+
+def test_model_that_is_sampled_is_the_configurations() -> None:
+    here = Service("http://127.0.0.1:1")
+    assert find_service(InferenceEngineConfig(model="b"), here, {"AREAL_INFERENCE_MODEL": "c"}).model == "b"
+    assert find_service(InferenceEngineConfig(), here, {"AREAL_INFERENCE_MODEL": "c"}).model == "c"
 
 
 def test_answer_given_up_by_the_engine_is_gone_on_with(place: Place, make: Make) -> None:

@@ -276,6 +276,20 @@ def test_what_is_no_workflow_says_why(workflow: Any, kwargs: Any, said: str) -> 
         Workflows().resolve(workflow, kwargs)
 
 
+@pytest.mark.parametrize("name", ["agent", "openai"])
+def test_agent_that_is_configured_runs_where_no_workflow_is_given(name: str) -> None:
+    agent = AgentConfig(agent_cls_path=f"{__name__}:Mathematician")
+    controller = RolloutController(InferenceEngineConfig(**{name: agent}))  # type: ignore[arg-type]
+    resolved: Any = controller._workflows.resolve(None)
+    assert isinstance(resolved._agent, Mathematician)
+
+
+def test_drop_incomplete_group_counts_for_any_workflow() -> None:
+    given: tuple[Any, ...] = (Workflows(whole=True), Workflows())
+    whole, short = (each.resolve(Mathematician(), None, 2) for each in given)
+    assert (whole._whole, short._whole) == (True, False)
+
+
 def test_same_workflow_is_made_once() -> None:
     workflows = Workflows()
     first = workflows.resolve(Mathematician, {"turns": 2})

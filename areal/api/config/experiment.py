@@ -174,7 +174,8 @@ class DPOConfig(BaseExperimentConfig):
 
 @dataclass
 class PPOConfig(BaseExperimentConfig):
-    """PPO and its relatives. ``critic`` None: group baselines (GRPO). ``ref`` is needed for a KL penalty."""
+    """PPO and its relatives. ``critic`` None: group baselines (GRPO). ``ref`` is needed for a KL penalty.
+    ``eval_gconfig`` None: one answer to each row, sampled as ``gconfig`` says."""
 
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     eval_gconfig: GenerationHyperparameters | None = None
@@ -194,7 +195,7 @@ class PPOConfig(BaseExperimentConfig):
         super().__post_init__()
         self._tokenizer_of(self.actor)
         if self.eval_gconfig is None:
-            self.eval_gconfig = copy.deepcopy(self.gconfig)
+            self.eval_gconfig = copy.deepcopy(self.gconfig).new(n_samples=1)
         if self.actor.group_size not in (1, self.gconfig.n_samples):
             raise ValueError(
                 f"actor.group_size is {self.actor.group_size} and gconfig.n_samples {self.gconfig.n_samples}: a group "

@@ -75,7 +75,7 @@ class WandBConfig:
 
 @dataclass
 class SwanlabConfig:
-    mode: str = "disabled"
+    mode: Literal["disabled", "cloud", "online", "local", "offline"] = "disabled"  # cloud: the older name of online
     project: str | None = None
     name: str | None = None
     config: dict[str, Any] | None = None
@@ -90,10 +90,16 @@ class TensorBoardConfig:
 
 @dataclass
 class TrackioConfig:
-    mode: str = "disabled"
+    """``online``: to the Hugging Face Space ``space_id`` (or TRACKIO_SPACE_ID); ``local``: to this machine."""
+
+    mode: Literal["disabled", "online", "local"] = "disabled"
     project: str | None = None
     name: str | None = None
     space_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.space_id and self.mode == "local":
+            raise ValueError("space_id is of mode online: mode local writes to this machine")
 
 
 @dataclass

@@ -169,6 +169,10 @@ class TrainEngineConfig:
         if self.backend:
             check_training(parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0], "backend")
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
+        if self.optimizer is not None:
+            for name in ("dtype", "optimizer_dtype", "grad_reduce_dtype"):
+                if getattr(self, name) == "float16":
+                    raise ValueError(f"{name} float16 loses small gradients, there is no loss scaling: use bfloat16")
         if self.use_lora and self.lora_rank < 1:
             raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
 

@@ -55,8 +55,10 @@ class RolloutController:
         model: str | None = None,
         seed: int = 0,
         dump_folder: Path | None = None,
+        drop_incomplete_group: bool = False,
     ) -> None:
-        """``dump_folder``: where ``config.dump_to_file`` has the consumed rollouts written; else below its fileroot."""
+        """``dump_folder``: where ``config.dump_to_file`` has the consumed rollouts written; else below its fileroot.
+        ``drop_incomplete_group``: a group of which a member failed is none."""
         self.config = config
         self._dump_folder = dump_folder or fileroot_of(config)
         self._address = gateway_addr
@@ -67,7 +69,7 @@ class RolloutController:
         self._tasks: dict[str, int] = {}
         self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
         self._thread: LoopThread | None = None
-        self._workflows = Workflows(config.agent or config.openai)
+        self._workflows = Workflows(config.agent or config.openai, whole=drop_incomplete_group)
 
     def __enter__(self) -> Self:
         self.initialize()

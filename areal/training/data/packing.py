@@ -12,7 +12,8 @@ from typing import Literal
 class MicroBatches:
     """At least ``count`` micro-batches, a multiple of ``divisor``, none with more than ``max_tokens`` unless a single
     row is longer. ``padded``: a micro-batch costs its rows times its widest row, not the sum of their lengths. Rows
-    come in groups of ``granularity`` neighbours that stay together (the two answers of a preference)."""
+    come in groups of ``granularity`` neighbours that stay together (the two answers of a preference). Within
+    ``max_tokens``, ``ffd`` makes few micro-batches, ``kk`` some of nearly as many tokens each."""
 
     count: int = 1
     granularity: int = 1
@@ -85,25 +86,44 @@ def spread(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]
 
 
 def _within(lengths: Sequence[int], how: MicroBatches) -> list[list[int]]:
-    """First fit, longest first."""
     assert how.max_tokens is not None
+    bins = _first_fit(lengths, how, how.max_tokens)
+    if how.algorithm == "kk":
+        return _even(lengths, how, how.max_tokens, len(bins)) or bins
+    return bins
+
+
+def _first_fit(lengths: Sequence[int], how: MicroBatches, limit: int) -> list[list[int]]:
+    """Longest first."""
     bins: list[list[int]] = []
     costs: list[int] = []  # tokens, or the widest row where rows are padded
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         for place, members in enumerate(bins):
             cost = costs[place] * (len(members) + 1) if how.padded else costs[place] + lengths[number]
-            if cost <= how.max_tokens:
+            if cost <= limit:
                 members.append(number)
                 costs[place] = costs[place] if how.padded else cost
                 break
         else:
             bins.append([number])
             costs.append(lengths[number])
-    if how.algorithm == "kk" and not how.padded:
-        even = partition(lengths, len(bins))
-        if all(sum(lengths[n] for n in part) <= how.max_tokens for part in even):
-            bins = even
     return [sorted(members) for members in bins]
+
+
+def _even(lengths: Sequence[int], how: MicroBatches, limit: int, least: int) -> list[list[int]] | None:
+    """At least so many sets with nearly equal sums, each within the limit; None where no number of them is."""
+    parts = least
+    while True:
+        sets = [part for part in partition(lengths, parts) if part]
+        if all(len(part) == 1 or _cost([lengths[n] for n in part], how) <= limit for part in sets):
+            return sets
+        if parts == len(lengths):
+            return None
+        parts = min(len(lengths), -(-parts * 5 // 4))
+
+
+def _cost(inside: Sequence[int], how: MicroBatches) -> int:
+    return max(inside) * len(inside) if how.padded else sum(inside)
 
 
 def _multiple(count: int, of: int) -> int:

@@ -21,8 +21,8 @@ class DPOTrainer(PreferenceTrainer):
 
     def _open(self) -> None:
         super()._open()
-        reference = self.config.ref or copy.deepcopy(cast(TrainEngineConfig, self.config.actor))
-        reference.optimizer = None
+        reference = copy.deepcopy(self.config.ref or cast(TrainEngineConfig, self.config.actor))
+        reference.optimizer, reference.path = None, reference.path or self.config.actor.path
         self.reference = self.add_engine("ref", reference)
 
     def engine_config(self) -> TrainEngineConfig:

@@ -23,7 +23,8 @@ from areal.training.trainers.prompts import each_once
 
 
 class Evaluation:
-    """``gconfig.n_samples`` answers to each row of ``dataset``."""
+    """``eval_gconfig.n_samples`` answers to each row of ``dataset``, where it asks for several, else as many as
+    ``gconfig`` says."""
 
     def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
         if not dataset:
@@ -41,7 +42,12 @@ class Evaluation:
         self._stack.callback(self.log.close)
         self.config.rollout.dump_to_file = True
         self._stack.enter_context(own_service(self.config, self.folder))
-        controller = RolloutController(self.config.rollout, seed=self.config.seed, dump_folder=self.folder.trajectories)
+        controller = RolloutController(
+            self.config.rollout,
+            seed=self.config.seed,
+            dump_folder=self.folder.trajectories,
+            drop_incomplete_group=self.config.gconfig.drop_incomplete_group,
+        )
         self.controller = self._stack.enter_context(controller)
         return self
 
@@ -56,11 +62,13 @@ class Evaluation:
     ) -> Metrics:
         """Batches of ``rollout.consumer_batch_size`` rows at a time; the mean over all at the end."""
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
+        asked = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
+        samples = asked if asked > 1 else self.config.gconfig.n_samples
         progress, rewards = Progress(len(self.dataset)), list[float]()
         for first in range(0, len(self.dataset), size):
             rows = each_once([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
-            kwargs, group = eval_workflow_kwargs or workflow_kwargs, self.config.gconfig.n_samples
-            given = self.controller.run_batch(rows, workflow, kwargs, group_size=group, is_eval=True)
+            kwargs = eval_workflow_kwargs or workflow_kwargs
+            given = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
             rewards += [float(reward) for each in given for reward in each.trajectory["rewards"]]
             episodes = [sample for each in given for sample in episodes_of(each, self.controller.model, step=0)]
             write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)

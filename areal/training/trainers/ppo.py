@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, LossFn
-from areal.api.cli_args import PPOConfig
+from areal.api.cli_args import PPOConfig, PPOCriticConfig
 from areal.api.registry import load_attr
 from areal.client.rollouts.controller import RolloutController
 from areal.client.rollouts.dump import episodes_of, remove_steps, write_step
@@ -43,6 +43,8 @@ from areal.training.trainers.rollouts import RolloutSource, Sampling, Taken
 from areal.training.weights.publisher import Pair
 
 _log = logging.getLogger(__name__)
+
+Filter = Callable[[Any], bool]
 
 
 class PPOTrainer(Trainer):
@@ -126,22 +128,25 @@ class PPOTrainer(Trainer):
         eval_workflow: Any = None,
         workflow_kwargs: Mapping[str, Any] | None = None,
         eval_workflow_kwargs: Mapping[str, Any] | None = None,
-        dynamic_filter_fn: Callable[[Any], bool] | str | None = None,
+        dynamic_filter_fn: Filter | str | None = None,
         total_epochs: int | None = None,
     ) -> None:
         """``workflow``: an instance, a class, or ``module:name``; ``dynamic_filter_fn``: which trajectories are worth
-        training on."""
+        training on, of those that ``actor.dynamic_sampling`` leaves."""
         if total_epochs is not None and self.config.total_train_steps is None:
             self.total_steps = total_epochs * self.steps_per_epoch
             self.progress.total = self.total_steps
-        accept = dynamic_filter_fn or (_differs if self.config.actor.dynamic_sampling else None)
+        accept = _both(_differs, dynamic_filter_fn) if self.config.actor.dynamic_sampling else dynamic_filter_fn
         group = self.config.gconfig.n_samples
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
         self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
         if self.ranks.is_first:
             self.stack.enter_context(own_service(self.config, self.folder))
             controller = RolloutController(
-                self.config.rollout, seed=self.config.seed, dump_folder=self.folder.trajectories
+                self.config.rollout,
+                seed=self.config.seed,
+                dump_folder=self.folder.trajectories,
+                drop_incomplete_group=self.config.gconfig.drop_incomplete_group,
             )
             self.rollout = self.stack.enter_context(controller)
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
@@ -304,12 +309,7 @@ class PPOTrainer(Trainer):
 
     def _update_critic(self, batch: Batch) -> Metrics:
         assert self.critic is not None and self.config.critic is not None
-        clip = self.config.critic.eps_clip
-
-        def loss(outputs: Tensor, micro: Batch) -> Tensor:
-            values, mask = _before(outputs[..., 0].float()), micro["loss_mask"].bool()
-            return masked_mean(value_loss(values, micro["old_values"], micro["returns"], mask, clip), mask)
-
+        loss = critic_loss(self.config.critic)
         parts = minibatches(lengths(batch), self.config.critic.ppo_n_minibatches)
         parts = minibatches(lengths(batch), -self.ranks.largest(-len(parts)))
         updates = [self.critic.train_batch(select(batch, part), loss, _tokens) for part in parts * self.critic_epochs]
@@ -348,7 +348,10 @@ class PPOTrainer(Trainer):
         metrics: Metrics = {}
         if self.rollout is not None:
             workflow, kwargs = self._evaluation
-            given = self.rollout.run_batch(each_once(self.valid_dataset), workflow, kwargs, is_eval=True)
+            rows, samples = each_once(self.valid_dataset), 1
+            if self.config.eval_gconfig is not None:
+                samples = self.config.eval_gconfig.n_samples
+            given = self.rollout.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
             if self.config.rollout.dump_to_file:
                 episodes = [every for each in given for every in episodes_of(each, self.rollout.model, step=self.step)]
                 write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
@@ -356,6 +359,16 @@ class PPOTrainer(Trainer):
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
         told: Metrics = self.ranks.told_by_first(metrics)
         return told
+
+
+def critic_loss(config: PPOCriticConfig) -> Callable[[Tensor, Batch], Tensor]:
+    """Of a critic's outputs [B, T, 1] for a micro-batch with ``old_values`` and ``returns``: the mean of its tokens."""
+
+    def loss(outputs: Tensor, micro: Batch) -> Tensor:
+        values, mask = _before(outputs[..., 0].float()), micro["loss_mask"].bool()
+        return masked_mean(value_loss(values, micro["old_values"], micro["returns"], mask, config.eps_clip), mask)
+
+    return loss
 
 
 def version_to_publish(ours: int, served: int | None) -> int:
@@ -387,6 +400,13 @@ def _cpu(values: Tensor | None) -> Tensor | None:
 def _differs(trajectory: Mapping[str, Tensor]) -> bool:
     rewards = trajectory["rewards"]
     return bool(informative(rewards, torch.zeros(len(rewards), dtype=torch.long)).any())
+
+
+def _both(one: Filter, other: Filter | str | None) -> Filter:
+    if other is None:
+        return one
+    also: Filter = load_attr(other, "dynamic_filter_fn") if isinstance(other, str) else other
+    return lambda trajectory: one(trajectory) and bool(also(trajectory))
 
 
 def _sample_of(batch: Batch) -> Tensor:

@@ -11,7 +11,17 @@ import torch
 from jsonschema import validate
 from tokenizers import Tokenizer
 
-from areal.services.inference.engines.base import EngineCall, EngineDelta, EngineRefused, FinishReason, Sampling
+from areal.services.inference.engines.base import (
+    EngineCall,
+    EngineDelta,
+    EngineFailed,
+    EngineRefused,
+    FinishReason,
+    PromptLogprobs,
+    PromptScorer,
+    Sampling,
+)
+from areal.services.inference.engines.clients import sglang, vllm
 from tests.services.engine_conformance.conftest import Subject
 from tests.services.engine_conformance.models import END, MAX_LEN, TOLERANCE, VOCAB, gap, greedy, logprobs
 
@@ -40,6 +50,54 @@ async def test_logprobs_are_those_of_a_plain_forward_pass(engine: Subject, promp
         output = tokens(deltas)
         assert len(output) == 24 and all(0 <= token < VOCAB for token in output)
         assert gap(engine.models.versions[0], prompt, output, told(deltas), temperature) < TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["few", "many"])
+async def test_prompt_is_scored_as_by_a_plain_forward_pass(engine: Subject, prompt: list[int]) -> None:
+    """By the model itself: a prompt has no temperature."""
+    scorer = engine.client
+    assert isinstance(scorer, PromptScorer) and scorer.capabilities.prompt_logprobs
+    adapted = {None: engine.models.versions[0]} | {name: engine.models.adapted[name] for name in ("pirate",)}
+    for adapter, model in adapted.items():
+        scores = await scorer.score(prompt, 3, adapter)
+        assert gap(model, prompt[:1], prompt[1:], scores.logprobs) < TOLERANCE
+        for row, top in zip(logprobs(model, prompt[:1], prompt[1:]), scores.top_logprobs, strict=True):
+            assert [value for _, value in top] == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
+            assert [float(row[token]) for token, _ in top] == pytest.approx([value for _, value in top], abs=TOLERANCE)
+    alone = await scorer.score(prompt, 0)
+    assert alone.logprobs == pytest.approx((await scorer.score(prompt, 2)).logprobs)
+    assert alone.top_logprobs == ((),) * (len(prompt) - 1)
+
+
+async def test_prompt_of_one_token_has_no_scores(engine: Subject) -> None:
+    assert isinstance(engine.client, PromptScorer)
+    assert await engine.client.score([9], 2) == PromptLogprobs((), ())
+
+
+SCORES = PromptLogprobs((-0.5, -2.0), (((6, -0.5),), ((9, -0.1),)))
+
+
+def test_prompt_scores_of_vllm_are_by_token_id() -> None:
+    entries = [
+        None,
+        {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
+        {"7": {"logprob": -2.0, "rank": 3, "decoded_token": "b"}, "9": {"logprob": -0.1, "rank": 1}},
+    ]
+    assert vllm.read_prompt(entries, [5, 6, 7], 1) == SCORES
+    for wrong in (None, entries[:2], [None, entries[2], entries[1]]):
+        with pytest.raises(EngineFailed, match="not those of the prompt"):
+            vllm.read_prompt(wrong, [5, 6, 7], 1)
+
+
+@pytest.mark.parametrize("more", [[], [None]], ids=["pairs", "with a text"])
+def test_prompt_scores_of_sglang_are_pairs_with_or_without_a_text(more: list[None]) -> None:
+    tokens = [[None, 5, *more], [-0.5, 6, *more], [-2.0, 7, *more]]
+    tops = [None, [[-0.5, 6, *more], [-3.0, 8, *more]], [[-0.1, 9, *more]]]
+    about = {"input_token_logprobs": tokens, "input_top_logprobs": tops}
+    assert sglang.read_prompt(about, [5, 6, 7], 1) == SCORES
+    for wrong in ({}, {"input_token_logprobs": tokens[1:]}):
+        with pytest.raises(EngineFailed, match="not those of the prompt"):
+            sglang.read_prompt(wrong, [5, 6, 7], 1)
 
 
 SHAPED: list[dict[str, object]] = [

@@ -21,6 +21,15 @@ def test_micro_batches_with_a_limit_hold_every_row_once_and_keep_it(lengths, lim
         assert cost <= limit or len(members) == 1
 
 
+def test_micro_batches_of_kk_are_of_like_size_and_those_of_ffd_few() -> None:
+    lengths = [9, 8, 7, 6, 5, 4, 3, 2]
+    few, even = (
+        micro_batches(lengths, MicroBatches(max_tokens=20, algorithm=algorithm)) for algorithm in ("ffd", "kk")
+    )
+    sums = [[sum(lengths[n] for n in members) for members in bins] for bins in (few, even)]
+    assert max(sums[1]) - min(sums[1]) < max(sums[0]) - min(sums[0])
+
+
 @given(LENGTHS, st.integers(1, 8), st.integers(1, 4), st.integers(1, 10))
 def test_micro_batches_are_as_many_as_all_ranks_need(lengths, count, divisor, at_least) -> None:
     bins = micro_batches(lengths, MicroBatches(count=count, divisor=divisor), at_least)

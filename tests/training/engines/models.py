@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, TrainEngineConfig
+from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, PPOActorConfig, TrainEngineConfig
+from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.algorithms.losses import sft_loss
 from areal.training.algorithms.sequences import masked_mean
 from areal.training.data.batches import Batch
+from areal.training.engines.fsdp import FSDPEngine
 
 VOCABULARY = 32
 
@@ -59,3 +62,28 @@ def sft(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
 
 def tokens(micro: Batch) -> torch.Tensor:
     return micro["loss_mask"].sum()
+
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+STILL = OptimizerConfig(lr=0.0, weight_decay=0.0, gradient_clipping=1e9)
+"""Updates that leave the weights as they are: their gradients are all of the same model."""
+
+
+def policy_batch() -> Batch:
+    """Rows of an update of a policy, of which the second is left out."""
+    rows, generator = batch(), torch.Generator().manual_seed(1)
+    shape = rows["input_ids"].shape
+    rows["loss_mask"][1] = False
+    return rows | {
+        "versions": torch.where(rows["loss_mask"], 0, -1),
+        "logprobs": torch.randn(shape, generator=generator) * 0.1 - 3.4,
+        "advantages": torch.randn(shape, generator=generator),
+    }
+
+
+def policy_gradient(engine: FSDPEngine, rows: Batch, mode: Any) -> dict[str, torch.Tensor]:
+    """Of every parameter, whole, after an update on this rank's ``rows``."""
+    loss = ActorLoss(PPOActorConfig(loss_agg_mode=mode, loss_scale_factor=7))
+    engine.train_batch(rows, loss, loss.weight)
+    found = {name: parameter.grad for name, parameter in engine.model.named_parameters()}
+    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}  # type: ignore[misc]

@@ -14,7 +14,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from areal.api.cli_args import MicroBatchSpec
-from areal.errors import ArealError, NotFound
+from areal.errors import ArealError, NotFound, UsageFault
 from areal.training.algorithms.logprobs import token_logprobs
 from areal.training.checkpoints import Checkpoints
 from areal.training.data.batches import Batch
@@ -25,7 +25,18 @@ from areal.training.engines.fsdp.weights import save_model as save_weights
 from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.failures import NonFinite
 from areal.training.ranks import one_process
-from tests.training.engines.models import VOCABULARY, batch, config, save_model, sft, tokens
+from tests.training.engines.models import (
+    AGGREGATIONS,
+    STILL,
+    VOCABULARY,
+    batch,
+    config,
+    policy_batch,
+    policy_gradient,
+    save_model,
+    sft,
+    tokens,
+)
 
 ALONE = one_process("cpu")
 
@@ -119,15 +130,43 @@ def test_model_with_a_sliding_window_is_never_packed(tmp_path: Path) -> None:
     assert _engine(tmp_path)._micro(groups(), range(32))[1] is None
 
 
-def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have written what they did."""
+    folder = tmp_path_factory.mktemp("two_ranks")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir=/dev/null"]
     launcher = [sys.executable, *torchrun, str(Path(__file__).with_name("two_ranks.py"))]
     done = subprocess.run(
-        [*launcher, str(model), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=170
+        [*launcher, str(model), str(folder)], env=environment, capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr
-    seen = json.loads((tmp_path / "seen.json").read_text())
+    return folder
+
+
+def test_loss_agg_mode_has_one_gradient_on_one_rank_and_two_however_they_share_the_rows(
+    model: Path, two_ranks: Path
+) -> None:
+    """Two rows, one of them left out, and six; in micro-batches."""
+    theirs = torch.load(two_ranks / "gradients.pt")
+    alone = _engine(model, optimizer=STILL)
+    for mode in AGGREGATIONS:
+        ours = policy_gradient(alone, policy_batch(), mode)
+        assert any(bool(grad.abs().max() > 1e-3) for grad in ours.values())
+        for name, grad in ours.items():
+            torch.testing.assert_close(theirs[mode, "float32"][name], grad, rtol=1e-3, atol=1e-5)
+
+
+def test_grad_reduce_dtype_is_that_in_which_ranks_add_their_gradients(two_ranks: Path) -> None:
+    """``grad_reduce_dtype``: float32 and bfloat16."""
+    found = torch.load(two_ranks / "gradients.pt")
+    exact, rounded = (found["token-mean", dtype]["lm_head.weight"] for dtype in ("float32", "bfloat16"))
+    assert torch.equal(rounded, rounded.bfloat16().float()) and not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=1e-3)
+
+
+def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, two_ranks: Path) -> None:
+    seen = json.loads((two_ranks / "seen.json").read_text())
     alone = _engine(model)
     updates = [alone.train_batch(batch(), sft, tokens) for _ in range(2)]
     assert [update.grad_norm for update in updates] == pytest.approx(seen["norms"], rel=1e-4)
@@ -135,11 +174,11 @@ def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tm
     assert alone.eval_batch(batch(), sft, tokens) == pytest.approx(seen["eval"], rel=1e-4)
 
     resumed = _engine(model)
-    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    newest = Checkpoints(two_ranks / "checkpoints").newest()
     assert newest is not None
     load_shards(resumed, newest.folder / "actor")
     assert resumed.steps == 2
-    saved = _weights(_engine(tmp_path / "model"))
+    saved = _weights(_engine(two_ranks / "model"))
     for name, tensor in _weights(resumed).items():
         torch.testing.assert_close(tensor, saved[name], rtol=0, atol=0)
     after = [engine.train_batch(batch(seed=1), sft, tokens).loss for engine in (alone, resumed)]
@@ -207,6 +246,38 @@ def test_lora_trains_adapters_only_and_publishes_the_merged_weights(model: Path,
     assert all("_proj" in name for name in changed)
     save_weights(engine, tmp_path)
     assert _engine(tmp_path).eval_batch(batch(), sft, tokens) == pytest.approx(loss, rel=1e-4)
+
+
+def test_target_modules_are_those_with_adapters(model: Path) -> None:
+    pytest.importorskip("peft")
+    engine = _engine(model, use_lora=True, target_modules=["q_proj"])
+    trained = [name for name, parameter in engine.model.named_parameters() if parameter.requires_grad]
+    assert trained and all(".q_proj.lora_" in name for name in trained)
+
+
+def test_path_says_whose_weights_are_trained(model: Path, tmp_path: Path) -> None:
+    ours, theirs = _weights(_engine(model)), _weights(_engine(save_model(tmp_path, seed=1)))
+    assert not torch.equal(ours["lm_head.weight"], theirs["lm_head.weight"])
+
+
+def test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept(model: Path) -> None:
+    for compute, kept in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")):
+        engine = _engine(model, dtype=compute, optimizer_dtype=kept)
+        engine.train_batch(batch(), sft, tokens)
+        assert engine.optimizer is not None
+        states = [each["exp_avg"].dtype for each in engine.optimizer.state.values()]
+        weights = [parameter.dtype for parameter in engine.model.parameters()]
+        assert {*states, *weights} == {getattr(torch, kept)}
+        assert engine.outputs(batch()).dtype == getattr(torch, compute)
+
+
+def test_attn_impl_is_the_models(model: Path) -> None:
+    plain, eager = _engine(model), _engine(model, attn_impl="eager")
+    found = [engine.model.config._attn_implementation for engine in (plain, eager)]  # type: ignore[union-attr]
+    assert found == ["sdpa", "eager"]
+    torch.testing.assert_close(eager.outputs(batch()), plain.outputs(batch()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageFault, match=r"attn_impl 'eagre' is unknown .did you mean .eager"):
+        _engine(model, attn_impl="eagre")
 
 
 def test_tied_weights_are_published_once(tmp_path: Path) -> None:

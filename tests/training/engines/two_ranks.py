@@ -1,8 +1,11 @@
-"""What two ranks do, started by torchrun: an update, a checkpoint; the first rank writes down what came of it."""
+"""What two ranks do, started by torchrun: an update, a checkpoint, gradients of a policy; the first rank writes it
+down."""
 
 import json
 import sys
 from pathlib import Path
+
+import torch
 
 from areal.api.cli_args import MicroBatchSpec
 from areal.training.checkpoints import Checkpoints
@@ -12,7 +15,16 @@ from areal.training.engines.fsdp import FSDPEngine
 from areal.training.engines.fsdp.checkpoints import save_shards
 from areal.training.engines.fsdp.weights import save_model
 from areal.training.ranks import joined_ranks
-from tests.training.engines.models import batch, config, sft, tokens
+from tests.training.engines.models import (
+    AGGREGATIONS,
+    STILL,
+    batch,
+    config,
+    policy_batch,
+    policy_gradient,
+    sft,
+    tokens,
+)
 
 model, out = (Path(argument) for argument in sys.argv[1:3])
 with joined_ranks(timeout_s=60) as ranks:
@@ -25,6 +37,14 @@ with joined_ranks(timeout_s=60) as ranks:
         save_shards(engine, folder / "actor")
         state["step"] = 2
     save_model(engine, out / "model")
+    few_or_many = ([0, 1], [2, 3, 4, 5, 6, 7])[ranks.rank]
+    gradients = {}
+    for reduced in ("float32", "bfloat16"):
+        spec = MicroBatchSpec(max_tokens_per_mb=20)
+        still = FSDPEngine(config(model, mb_spec=spec, optimizer=STILL, grad_reduce_dtype=reduced), ranks)
+        for mode in AGGREGATIONS if reduced == "float32" else AGGREGATIONS[:1]:
+            gradients[mode, reduced] = policy_gradient(still, select(policy_batch(), few_or_many), mode)
     if ranks.is_first:
+        torch.save(gradients, out / "gradients.pt")
         seen = {"norms": [u.grad_norm for u in updates], "losses": [u.loss for u in updates], "eval": loss}
         (out / "seen.json").write_text(json.dumps(seen))

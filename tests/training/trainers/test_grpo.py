@@ -207,10 +207,14 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
         service,
         6,
         actor={"kl_ctl": 0.05, "ppo_n_minibatches": 2, "gae_lambda": 0.95, "reward_norm": None},
-        critic=PPOCriticConfig(**engine(optimizer=optimizer(2e-3)), ppo_n_minibatches=2),
+        critic=PPOCriticConfig(**engine(optimizer=optimizer(2e-3)), ppo_n_minibatches=2, ppo_epochs=2),
         ref=PPOActorConfig(**engine()),
     )
-    lines = _run(config)
+    with PPOTrainer(config, prompts(200)) as trainer:
+        trainer.train(**WORKFLOW)
+        assert trainer.critic is not None
+        assert (trainer.critic.steps, trainer.actor.steps) == (6 * 2 * 2, 6 * 2)
+    lines = read_metrics(trainer.folder.metrics)
     losses = [line["critic/loss"] for line in lines]
     assert min(losses[3:]) < losses[0]
 
@@ -266,8 +270,11 @@ def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: S
     config = _config(tmp_path, service, 2)
     config.evaluator = EvaluatorConfig(freq_steps=2, eval_before_train=True)
     config.valid_dataset = ValidDatasetConfig()
+    config.eval_gconfig = ANSWERS.new(n_samples=2)
     lines = _run(config)
-    assert [line["step"] for line in lines if "eval/reward/mean" in line] == [0, 2]
+    evaluated = [line for line in lines if "eval/reward/mean" in line]
+    assert [line["step"] for line in evaluated] == [0, 2]
+    assert [line["eval/rollouts"] for line in evaluated] == [8 * 2, 8 * 2]
 
 
 def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service) -> None:

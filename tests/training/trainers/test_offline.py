@@ -109,6 +109,27 @@ def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: str) -> N
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
 
 
+def test_reference_of_dpo_is_the_configured_one(tmp_path: Path) -> None:
+    other = TrainEngineConfig(**engine(path="", init_from_scratch=True))
+    config = DPOConfig(**_common(tmp_path, 1), actor=DPOEngineConfig(**engine()), ref=other)
+    with DPOTrainer(config, preferences(16)) as trainer:
+        actor, reference = (dict(whole_weights(each)) for each in (trainer.actor, trainer.reference))
+    assert any(not torch.equal(tensor, reference[name]) for name, tensor in actor.items())
+    assert other.optimizer is not None, "the configuration stays as it was given"
+
+
+def test_length_of_a_run_and_its_timers_are_the_configurations(tmp_path: Path) -> None:
+    config = SFTConfig(
+        **_common(tmp_path, 1, total_train_epochs=3, saver=SaverConfig(freq_secs=7)),
+        model=TrainEngineConfig(**engine()),
+    )
+    config.total_train_steps = None
+    with SFTTrainer(config, solved(40)) as trainer:
+        assert trainer.total_steps == 3 * (40 // 16)
+        saves = trainer._timers["save"]
+        assert [saves.due(epoch_ended=False, now=now) for now in (0.0, 6.0, 8.0)] == [False, False, True]
+
+
 def test_label_smoothing_is_conservative_dpo(tmp_path: Path) -> None:
     actor = DPOEngineConfig(**engine(), label_smoothing=0.2, beta=0.5)
     with DPOTrainer(DPOConfig(**_common(tmp_path, 1), actor=actor), preferences(16)) as trainer:

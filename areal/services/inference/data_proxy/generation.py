@@ -25,6 +25,7 @@ from areal.services.inference.engines.base import (
 )
 
 OnUpdate = Callable[[Update], None]
+_SCORED_AT_ONCE = 8
 
 
 class Pulse:
@@ -75,8 +76,20 @@ class Generator:
 
     async def scores(self, prompts: Sequence[Sequence[int]], top: int, adapter: str | None) -> list[PromptLogprobs]:
         """Of each prompt. Raises EngineError."""
-        assert isinstance(self._engine, PromptScorer), "its capabilities say so"
-        return [await self._engine.score(prompt, top, adapter) for prompt in prompts]
+        engine = self._engine
+        assert isinstance(engine, PromptScorer), "its capabilities say so"
+        slots = asyncio.Semaphore(_SCORED_AT_ONCE)
+
+        async def score(prompt: Sequence[int]) -> PromptLogprobs:
+            async with slots:
+                return await engine.score(prompt, top, adapter)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(score(prompt), name="score") for prompt in prompts]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _follow(self, drive: Drive, on_update: OnUpdate, flowing: OnFlow) -> None:
         heard = _Heard(drive, on_update, self.pulse)

@@ -15,6 +15,7 @@ from areal.services.web.body import DEFAULT_MAX_BODY_BYTES
 from areal.services.web.options import add_serve_arguments
 
 PROVIDER_KEY_VARIABLE = "AREAL_PROVIDER_API_KEY"
+ENGINE_KEY_VARIABLE = "AREAL_ENGINE_API_KEY"
 
 
 def data_proxy_parser() -> argparse.ArgumentParser:
@@ -24,6 +25,7 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", required=True, choices=[*TOKEN_ENGINES, "external"])
     parser.add_argument("--engine-url", required=True, help="for external: the API's base URL, with its /v1")
     parser.add_argument("--attached", action="store_true", help="the engine is not ours: it is sent no key of ours")
+    parser.add_argument("--engine-key-file", help=f"--attached: file with its key (else ${ENGINE_KEY_VARIABLE})")
     parser.add_argument("--provider-model", help="external: the provider's name of the model (default: --model)")
     parser.add_argument("--provider-key-file", help=f"external: file with its key (else ${PROVIDER_KEY_VARIABLE})")
     parser.add_argument(
@@ -44,17 +46,25 @@ def data_proxy_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def provider_key(key_file: str | None) -> str | None:
-    """The key for an external API. Raises UsageFault when the file cannot be read."""
+def others_key(key_file: str | None, variable: str) -> str | None:
+    """The key that somebody else's server wants, of the file or else the environment. Raises UsageFault."""
     if key_file is None:
-        return os.environ.get(PROVIDER_KEY_VARIABLE) or None
-    try:
-        key = Path(key_file).read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise UsageFault(f"cannot read the provider's key file {key_file}: {error}") from error
-    if not key.isprintable() or " " in key:
-        raise UsageFault(f"the provider's key file {key_file} holds more than a key")
+        key, source = os.environ.get(variable, ""), f"${variable}"
+    else:
+        source = f"the key file {key_file}"
+        try:
+            key = Path(key_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise UsageFault(f"cannot read {source}: {error}") from error
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UsageFault(f"{source} holds more than a key")
     return key or None
+
+
+def attached_headers(key_file: str | None) -> dict[str, str]:
+    """What an engine that is not ours is sent. Raises UsageFault."""
+    key = others_key(key_file, ENGINE_KEY_VARIABLE)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def external_url(text: str, *, allow_private: bool = False) -> ExternalUrl:

@@ -22,7 +22,12 @@ from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.keeping import keeping, keeping_details, registrations_file
 from areal.services.inference.data_proxy.keeping_metrics import count_journals
 from areal.services.inference.data_proxy.model_calls import ModelCalls, ProxyLimits
-from areal.services.inference.data_proxy.options import external_url, provider_key
+from areal.services.inference.data_proxy.options import (
+    PROVIDER_KEY_VARIABLE,
+    attached_headers,
+    external_url,
+    others_key,
+)
 from areal.services.inference.data_proxy.published import CatchingUp, Standing
 from areal.services.inference.data_proxy.reading import load_parsers
 from areal.services.inference.data_proxy.registration import Registration, RegistrationOptions
@@ -80,7 +85,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, vault: Vault | None) -> AsyncIterator[Service]:
         headers, http = options.key.bearer() if options.key else {}, HttpClient(idle_s=ENGINE_IDLE_S)
-        engine_headers = {} if args.attached else headers
+        engine_headers = attached_headers(args.engine_key_file) if args.attached else headers
         engine = open_engine(args.engine, http, args.engine_url, engine_headers)
         suspension = Suspension()
         generator = Generator(engine, suspension)
@@ -99,6 +104,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
                 "adapters": list(watch.state.adapters),
                 "paused": suspension.active,
                 "models": others.names,
+                "fault": watch.state.fault,
                 "awaits_version": standing.behind.version if control.engine_is_there and standing.behind else None,
                 **keeping_details(vault),
             }
@@ -145,7 +151,8 @@ def _external(args: argparse.Namespace) -> Build:
     from areal.services.inference.engines.clients.external import ExternalApi
     from areal.services.inference.engines.clients.outside import open_outside
 
-    url, key = external_url(args.engine_url, allow_private=args.allow_private), provider_key(args.provider_key_file)
+    url = external_url(args.engine_url, allow_private=args.allow_private)
+    key = others_key(args.provider_key_file, PROVIDER_KEY_VARIABLE)
     name, dialect = args.provider_model or args.model, args.provider_api
 
     @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ from areal.training.failures import NonFinite
 from areal.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from areal.api.cli_args import TrainEngineConfig
+    from areal.api.cli_args import MicroBatchSpec, TrainEngineConfig
 
 # On a CPU a large micro-batch is no faster than a few, which have rows of like length together and less padding.
 _CPU_TOKENS = 2048
@@ -160,14 +160,8 @@ class FSDPEngine:
     def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
         """Rows of each micro-batch, and whether it counts: a rank with fewer than the others repeats its first
         rows for nothing."""
-        spec, on_cpu = self.config.mb_spec, self.ranks.device.type == "cpu"
-        how = MicroBatches(
-            count=spec.n_mbs or 1,
-            granularity=spec.granularity,
-            divisor=spec.n_mbs_divisor or 1,
-            max_tokens=spec.max_tokens_per_mb or (_CPU_TOKENS if on_cpu else None),
-            algorithm=spec.packing_algorithm,
-        )
+        spec = self.config.mb_spec
+        how = cut_of(spec, _CPU_TOKENS if self.ranks.device.type == "cpu" else None)
         sizes = lengths(batch)
         mine = micro_batches(sizes, how)
         most = self.ranks.largest(len(mine))
@@ -201,6 +195,17 @@ class FSDPEngine:
             set_training(self.model, self.config)
         else:
             self.model.eval()
+
+
+def cut_of(spec: MicroBatchSpec, most: int | None) -> MicroBatches:
+    """``most``: tokens of a micro-batch where the configuration has no limit."""
+    return MicroBatches(
+        count=spec.n_mbs or 1,
+        granularity=spec.granularity,
+        divisor=spec.n_mbs_divisor or 1,
+        max_tokens=spec.max_tokens_per_mb or most,
+        algorithm=spec.packing_algorithm,
+    )
 
 
 def _logits(result: Any) -> Tensor:

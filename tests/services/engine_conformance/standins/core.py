@@ -13,6 +13,7 @@ import torch
 from aiohttp import web
 
 from areal.errors import UsageFault
+from areal.services.inference.engines.embedded.engine import Scores
 from areal.services.inference.engines.embedded.filters import keep_only
 from areal.services.inference.engines.embedded.generation import make_sequences
 from areal.services.inference.engines.embedded.grammar import keep_allowed
@@ -95,6 +96,12 @@ class Core:
         finally:
             self.streams.close(stream)
             self.engine.abort(stream.sequences)
+
+    async def scores(self, prompt: list[int], top: int, adapter: str | None) -> Scores:
+        """Log-probabilities of the prompt's tokens but the first, and the ``top`` likeliest of each."""
+        chosen = self.loaded.adapters[adapter] if adapter else None
+        scores: Scores = await done(self.engine.score(prompt, top, chosen))
+        return scores
 
     async def settle(self) -> None:
         await self.streams.settle(1.0)

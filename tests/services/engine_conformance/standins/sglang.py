@@ -81,6 +81,8 @@ class Sglang:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if body["logprob_start_len"] == 0:
+            return await self._scored(body)
         assert body["stream"] and body["return_logprob"] and body["logprob_start_len"] == -1
         sampling = dict(body["sampling_params"])
         schema, top = sampling.pop("json_schema", None), body["top_logprobs_num"]
@@ -111,6 +113,18 @@ class Sglang:
             await events.aclose()
             del self._running[body["rid"]]
         return out
+
+    async def _scored(self, body: dict[str, Any]) -> web.Response:
+        assert body["return_logprob"] and not body["stream"] and body["sampling_params"]["temperature"] == 1
+        prompt, top = body["input_ids"], body["top_logprobs_num"]
+        values, tops = await self._core.scores(prompt, top, body.get("lora_path"))
+        about: dict[str, Any] = {"prompt_tokens": len(prompt), "completion_tokens": 1, "output_token_logprobs": []}
+        about["input_token_logprobs"] = [
+            [value, token, None] for value, token in zip([None, *values], prompt, strict=True)
+        ]
+        if top:
+            about["input_top_logprobs"] = [None, *([[value, token, None] for token, value in each] for each in tops)]
+        return web.json_response({"text": "x", "meta_info": about})
 
     async def _abort(self, request: web.Request) -> web.Response:
         rid = (await request.json())["rid"]

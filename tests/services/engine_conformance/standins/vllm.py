@@ -108,6 +108,8 @@ class Vllm:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if "prompt_logprobs" in body:
+            return await self._scored(body)
         assert body["stream"] and body["return_token_ids"] and body["return_tokens_as_token_ids"]
         sampling = {_NAMES.get(name, name): body[name] for name in _SAMPLING if name in body}
         if sampling["temperature"] == 0 and body.get("n", 1) > 1:
@@ -137,6 +139,19 @@ class Vllm:
             await deltas.aclose()
             self._running -= 1
         return out
+
+    async def _scored(self, body: dict[str, Any]) -> web.Response:
+        """An entry for each token of the prompt, by token id: its own, and the likeliest; null for the first."""
+        if body.get("stream"):
+            return _error(400, "`prompt_logprobs` are not available when `stream=True`.")
+        prompt, adapter = body["prompt"], None if body["model"] == str(self._core.folder) else body["model"]
+        values, tops = await self._core.scores(prompt, body["prompt_logprobs"], adapter)
+        told: list[Any] = [None]
+        for token, value, top in zip(prompt[1:], values, tops, strict=True):
+            ranked = {token: value, **dict(top)}
+            told.append({str(each): {"logprob": ranked[each], "rank": 1, "decoded_token": "x"} for each in ranked})
+        choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": "length", "prompt_logprobs": told}
+        return web.json_response({"id": "cmpl-1", "object": "text_completion", "choices": [choice]})
 
     async def _pause(self, request: web.Request) -> web.Response:
         assert request.query["mode"] == "keep"

@@ -6,7 +6,8 @@ Not honoured: ``seed`` (it needs the server's deterministic mode, and is silentl
 
 Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
 ``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment not tempered. Which of them is asked once the engine is
-there (``logprobs_check``).
+there (``logprobs_check``). Those of a prompt (``logprob_start_len`` 0) are asked for at temperature 1, where both are
+the model's own.
 
 A pause is ``retract``: requests go back to the queue and on at ``/continue_generation``, computed again. The other kind
 that keeps them, ``in_place``, keeps their cache too, and then the server cannot flush what old weights computed for
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,11 @@ from areal.services.inference.engines.base import (
     FinishReason,
     LogprobsMode,
     OnFlow,
+    PromptLogprobs,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
-from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp, key_refused
 from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
 from areal.services.inference.engines.logprobs_check import find_logprobs_mode
 from areal.services.web.client import HttpClient
@@ -69,7 +71,10 @@ class SglangClient:
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self.capabilities = Capabilities(
-            sampling_fields=Capabilities().sampling_fields - {"seed"}, response_format=True, logprobs=_TEMPERED
+            sampling_fields=Capabilities().sampling_fields - {"seed"},
+            response_format=True,
+            prompt_logprobs=True,
+            logprobs=_TEMPERED,
         )
         self._logprobs_known = False
         self._engine = EngineHttp(http, url, headers)
@@ -79,6 +84,19 @@ class SglangClient:
 
     async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         await self._engine.pour("/generate", wire_body(call), JsonEvents(Progress(call).deltas), sink, flowing)
+
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        body = {
+            **({} if adapter is None else {"lora_path": adapter}),
+            "input_ids": list(prompt),
+            "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1},
+            "stream": False,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top,
+        }
+        answer = await self._engine.command("/generate", body, unless="this SGLang has no /generate", timeout_s=LOAD_S)
+        return read_prompt(answer.get("meta_info") or {}, prompt, top)
 
     def point_to(self, url: str) -> None:
         self._engine.point_to(url)
@@ -92,6 +110,9 @@ class SglangClient:
         if status != 200:
             self._logprobs_known &= status != 0  # it may come back as another process, with other settings
             return EngineState(not_ready=f"SGLang is not ready: /health answered {status or 'nothing'}")
+        status, model = await self._engine.get("/get_model_info")
+        if (refused := key_refused("SGLang", status)) is not None:
+            return refused
         if not self._logprobs_known:
             try:
                 async with asyncio.timeout(_PROBE_S):
@@ -102,7 +123,6 @@ class SglangClient:
             self._logprobs_known = True
         _, about = await self._engine.get("/get_server_info")
         length = about.get("context_length") or about.get("max_req_input_len")
-        _, model = await self._engine.get("/get_model_info")
         return EngineState(
             not_ready=None,
             version=_version(model.get("weight_version")),
@@ -275,6 +295,17 @@ class Progress:
             finish_reason=finish,
             stop_token_id=stop_token,
         )
+
+
+def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> PromptLogprobs:
+    """Entries are [logprob, token id, ...], the first one's logprob is null."""
+    entries = about.get("input_token_logprobs") or []
+    if [entry[1] for entry in entries] != list(prompt):
+        raise EngineFailed(
+            f"SGLang told log-probabilities of {len(entries)} tokens, and not those of the prompt's {len(prompt)}"
+        )
+    tops = about.get("input_top_logprobs") or [None] * len(entries)
+    return PromptLogprobs(tuple(entry[0] for entry in entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
 
 
 def _check_success(answer: Mapping[str, Any]) -> None:

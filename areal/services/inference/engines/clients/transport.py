@@ -15,6 +15,7 @@ from areal.services.inference.engines.base import (
     EngineDelta,
     EngineFailed,
     EngineRefused,
+    EngineState,
     EngineUnavailable,
     EngineUnsupported,
     OnFlow,
@@ -142,6 +143,14 @@ def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineU
     if 400 <= status < 500 and status not in (401, 403, 404, 405):
         return EngineRefused(text, code)
     return EngineFailed(f"the engine answered {status}: {text}")
+
+
+def key_refused(engine: str, status: int) -> EngineState | None:
+    """The state of an engine of that name that answered so to what needs its key; None where it took it."""
+    if status not in (401, 403):
+        return None
+    what = f"{engine} does not take the key, or wants one: it answered {status}"
+    return EngineState(not_ready=what, fault=f"{what}; name the one of its --api-key in engineApiKeyFrom")
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:

@@ -17,13 +17,15 @@ temperature too, and after grammars. Which of them is asked once the engine is t
 temperatures below 0.01 to that.
 
 It takes one greedy sample only: several are that one, repeated.
+
+Those of a prompt (``prompt_logprobs``, in no stream) are of softmax(logits) in every mode.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,10 +45,11 @@ from areal.services.inference.engines.base import (
     FinishReason,
     LogprobsMode,
     OnFlow,
+    PromptLogprobs,
     TopLogprobs,
 )
 from areal.services.inference.engines.clients.deltas import JsonEvents, check_event
-from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp
+from areal.services.inference.engines.clients.transport import LOAD_S, EngineHttp, key_refused
 from areal.services.inference.engines.logprobs_check import find_logprobs_mode
 from areal.services.web.client import HttpClient
 
@@ -74,7 +77,7 @@ class VllmClient:
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         self.capabilities = Capabilities(
-            response_format=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
+            response_format=True, prompt_logprobs=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
         )
         self._logprobs_known = False
         self._engine = EngineHttp(http, url, headers)
@@ -95,10 +98,26 @@ class VllmClient:
         with self._counted():
             await self._engine.pour("/v1/completions", self._body(call), self._reader(call), sink, flowing)
 
-    def _body(self, call: EngineCall) -> dict[str, Any]:
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        body = {
+            "model": adapter or self._served(),
+            "prompt": list(prompt),
+            "prompt_logprobs": top,
+            "max_tokens": 1,
+            "temperature": 1.0,
+        }
+        missing = f"this vLLM serves no {body['model']}"
+        answer = await self._engine.command("/v1/completions", body, unless=missing, timeout_s=LOAD_S)
+        choices = answer.get("choices")
+        return read_prompt(choices[0].get("prompt_logprobs") if choices else None, prompt, top)
+
+    def _served(self) -> str:
         if self._model is None:
             raise EngineUnavailable("vLLM has not said yet which model it serves")
-        return wire_body(call, self._model)
+        return self._model
+
+    def _body(self, call: EngineCall) -> dict[str, Any]:
+        return wire_body(call, self._served())
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -139,7 +158,9 @@ class VllmClient:
                 self._version = None
                 self._logprobs_known = False
             return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
-        _, listed = await self._engine.get("/v1/models")
+        status, listed = await self._engine.get("/v1/models")
+        if (refused := key_refused("vLLM", status)) is not None:
+            return refused
         models = listed.get("data") or []
         served = next((model for model in models if not model.get("parent")), None)
         if served is None:
@@ -325,6 +346,19 @@ def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:
         top_logprobs=_tops(logprobs.get("top_logprobs") or (), wanted) if wanted else None,
         finish_reason=reason,
         stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+    )
+
+
+def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
+    """Of each token but the first, by id: its own entry, and the ``top`` likeliest."""
+    told = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
+    if len(told) != len(prompt) or any(token not in each for token, each in zip(prompt[1:], told[1:], strict=True)):
+        raise EngineFailed(
+            f"vLLM told log-probabilities of {len(told)} tokens, and not those of the prompt's {len(prompt)}"
+        )
+    ranked = [sorted(each.items(), key=lambda item: -item[1])[:top] for each in told[1:]]
+    return PromptLogprobs(
+        tuple(each[token] for token, each in zip(prompt[1:], told[1:], strict=True)), tuple(map(tuple, ranked))
     )
 
 
