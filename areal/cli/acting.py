@@ -13,7 +13,7 @@ import click
 
 from areal.cli.interrupts import EXIT_INTERRUPTED, graceful
 from areal.cli.invocation import Invocation, interactive
-from areal.cli.output.emit import emit_rows
+from areal.cli.output.emit import emit_rows, show
 from areal.cli.output.table import field
 from areal.cli.progress import ProgressPrinter
 from areal.errors import ArealError, UsageFault
@@ -91,7 +91,7 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
     """Print what was done: data on stdout, failures and notes on stderr. Returns the exit status."""
     if cli.format.is_table and cli.format.kind != "wide":
         for item in outcome.objects:
-            click.echo(_sentence(item))
+            show(_sentence(item))
     else:
         emit_rows(
             cli,

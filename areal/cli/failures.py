@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from areal.cli.invocation import fancy
+from areal.cli.invocation import fancy, style
 from areal.errors import ArealError
 
 if TYPE_CHECKING:
@@ -64,11 +64,15 @@ def _diagnostics(error: ArealError) -> Iterator[str]:
     """An invalid manifest: one line a fault, ``file:line:col: path: message``, and how many there are."""
     faults = getattr(error, "diagnostics", ())
     for fault in faults:
-        yield _paint(str(fault), "red", bold=False)
-        yield from _hint(getattr(fault, "hint", None))
+        yield from fault_lines(str(fault), getattr(fault, "hint", None))
     if faults:
         plural = "error" if len(faults) == 1 else "errors"
         yield _headline(f"{len(faults)} {plural} in the manifests; nothing was changed")
+
+
+def fault_lines(text: str, hint: str | None) -> list[str]:
+    """One fault of a manifest."""
+    return [_paint(text, "red", bold=False), *_hint(hint)]
 
 
 def _headline(message: str) -> str:
@@ -86,4 +90,4 @@ def _hint(hint: str | None) -> Iterator[str]:
 
 
 def _paint(text: str, colour: str, *, bold: bool = True) -> str:
-    return click.style(text, fg=colour, bold=bold) if fancy(sys.stderr) else text
+    return style(text, fg=colour, bold=bold) if fancy(sys.stderr) else text

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal.terminal import ESCAPE, safe
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -107,6 +109,11 @@ def interactive() -> bool:
 def fancy(stream: Any) -> bool:
     """Whether colour and moving lines are welcome on ``stream`` (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, **look: Any) -> str:
+    """``text`` in a colour, for a ``Screen``."""
+    return click.style(safe(text), **look).replace("\x1b", ESCAPE)
 
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

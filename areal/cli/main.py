@@ -17,6 +17,7 @@ from areal.cli.invocation import Invocation
 from areal.cli.lazy import CONTEXT_SETTINGS, LazyGroup
 from areal.cli.options import global_options
 from areal.cli.tree import ROOT
+from areal.terminal import guarded
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -36,8 +37,10 @@ def main() -> int:
     """The console script. The process ends here, so the collector is told that nothing is left to look at: the
     interpreter's last collections would cost a short command a tenth of its time."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
-            stream.reconfigure(errors="replace")  # a name that the terminal cannot show is no reason to fail
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            # A name that the terminal cannot show, half a surrogate pair of an answer: no reason to fail.
+            utf8 = stream.encoding.lower() in ("utf-8", "utf8")
+            stream.reconfigure(errors="backslashreplace" if utf8 else "replace")
     status = run()
     gc.freeze()
     return status
@@ -45,6 +48,11 @@ def main() -> int:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (docs/reference/cli.md)."""
+    with guarded():
+        return _run(args)
+
+
+def _run(args: Sequence[str] | None) -> int:
     invocation = Invocation()
     instruction = os.environ.get(_COMPLETE)
     if instruction:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from areal.cli.invocation import fancy
 from areal.cli.output.units import age, size
+from areal.terminal import ESCAPE, safe
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Progress
@@ -80,13 +81,13 @@ class ProgressPrinter:
         shown = list(self._live.values())[-max(1, height - 2) :]
         for progress, seen_at in shown:
             text = "  ".join(filter(None, (f"{frame} {_line(progress, waited=now - seen_at)}", progress.detail)))
-            self._stream.write(text[: width - 1] + "\n")
+            self._stream.write(safe(text)[: width - 1] + "\n")
         self._drawn = len(shown)
         self._stream.flush()
 
     def _erase(self) -> None:
         if self._drawn:
-            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
+            self._stream.write(f"{ESCAPE}[{self._drawn}A{ESCAPE}[J")
         self._drawn = 0
 
 

@@ -20,6 +20,10 @@ LOCAL = "local"
 _DEADLINE_S = 10.0
 
 
+class KeyRefused(ArealError):
+    """The gateway is there, and does not let this key ask."""
+
+
 class Gateway(NamedTuple):
     url: str
     key: str | None
@@ -42,9 +46,9 @@ class Gateway(NamedTuple):
             ) from error
 
     def checked(self, method: str, path: str, status: int, document: Any) -> Any:
-        """The document of a 200. Raises ArealError for any other answer."""
+        """The document of a 200. Raises KeyRefused, or ArealError for any other answer."""
         if status in (401, 403):
-            raise ArealError(
+            raise KeyRefused(
                 f"the gateway {self.url} refuses the key ({method} {path} answers {status})",
                 hint="give its key with --api-key-file or AREAL_API_KEY",
             )

@@ -1,23 +1,29 @@
-"""What a gateway elsewhere can tell, in the shape of ``get`` and ``wait``: models, workers, its own health."""
+"""What a gateway elsewhere can tell, in the shape of ``get`` and ``wait``: its models, workers and own health."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.cli.listing import Listing
 from areal.cli.output.table import Column, field
-from areal.cli.remote import Gateway
+from areal.cli.remote import Gateway, KeyRefused
+from areal.cli.remote_health import Told, model_healths, service_health
 from areal.cli.view import document_name
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
+from areal.reconcilers.health import Health
 from areal.resources.kinds import API_VERSION, Ref, parse_ref, resolve_kind
 
 if TYPE_CHECKING:
     from areal.cli.invocation import Invocation
 
 Document = dict[str, Any]
+T = TypeVar("T")
 _POLL_S = 1.0
+_LOOK_S = 4.0  # a router that is stopped holds the gateway's answer for longer
+_NAME = "remote"  # of a service that another home has named
 
 WORKER_COLUMNS = (
     field("WORKER", "worker_id"),
@@ -33,6 +39,7 @@ _COLUMNS = (
     field("READY", "status", "ready"),
     field("STATUS", "status", "phase", state=True),
     field("ADDRESS", "status", "address"),
+    field("MESSAGE", "status", "message", wide=True),
 )
 
 
@@ -63,28 +70,86 @@ def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
     return refs, kinds or served
 
 
+def look(chosen: Gateway) -> Told:
+    """What the gateway tells, asked all at once within its deadline. Raises ArealError where it refuses the key for
+    everything, or answers nothing at all."""
+    chosen = chosen._replace(timeout_s=min(chosen.timeout_s, _LOOK_S))
+    ready, listed, seen = _asked_together(chosen, ("/ready", "/v1/models", "/workers"))
+    if all(isinstance(answer, ArealError) for answer in (ready, listed, seen)):
+        assert isinstance(ready, ArealError)
+        raise ready
+    if not isinstance(listed, ArealError) and listed[0] in (401, 403):
+        chosen.checked("GET", "/v1/models", *listed)
+    return Told(ready, _checked(chosen, "/v1/models", listed, _listing), _checked(chosen, "/workers", seen, _object))
+
+
+def _asked_together(chosen: Gateway, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
+    """Each path's status and body. A gateway that sends a byte now and then holds nobody: the deadline is for all."""
+    silent = ArealError(f"the gateway {chosen.url} does not answer within {chosen.timeout_s:g} s")
+    answers: dict[str, tuple[int, Any] | ArealError] = {}
+
+    def ask(path: str) -> None:
+        try:
+            answers[path] = chosen.ask("GET", path)
+        except ArealError as error:
+            answers[path] = error
+
+    threads = [threading.Thread(target=ask, args=(path,), name=f"GET {path}", daemon=True) for path in paths]
+    until = time.monotonic() + chosen.timeout_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [answers.get(path, silent) for path in paths]
+
+
+def _checked(
+    chosen: Gateway, path: str, answer: tuple[int, Any] | ArealError, read: Callable[[Any], T | None]
+) -> T | ArealError:
+    if isinstance(answer, ArealError):
+        return answer
+    try:
+        found = read(chosen.checked("GET", path, *answer))
+    except ArealError as error:
+        return error
+    return ArealError(f"{chosen.url} answers GET {path} as no gateway of areal does") if found is None else found
+
+
+def _object(document: Any) -> Mapping[str, Any] | None:
+    return document if isinstance(document, Mapping) else None
+
+
+def _listing(document: Any) -> list[Mapping[str, Any]] | None:
+    data = document.get("data") if isinstance(document, Mapping) else None
+    return [item for item in data if isinstance(item, Mapping) and item.get("id")] if isinstance(data, list) else None
+
+
 def documents(chosen: Gateway) -> list[Document]:
-    """The gateway as an InferenceService, and each model that it lists."""
-    health = chosen.get("/health")
-    models = [model_document(chosen, item) for item in chosen.get("/v1/models").get("data", [])]
-    name = str(health.get("service") or "remote") if isinstance(health, dict) else "remote"
-    service = _document("InferenceService", name, {"phase": "Ready", "address": chosen.url, "models": len(models)})
-    return [service, *models]
+    """The gateway as an InferenceService, and each model of it."""
+    told = look(chosen)
+    models = model_healths(told)
+    service = _document("InferenceService", _NAME, chosen, service_health(told))
+    service["status"]["models"] = len(models)
+    return [service, *(_document("Model", name, chosen, health) for name, health in models.items())]
 
 
-def model_document(chosen: Gateway, item: Mapping[str, Any]) -> Document:
-    status = {"ready": "true", "phase": "Ready", "address": chosen.url}
-    return _document("Model", str(item.get("id")), status)
+def _shown(health: Health) -> str | None:
+    return health.fraction if health.desired else None
 
 
-def _document(kind: str, name: str, status: Document) -> Document:
+def _document(kind: str, name: str, chosen: Gateway, health: Health) -> Document:
+    status = {"ready": _shown(health), "phase": health.phase, "address": chosen.url}
+    status |= {"reason": health.reason, "message": health.message}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": {}, "status": status}
 
 
 def workers(chosen: Gateway) -> list[Document]:
     """The router's workers; needs the admin key."""
-    found = chosen.get("/workers")
-    return list(found.get("workers", []))
+    found = _checked(chosen, "/workers", chosen.ask("GET", "/workers"), _object)
+    if isinstance(found, ArealError):
+        raise found
+    rows = found.get("workers")
+    return [dict(row) for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
 def describe_remote(chosen: Gateway, ref: Ref) -> Document:
@@ -101,44 +166,49 @@ def describe_remote(chosen: Gateway, ref: Ref) -> Document:
 
 
 def model_rows(chosen: Gateway) -> list[Document]:
-    """For ``inf models``: what the gateway lists."""
+    """For ``inf models``."""
+    return _model_rows(chosen, look(chosen))
+
+
+def _model_rows(chosen: Gateway, told: Told) -> list[Document]:
+    owners = {} if isinstance(told.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in told.listed}
     return [
         {
-            "name": str(item.get("id")),
+            "name": name,
             "service": chosen.url,
-            "backend": item.get("owned_by"),
+            "backend": owners.get(name),
             "path": None,
-            "phase": "Ready",
-            "ready": None,
-            "message": "",
+            "phase": health.phase,
+            "ready": _shown(health),
+            "message": health.message,
         }
-        for item in chosen.get("/v1/models").get("data", [])
+        for name, health in model_healths(told).items()
     ]
 
 
 def service_status(chosen: Gateway) -> Document:
     """For ``inf status``: a gateway that does not answer is a status, not an error."""
-    document: Document = {"service": "remote", "address": chosen.url, "models": [], "components": [], "ready": "-"}
+    document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
     try:
-        health = chosen.get("/health")
-        document["models"] = model_rows(chosen)
-        document["service"] = str(health.get("service") or "remote")
+        told = look(chosen)
     except ArealError as error:
         return {**document, "phase": "Unreachable", "healthy": False, "message": error.message}
-    try:
-        document["components"] = workers(chosen)
-        down = [row for row in document["components"] if row.get("state") == "dead"]
-        message = f"{len(down)} of {len(document['components'])} workers are dead" if down else ""
-    except ArealError as error:
-        down, message = [], error.message
-    phase = "Degraded" if down else "Ready"
-    return {**document, "phase": phase, "healthy": not down, "message": message}
+    own, models = service_health(told), _model_rows(chosen, told)
+    return {
+        **document,
+        "phase": own.phase,
+        "ready": _shown(own),
+        "healthy": all(phase == "Ready" for phase in (own.phase, *(row["phase"] for row in models))),
+        "message": own.message,
+        "models": models,
+        "components": told.worker_rows,
+    }
 
 
 def wait_remote(
     cli: Invocation, chosen: Gateway, refs: Sequence[Ref], wanted: Sequence[Sequence[str]], deadline_s: float
 ) -> int:
-    """Poll until every model is listed (``ready``) or none is (``deleted``)."""
+    """Poll until every model is Ready (``ready``) or gone (``deleted``)."""
     if any(word not in ("ready", "deleted") for alternatives in wanted for word in alternatives):
         raise UsageFault("of a gateway, --for ready and --for deleted can be asked")
     if any(ref.kind != "Model" for ref in refs):
@@ -147,19 +217,31 @@ def wait_remote(
     why = ""
     while True:
         try:
-            listed = {str(item.get("id")) for item in chosen.get("/v1/models").get("data", [])}
+            told = look(chosen)
+            if isinstance(told.workers, KeyRefused):
+                raise told.workers  # it will not see more by waiting
+        except KeyRefused:
+            raise
         except ArealError as error:
             why = error.message
         else:
-            unmet = [ref for ref in refs if not _met(ref.name in listed, wanted)]
+            healths = model_healths(told)
+            unmet = [ref for ref in refs if not _met(healths.get(ref.name), told, wanted)]
             if not unmet:
                 cli.say("met")
                 return 0
-            why = f"not yet: {', '.join(map(str, unmet))}"
+            why = f"not yet: {', '.join(_unmet(ref, healths.get(ref.name)) for ref in unmet)}"
         if time.monotonic() + _POLL_S > until:
             raise TimedOut(f"waited {deadline_s:g} s; {why}")
         time.sleep(_POLL_S)
 
 
-def _met(listed: bool, wanted: Sequence[Sequence[str]]) -> bool:
-    return all(any(listed == (word == "ready") for word in alternatives) for alternatives in wanted)
+def _met(health: Health | None, told: Told, wanted: Sequence[Sequence[str]]) -> bool:
+    """A model is gone when a list that was read, and a router that answered, know it no more."""
+    gone = health is None and not isinstance(told.listed, ArealError) and not isinstance(told.workers, ArealError)
+    now = {"ready": health is not None and health.phase == "Ready", "deleted": gone}
+    return all(any(now[word] for word in alternatives) for alternatives in wanted)
+
+
+def _unmet(ref: Ref, health: Health | None) -> str:
+    return f"{ref} is not known" if health is None else f"{ref} is {health.phase}: {health.message}"

@@ -22,7 +22,7 @@ from areal.cli.dryrun import DryRunCommand, dry_run_option
 from areal.cli.inf.converge import converge, preview, recorded
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
-from areal.cli.output.emit import emit_one, emit_rows, write
+from areal.cli.output.emit import clear, emit_one, emit_rows, show, write
 from areal.cli.output.table import Column, field, render_table, text_of
 from areal.cli.output.units import age
 from areal.cli.remote import not_remote
@@ -258,7 +258,7 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     while True:
         row = jobs.job_row(cli, stored(cli.home, ref), view.read_runs(cli.home))
         if watch and fancy(sys.stdout):
-            click.clear()
+            clear()
         emit_one(cli, row, name=_name(row), text=lambda row=row: _sentences(row))  # type: ignore[misc]
         if not watch:
             return 1 if row["phase"] == "Failed" else 0
@@ -363,7 +363,7 @@ def metrics(
         if plot:
             draw(groups, plot)
         if watch and fancy(sys.stdout):
-            click.clear()
+            clear()
         _emit_curves(cli, groups, several=len(runs) > 1)
         if not watch:
             return 0
@@ -424,7 +424,7 @@ def _emit_curves(cli: Invocation, groups: Sequence[Group], *, several: bool) -> 
     if not cli.format.is_table:
         emit_rows(cli, rows, (), name=lambda row: str(row["metric"]))
         return
-    write(_charts(groups, rows, several=several, wide=cli.format.kind == "wide"))
+    show(_charts(groups, rows, several=several, wide=cli.format.kind == "wide"))
 
 
 def _charts(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]], *, several: bool, wide: bool) -> str:

@@ -17,7 +17,7 @@ from areal.cli.inf.address import gateway_of
 from areal.cli.inf.flags import service_option
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
-from areal.cli.output.emit import emit_one, emit_rows, write
+from areal.cli.output.emit import clear, emit_one, emit_rows, write
 from areal.cli.output.table import Column, field
 from areal.cli.output.units import age
 from areal.cli.remote import Gateway, gateway, not_remote, read_key
@@ -91,7 +91,7 @@ def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
     while True:
         document = _health(_chosen(cli, service))
         if watch and fancy(sys.stdout):
-            write("\x1b[H\x1b[J")
+            clear()
         emit_one(cli, document, name=document["gateway"], text=lambda: _page(document))  # noqa: B023 - called at once
         if not watch:
             return 0 if document["healthy"] else 1

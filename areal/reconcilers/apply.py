@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from areal.errors import ArealError, Conflict, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
 from areal.reconcilers.admin_keys import require_usable_key
 from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.converge import NO_LIMIT, Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
-from areal.reconcilers.engine_flags import check_engine_args
+from areal.reconcilers.engine_flags import Asking, check_engine_args, engine_args_faults
 from areal.reconcilers.job_service import with_services
-from areal.reconcilers.manifests import check_against_state, rendered, wanted_of
+from areal.reconcilers.manifests import (
+    check_against_state,
+    faults_against_state,
+    render_request,
+    rendered,
+    wanted_of,
+)
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import Observed
-from areal.reconcilers.outcomes import outcome_of
-from areal.reconcilers.plan import ObjectPlan, Plan, Refusal
+from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
+from areal.reconcilers.plan import ObjectPlan, Plan
 from areal.reconcilers.planner import Scope, make_plan, without_ops
 from areal.reconcilers.requests import ApplyRequest
 from areal.reconcilers.saved_plan import read_plan, source_of
+from areal.resources.diagnostics import Diagnostic, ManifestError
 from areal.resources.kinds import parse_ref
+from areal.resources.registry import references
+from areal.resources.render import render_valid
 from areal.resources.resource import Rendered
 from areal.state.records import StoredObject
 
@@ -28,17 +37,21 @@ SERVED_KINDS = ("InferenceService", "Model", "TrainJob")
 
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
-    """The plan that ``apply`` would run; what cannot be applied is blocked in it, with its reason. Read-only."""
-    conflicts: dict[str, Conflict] = {}
-    plan = _prepare(Desk.open(ctx), request, _wish(ctx, request), conflicts).plan
-    return replace(plan, objects=tuple(_blocked(item, conflicts.get(item.ref)) for item in plan.objects))
+    """The plan that ``apply`` would run; what cannot be applied is blocked in it, with its reason. Read-only. Raises
+    ManifestError for faults of what all manifests share: flags, values, overlays."""
+    wish = _valid_wish(ctx, request)
+    refused: dict[str, ArealError] = {}
+    plan = _prepare(Desk.open(ctx), request, wish, refused).plan
+    planned = {item.ref for item in plan.objects}
+    objects = [_blocked(item.ref, refused[item.ref]) if item.ref in refused else item for item in plan.objects]
+    objects += [_blocked(ref, error) for ref, error in refused.items() if ref not in planned]
+    faults = [fault for error in refused.values() if isinstance(error, ManifestError) for fault in error.diagnostics]
+    every = dict.fromkeys((*wish.faults, *faults))
+    return replace(plan, objects=tuple(objects), faults=tuple(fault.to_json() for fault in every))
 
 
-def _blocked(item: ObjectPlan, conflict: Conflict | None) -> ObjectPlan:
-    if conflict is None:
-        return item
-    refusal = Refusal("conflict", conflict.message, conflict.hint or "")
-    return ObjectPlan(item.ref, "blocked", conflict.message, refusal=refusal)
+def _blocked(ref: str, error: ArealError) -> ObjectPlan:
+    return ObjectPlan(ref, "blocked", error.message, refusal=refusal_of(error))
 
 
 def drift(ctx: Context, refs: Iterable[str] | None = None) -> Plan:
@@ -78,29 +91,51 @@ def recorded(refs: Iterable[str] | None = None) -> Choose:
 
 @dataclass(frozen=True)
 class _Wish:
-    """What is asked for, read once: a file that changes during an apply does not change the apply."""
+    """What is asked for, read once: a file that changes during an apply does not change the apply. ``spoiled``: objects
+    whose manifests have ``faults``, and which are not among the resources."""
 
     resources: tuple[Wanted, ...]
     rendered: Rendered | None = None
+    spoiled: Mapping[str, ArealError] = field(default_factory=dict)
+    faults: tuple[Diagnostic, ...] = ()
 
 
 def _wish(ctx: Context, request: ApplyRequest) -> _Wish:
     """Raises ManifestError with every diagnostic of every file."""
     found = rendered(request.source)
-    asked = lambda ref, stage: ctx.progress(Progress(ref, stage))  # noqa: E731
-    check_engine_args(found, ctx.home.root / "cache" / "engine-flags", asked)
+    check_engine_args(found, ctx.home.root / "cache" / "engine-flags", _asking(ctx))
     return _Wish(tuple(wanted_of(resource) for resource in found.resources), found)
 
 
-def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish, conflicts: dict[str, Conflict] | None = None) -> Prepared:
-    """``conflicts`` collects those of single objects, which then stay as they are; None: they are raised."""
-    _require_some(request, wish.resources)
+def _valid_wish(ctx: Context, request: ApplyRequest) -> _Wish:
+    """What of the manifests can be read, and what is wrong with the rest."""
+    valid = render_valid(render_request(request.source))
+    spoiled = dict(valid.spoiled)
+    for ref, faults in engine_args_faults(
+        valid.rendered, ctx.home.root / "cache" / "engine-flags", _asking(ctx)
+    ).items():
+        spoiled[ref] = tuple(faults)
+    resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in spoiled)
+    errors = {str(ref): ManifestError(faults) for ref, faults in spoiled.items()}
+    return _Wish(resources, valid.rendered, errors, valid.faults)
+
+
+def _asking(ctx: Context) -> Asking:
+    return lambda ref, stage: ctx.progress(Progress(ref, stage))
+
+
+def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish, refused: dict[str, ArealError] | None = None) -> Prepared:
+    """``refused`` collects why single objects cannot be applied; they then stay as they are. None: it is raised."""
+    if not wish.faults:
+        _require_some(request, wish.resources)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+        if refused is not None:
+            return _possible(desk, request, wish, stored, refused)
         if wish.rendered is not None:
             check_against_state(wish.rendered, {item.ref for item in stored})
         wanted = with_services(wish.resources, stored, _anew(request, wish, stored))
-        return _lay_over(desk, request, wanted, stored, conflicts)
+        return _lay_over(desk, request, wanted, stored)
 
     policy = Policy(allow_downtime=request.allow_downtime)
     if request.dry_run == "client":
@@ -126,59 +161,105 @@ def _require_some(request: ApplyRequest, wanted: Sequence[Wanted]) -> None:
 
 
 def _lay_over(
-    desk: Desk,
-    request: ApplyRequest,
-    wanted: Sequence[Wanted],
-    stored: list[StoredObject],
-    collected: dict[str, Conflict] | None = None,
+    desk: Desk, request: ApplyRequest, wanted: Sequence[Wanted], stored: list[StoredObject]
 ) -> tuple[Target, ...]:
     """The targets of all resources, and of what is pruned. Raises Conflict with every conflict of every object."""
     by_ref = {str(item.ref): item for item in stored}
     targets, conflicts = [], []
     for item in wanted:
-        if item.ref not in by_ref:
-            desk.store.require_readable(parse_ref(item.ref))  # a damaged file is never taken as absent
         try:
-            targets.append(
-                target_for(
-                    item,
-                    by_ref.get(item.ref),
-                    set_name=request.set_name,
-                    force_conflicts=request.force_conflicts,
-                    replace_it=request.replace,
-                    anew=request.anew,
-                )
-            )
+            targets.append(_target(desk, request, item, by_ref.get(item.ref)))
         except Conflict as conflict:
-            if collected is None:
-                conflicts.append(conflict)
-            else:
-                collected[item.ref] = conflict
-                targets.append(Target(by_ref[item.ref], "unchanged"))
+            conflicts.append(conflict)
     if conflicts:
         raise Conflict("\n".join(c.message for c in conflicts), hint=conflicts[0].hint)
     targets += pruned(stored, wanted, prune=request.prune, set_name=request.set_name)
     check_removals(stored, targets)
-    _refuse_unserved(targets)
     for target in targets:
-        if target.object.kind == "InferenceService" and not target.gone and not target.object.spec.get("suspend"):
-            require_usable_key(desk.ctx.home, target.object)
+        _require_runnable(desk, target)
     return tuple(targets)
 
 
-def _refuse_unserved(targets: Iterable[Target]) -> None:
-    """What this version cannot run is refused whole, before anything is recorded."""
-    for target in targets:
-        if target.gone or target.object.spec.get("suspend"):
-            continue
-        if target.object.kind not in SERVED_KINDS:
-            raise ArealError(
-                f"{target.ref}: running a {target.object.kind} is not implemented yet; nothing was changed",
-                hint="`areal validate` checks the manifest; with `suspend: true` it can be recorded",
-            )
-        scheduler = (target.object.spec.get("scheduler") or {}).get("type", "local")
-        if scheduler != "local":
-            raise ArealError(
-                f"{target.ref}: spec.scheduler.type {scheduler} is not implemented yet; nothing was changed",
-                hint="use `type: local`; with `suspend: true` the object can be recorded",
-            )
+def _possible(
+    desk: Desk, request: ApplyRequest, wish: _Wish, stored: list[StoredObject], refused: dict[str, ArealError]
+) -> tuple[Target, ...]:
+    """The targets of what can be applied; ``refused`` says why the rest cannot, which stays as it is recorded."""
+    by_ref = {str(item.ref): item for item in stored}
+    refused.clear()
+    refused |= wish.spoiled
+    if wish.rendered is not None:
+        named = {parse_ref(ref) for ref in wish.spoiled}
+        for ref, faults in faults_against_state(wish.rendered, {item.ref for item in stored} | named).items():
+            refused[str(ref)] = ManifestError(faults)
+    read = [item for item in wish.resources if item.ref not in refused]
+    wanted = with_services(read, stored, _anew(request, wish, stored), refused)
+    targets = []
+    for item in wanted:
+        try:
+            target = _target(desk, request, item, by_ref.get(item.ref))
+            _require_runnable(desk, target)
+            targets.append(target)
+        except ArealError as error:
+            refused[item.ref] = error
+    _refuse_hanging(targets, set(refused) - set(by_ref), refused)
+    kept = [*wanted, *(Wanted(ref, by_ref[ref].kind, by_ref[ref].name, {}, {}, {}) for ref in refused if ref in by_ref)]
+    going = pruned(stored, kept, prune=request.prune, set_name=request.set_name)
+    try:
+        if going and wish.faults:
+            raise InvalidManifest("what is to be deleted is not known while manifests have faults")
+        check_removals(stored, [*targets, *going])
+    except ArealError as error:
+        refused |= {target.ref: error for target in going}
+    targets = [target for target in (*targets, *going) if target.ref not in refused]
+    return (*targets, *(Target(by_ref[ref], "unchanged") for ref in refused if ref in by_ref))
+
+
+def _refuse_hanging(targets: Sequence[Target], absent: set[str], refused: dict[str, ArealError]) -> None:
+    """What needs an object that is not there and cannot be made (``absent``) cannot be made either."""
+    growing = True
+    while growing:
+        growing = False
+        for target in targets:
+            item = target.object
+            needs = [*(str(found.ref) for found in references(item.kind, item.spec)), *item.depends_on]
+            lost = next((need for need in (*needs, item.owner) if need in absent), None)
+            if lost is not None and target.ref not in refused:
+                why = refusal_of(refused[lost])
+                message = f"{target.ref} needs {lost}, which cannot be applied"
+                refused[target.ref] = refused_error(replace(why, message=message, hint=""))
+                absent |= {target.ref} if target.action == "create" else set()
+                growing = True
+
+
+def _target(desk: Desk, request: ApplyRequest, item: Wanted, stored: StoredObject | None) -> Target:
+    if stored is None:
+        desk.store.require_readable(parse_ref(item.ref))  # a damaged file is never taken as absent
+    return target_for(
+        item,
+        stored,
+        set_name=request.set_name,
+        force_conflicts=request.force_conflicts,
+        replace_it=request.replace,
+        anew=request.anew,
+    )
+
+
+def _require_runnable(desk: Desk, target: Target) -> None:
+    """Raises InvalidManifest for what this version cannot run, and for a key that its processes would refuse: before
+    anything is recorded."""
+    kind, spec = target.object.kind, target.object.spec
+    if target.gone or spec.get("suspend"):
+        return
+    if kind not in SERVED_KINDS:
+        raise InvalidManifest(
+            f"{target.ref}: running a {kind} is not implemented yet; nothing was changed",
+            hint="`areal validate` checks the manifest; with `suspend: true` it can be recorded",
+        )
+    scheduler = (spec.get("scheduler") or {}).get("type", "local")
+    if scheduler != "local":
+        raise InvalidManifest(
+            f"{target.ref}: spec.scheduler.type {scheduler} is not implemented yet; nothing was changed",
+            hint="use `type: local`; with `suspend: true` the object can be recorded",
+        )
+    if kind == "InferenceService":
+        require_usable_key(desk.ctx.home, target.object)

@@ -24,6 +24,7 @@ from areal.errors import ArealError
 from areal.reconcilers.components import inference_part
 from areal.resources.diagnostics import Diagnostic, ManifestError
 from areal.resources.engine_flags import engine_arg_faults
+from areal.resources.kinds import Ref
 from areal.resources.resource import Rendered, Resource
 from areal.state.files import write_atomic
 
@@ -43,8 +44,17 @@ Asking = Callable[[str, str], None]
 
 def check_engine_args(found: Rendered, cache: Path, asking: Asking = lambda ref, stage: None) -> None:
     """Raises ManifestError for arguments that the installed engines do not have."""
+    faults = [fault for each in engine_args_faults(found, cache, asking).values() for fault in each]
+    if faults:
+        raise ManifestError(faults)
+
+
+def engine_args_faults(
+    found: Rendered, cache: Path, asking: Asking = lambda ref, stage: None
+) -> dict[Ref, list[Diagnostic]]:
+    """Arguments that the installed engines do not have, by the model that has them."""
     known: dict[tuple[str, str], Collection[str] | None] = {}
-    problems: list[Diagnostic] = []
+    problems: dict[Ref, list[Diagnostic]] = {}
     for resource in found.resources:
         engine, python = _engine_of(resource)
         if not engine:
@@ -52,9 +62,9 @@ def check_engine_args(found: Rendered, cache: Path, asking: Asking = lambda ref,
         if (engine, python) not in known:
             stage = f"asking {engine} for its flags, once a version"
             known[engine, python] = installed_flags(engine, python, cache, partial(asking, str(resource.ref), stage))
-        problems += _faults(resource, engine, known[engine, python])
-    if problems:
-        raise ManifestError(problems)
+        if faults := _faults(resource, engine, known[engine, python]):
+            problems[resource.ref] = faults
+    return problems
 
 
 def _engine_of(resource: Resource) -> tuple[str, str]:

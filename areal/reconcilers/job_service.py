@@ -10,11 +10,11 @@ job's is never touched.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from areal.errors import Conflict, UsageFault
+from areal.errors import ArealError, Conflict, UsageFault
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
 from areal.reconcilers.job_checks import require_runnable
 from areal.reconcilers.job_config import JobConfig
@@ -29,14 +29,25 @@ LAYER = "job"  # of a service: its job is at rest
 _JOB, _SERVICE, _MODEL = "TrainJob", "InferenceService", "Model"
 
 
-def with_services(wanted: Sequence[Wanted], stored: Sequence[StoredObject], replacing: Sequence[str]) -> list[Wanted]:
-    """``wanted``, and what its jobs bring. ``replacing``: references of jobs that begin anew. Raises UsageFault,
-    Conflict."""
+def with_services(
+    wanted: Sequence[Wanted],
+    stored: Sequence[StoredObject],
+    replacing: Sequence[str],
+    refused: MutableMapping[str, ArealError] | None = None,
+) -> list[Wanted]:
+    """``wanted``, and what its jobs bring. ``replacing``: references of jobs that begin anew. ``refused`` collects why
+    a job cannot be, and the job is left out; without it ArealError is raised."""
     known = {str(item.ref): item for item in stored}
     owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
     found: list[Wanted] = []
     for item in wanted:
-        made = _expanded(item, known, owners, anew=item.ref in replacing) if item.kind == _JOB else [item]
+        try:
+            made = _expanded(item, known, owners, anew=item.ref in replacing) if item.kind == _JOB else [item]
+        except ArealError as error:
+            if refused is None:
+                raise
+            refused[item.ref] = error
+            continue
         owners |= {each.ref: each.owner for each in made}
         found += made
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,18 @@ from areal.resources.suggest import did_you_mean
 
 def rendered(source: Source) -> Rendered:
     """Raises ManifestError with every diagnostic of every file."""
-    return render(
-        RenderRequest(
-            files=source.files or (("-",) if source.manifests else ()),
-            recursive=source.recursive,
-            overlay=source.overlay,
-            sets=source.sets,
-            values_files=source.values_files,
-            profile=source.profile,
-            stdin=_as_text(source.manifests) if source.manifests else source.stdin,
-        )
+    return render(render_request(source))
+
+
+def render_request(source: Source) -> RenderRequest:
+    return RenderRequest(
+        files=source.files or (("-",) if source.manifests else ()),
+        recursive=source.recursive,
+        overlay=source.overlay,
+        sets=source.sets,
+        values_files=source.values_files,
+        profile=source.profile,
+        stdin=_as_text(source.manifests) if source.manifests else source.stdin,
     )
 
 
@@ -58,23 +60,29 @@ def wanted_of(resource: Resource) -> Wanted:
 
 
 def check_against_state(found: Rendered, known: set[Ref]) -> None:
-    """References to nothing and model folders that do not exist, with positions. Raises ManifestError."""
-    problems = [
-        Diagnostic(
-            reference.pos,
-            reference.path,
-            f"{reference.target} does not exist: neither in these manifests nor recorded"
-            f"{did_you_mean(reference.target.name, names_of(known, reference.target.kind))}",
-        )
-        for reference in found.unresolved
-        if reference.target not in known
-    ]
-    problems += [problem for resource in found.resources for problem in _missing_folders(resource)]
-    if problems:
-        raise ManifestError(problems)
+    """Raises ManifestError with every fault of every object."""
+    faults = [fault for each in faults_against_state(found, known).values() for fault in each]
+    if faults:
+        raise ManifestError(faults)
 
 
-def names_of(known: set[Ref], kind: str) -> list[str]:
+def faults_against_state(found: Rendered, known: Collection[Ref]) -> dict[Ref, list[Diagnostic]]:
+    """References to nothing and model folders that do not exist, with positions, by the object that has them."""
+    faults: dict[Ref, list[Diagnostic]] = {}
+    for reference in found.unresolved:
+        if reference.target not in known:
+            message = (
+                f"{reference.target} does not exist: neither in these manifests nor recorded"
+                f"{did_you_mean(reference.target.name, names_of(known, reference.target.kind))}"
+            )
+            faults.setdefault(reference.source, []).append(Diagnostic(reference.pos, reference.path, message))
+    for resource in found.resources:
+        if missing := _missing_folders(resource):
+            faults.setdefault(resource.ref, []).extend(missing)
+    return faults
+
+
+def names_of(known: Iterable[Ref], kind: str) -> list[str]:
     return sorted(ref.name for ref in known if ref.kind == kind)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
-from areal.errors import ArealError, Conflict, NoCapacity, worst_exit
+from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, worst_exit
 from areal.reconcilers.conditions import Ending
 from areal.reconcilers.context import ObjectOutcome, Outcome
 from areal.reconcilers.executor import Report
@@ -19,6 +20,7 @@ _DONE = {
     "prune": "pruned",
     "delete": "deleted",
 }
+_REFUSED: Mapping[str, type[ArealError]] = {"capacity": NoCapacity, "invalid": InvalidManifest}
 _PARTIAL = 9
 _INTERRUPTED = 130
 
@@ -73,8 +75,15 @@ def _is_gone(ref: str, report: Report) -> bool:
 
 def refused_error(refusal: Refusal) -> ArealError:
     """The error that a refusal is."""
-    kind = NoCapacity if refusal.reason == "capacity" else Conflict
-    return kind(refusal.message, hint=refusal.hint)
+    return _REFUSED.get(refusal.reason, Conflict)(refusal.message, hint=refusal.hint)
+
+
+def refusal_of(error: ArealError) -> Refusal:
+    """An object's error as the reason why the rest of a plan goes on without it: 10, 5, and 3 for all others."""
+    reason: Literal["capacity", "conflict", "invalid"] = "invalid"
+    if isinstance(error, NoCapacity | Conflict):
+        reason = "capacity" if isinstance(error, NoCapacity) else "conflict"
+    return Refusal(reason, error.message, error.hint or "")
 
 
 def _worst(errors: Sequence[ArealError]) -> ArealError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -110,7 +110,7 @@ class Drift:
 class Refusal:
     """Why nothing is done about an object while the rest of the plan goes on."""
 
-    reason: Literal["capacity", "unseen", "conflict"]
+    reason: Literal["capacity", "unseen", "conflict", "invalid"]
     message: str
     hint: str
 
@@ -140,6 +140,7 @@ class Plan:
     drift: tuple[Drift, ...] = ()
     destructive: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()  # what could not be seen, and so is left alone
+    faults: tuple[Mapping[str, Any], ...] = ()  # of the manifests; what has one is not planned
     serial: int = 0
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -177,6 +178,7 @@ class Plan:
             "objects": [_object_json(item) for item in self.objects],
             "drift": [vars_of(drift) for drift in self.drift],
             "unknown": list(self.unknown),
+            "faults": [dict(fault) for fault in self.faults],
             "destructive": list(self.destructive),
             "ops": [_op_json(op) for op in self.ops],
             "source": dict(self.source),
@@ -240,7 +242,7 @@ def _object_json(item: ObjectPlan) -> dict[str, Any]:
         "decidedBy": item.decided_by,
         "changes": changes,
         "taken": list(item.taken),
-        **({"refusal": {"message": item.refusal.message, "hint": item.refusal.hint}} if item.refusal else {}),
+        **({"refusal": asdict(item.refusal)} if item.refusal else {}),
     }
 
 

@@ -6,10 +6,10 @@ is dim. Without, the two stand under their own headings, and nothing else is los
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from areal.terminal import ESCAPE, safe
 from areal.trajectories.record import Episode
 from areal.trajectories.view import Stretch, Token, Turn, stretches, text_of_messages
 
@@ -18,22 +18,7 @@ Paint = Literal["logprob", "version", "mask"]
 # 256-colour foregrounds from sure to surprising, and the least log-probability of each (e^-0.1 = 0.9, e^-7 = 0.001).
 LOGPROB_STEPS = ((-0.1, 77), (-0.36, 113), (-0.7, 149), (-1.6, 185), (-3.0, 214), (-5.0, 208), (float("-inf"), 203))
 _VERSIONS = (75, 214, 113, 176, 80, 203, 185, 141)
-_DIM, _BOLD, _OFF = "\x1b[2m", "\x1b[1m", "\x1b[0m"
-_OBEYED = frozenset("\n\t")
-
-
-def safe(text: str) -> str:
-    """With nothing left that a terminal would obey: escapes, bells, overrides of direction, line ends that hide."""
-    return "".join(each if each in _OBEYED or not _hidden(each) else _spelled(each) for each in text)
-
-
-def _hidden(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs", "Co")
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{{{code:x}}}"
+_DIM, _BOLD, _OFF = f"{ESCAPE}[2m", f"{ESCAPE}[1m", f"{ESCAPE}[0m"
 
 
 def render(episode: Episode, conversation: Sequence[Turn], *, paint: Paint | None) -> str:
@@ -171,7 +156,7 @@ def _version_colour(version: int, versions: Sequence[int]) -> int:
 
 
 def _coloured(text: str, colour: int | None) -> str:
-    return f"\x1b[38;5;{colour}m{text}{_OFF}" if text and colour is not None else text
+    return f"{ESCAPE}[38;5;{colour}m{text}{_OFF}" if text and colour is not None else text
 
 
 def _dim(text: str, paint: Paint | None) -> str:

@@ -95,5 +95,6 @@ def test_help_imports_no_verb(spawn: Spawner) -> None:
             "areal.cli.lazy",
             "areal.cli.options",
             "areal.cli.tree",
+            "areal.terminal",
         )
     ]

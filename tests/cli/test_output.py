@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areal.cli.invocation import fancy
 from areal.cli.output.emit import to_yaml
 from areal.cli.output.formats import FORMATS, Format, parse_format
-from areal.cli.output.table import Column, field, render_table, text_of
+from areal.cli.output.table import Column, cell_width, field, folded, render_table, text_of
 from areal.errors import UsageFault
 from areal.resources.render import RenderRequest, render
+from areal.terminal import spelled
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=20)
 VALUES = st.recursive(
@@ -47,15 +49,66 @@ def test_table_off_a_terminal_cuts_nothing() -> None:
     assert long in render_table([{"name": long}], (field("NAME", "name"),))
 
 
-def test_table_on_a_terminal_cuts_the_last_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("NO_COLOR", "1")
-    lines = render_table(
-        [{"name": "a", "text": "y" * 500}], (field("NAME", "name"), field("TEXT", "text"))
-    ).splitlines()
-    assert len(lines[1]) == 40
-    assert lines[1].endswith("…")
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    def set_width(columns: int) -> None:
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("NO_COLOR", "1")
+
+    return set_width
+
+
+def test_text_of_the_last_column_goes_on_below_itself(narrow: Callable[[int], None]) -> None:
+    narrow(40)
+    rows = [{"name": "a", "text": "it could not be reached because nobody is there"}]
+    table = render_table(rows, (field("NAME", "name"), field("TEXT", "text")))
+    assert table.splitlines() == [
+        "NAME  TEXT",
+        "a     it could not be reached because",
+        "      nobody is there",
+    ]
+
+
+def test_columns_that_do_not_fit_follow_with_their_titles(narrow: Callable[[int], None]) -> None:
+    narrow(40)
+    columns = (field("NAME", "n"), field("STATUS", "s"), field("ADDRESS", "a"), field("AGE", "g", right=True))
+    rows = [
+        {"n": "inferenceservice/default", "s": "Ready", "a": "http://127.0.0.1:8080", "g": "3m20s"},
+        {"n": "model/qwen-of-a-long-name", "s": "Unknown", "g": "12d"},
+    ]
+    assert render_table(rows, columns).splitlines() == [
+        "NAME                       STATUS",
+        "inferenceservice/default   Ready",
+        "    ADDRESS http://127.0.0.1:8080",
+        "    AGE 3m20s",
+        "model/qwen-of-a-long-name  Unknown",
+        "    AGE 12d",
+    ]
+
+
+WORDS = st.text(st.sampled_from("abcdefgh /.-0漢é"), max_size=70)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(WORDS, min_size=4, max_size=4), max_size=4), st.integers(20, 130), st.booleans())
+def test_table_on_a_terminal_is_never_wider_and_cuts_nothing(
+    narrow: Callable[[int], None], rows: list[list[str]], columns: int, right: bool
+) -> None:
+    narrow(columns)
+    titles = [field(f"T{i}", str(i), right=right and i == 3) for i in range(4)]
+    dicts = [{str(i): text for i, text in enumerate(row)} for row in rows]
+    table = render_table(dicts, titles)
+    assert all(cell_width(line) <= columns for line in table.splitlines())
+    compact = "".join(table.split())
+    assert all("".join(text_of(text).split()) in compact for row in rows for text in row if text_of(text) != "-")
+
+
+def test_page_goes_on_below_itself_further_in(narrow: Callable[[int], None]) -> None:
+    narrow(30)
+    page = "Head\n  spec.path: 'one' -> '/a/folder/that/is/quite/long'"
+    assert folded(page) == ("Head\n  spec.path: 'one' ->\n      '/a/folder/that/is/quite\n      /long'")
+    assert max(map(len, folded(page).splitlines())) <= 30
 
 
 def test_states_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +117,8 @@ def test_states_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert "\x1b[32mReady" in render_table([{"s": "Ready"}], columns)
-    assert "\x1b[31mFailed" in render_table([{"s": "Failed"}], columns)
+    assert "\x1b[32mReady" in spelled(render_table([{"s": "Ready"}], columns), "\x1b")
+    assert "\x1b[31mFailed" in spelled(render_table([{"s": "Failed"}], columns), "\x1b")
 
 
 @pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

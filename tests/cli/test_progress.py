@@ -9,6 +9,7 @@ import pytest
 
 from areal.cli.progress import ProgressPrinter
 from areal.reconcilers.context import Progress
+from areal.terminal import ESCAPE
 
 
 class Terminal(io.StringIO):
@@ -70,7 +71,7 @@ def test_on_a_terminal_each_target_keeps_one_line_and_the_last_stage_stays() -> 
                 with printer._lock:
                     printer._erase()
                     printer._draw("*")
-    final = re.split(r"\x1b\[\d+A\x1b\[J", stream.getvalue())[-1]
+    final = re.split(rf"{ESCAPE}\[\d+A{ESCAPE}\[J", stream.getvalue())[-1]
     assert final == "a: ready\nb: ready\n"
 
 
@@ -88,4 +89,4 @@ def test_no_color_means_no_moving_lines(monkeypatch: pytest.MonkeyPatch) -> None
     stream = Terminal()
     with ProgressPrinter(stream=stream) as progress:
         progress(Progress("a", "starting"))
-    assert "\x1b" not in stream.getvalue()
+    assert ESCAPE not in stream.getvalue() and "\x1b" not in stream.getvalue()

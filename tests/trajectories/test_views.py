@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.errors import ArealError, NotFound
+from areal.terminal import spelled
 from areal.trajectories import terminal
 from areal.trajectories.decoding import Decoder, load_decoder
 from areal.trajectories.html import harmless, page
@@ -127,7 +128,7 @@ def test_terminal_without_colours_says_the_same_in_words() -> None:
 @pytest.mark.parametrize(("paint", "code"), [("logprob", 208), ("version", 214)])
 def test_terminal_paints_each_token_by_what_was_asked(paint: terminal.Paint, code: int) -> None:
     episode = branched()
-    text = terminal.render(episode, turns(episode, letters()), paint=paint)
+    text = spelled(terminal.render(episode, turns(episode, letters()), paint=paint), "\x1b")
     painted = "g" if paint == "logprob" else "e"
     assert f"\x1b[38;5;{code}m{painted}\x1b[0m" in text
 
@@ -135,7 +136,7 @@ def test_terminal_paints_each_token_by_what_was_asked(paint: terminal.Paint, cod
 @pytest.mark.parametrize("paint", ["logprob", "mask", None])
 def test_terminal_obeys_nothing_that_a_model_wrote(paint: terminal.Paint | None) -> None:
     episode = replace(branched(), episode="\x1b]0;x\x07")
-    text = terminal.render(episode, turns(episode, letters(HOSTILE)), paint=paint)
+    text = spelled(terminal.render(episode, turns(episode, letters(HOSTILE)), paint=paint), "\x1b")
     left = re.sub(r"\x1b\[(?:0|1|2|38;5;\d+)m", "", text)
     assert not [each for each in left if each != "\n" and not each.isprintable()]
     assert "\\x1b[31m\\x07\\u{202e}\\u{2028}" in text

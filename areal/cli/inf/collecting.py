@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from areal.cli.invocation import fancy
 from areal.cli.output.table import field, render_table
 from areal.cli.output.units import age
+from areal.terminal import ESCAPE
 
 if TYPE_CHECKING:
     from areal.collect.statistics import Tally
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _BAR = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _QUIET_S = 10.0  # between two lines off a terminal
+_REDRAW = f"{ESCAPE}[1G{ESCAPE}[K"  # from the line's start
 _WINDOW_S = 10.0  # rates are of the last so many seconds
 
 _SPREADS = (
@@ -49,7 +51,7 @@ class ProgressLine:
 
     def __exit__(self, *exc: object) -> None:
         if self._moving:
-            self._stream.write("\r\x1b[K")
+            self._stream.write(_REDRAW)
             self._stream.flush()
 
     def __call__(self, tally: Tally) -> None:
@@ -59,7 +61,7 @@ class ProgressLine:
         if self._moving:
             text = self._text(tally, now)
             width = shutil.get_terminal_size().columns
-            self._stream.write(f"\r\x1b[K{text[: width - 1]}")
+            self._stream.write(f"{_REDRAW}{text[: width - 1]}")
         elif now - self._said_at >= _QUIET_S:
             self._said_at = now
             self._stream.write(self._text(tally, now) + "\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal.cli.acting import acting, approver, timeout_s
 from areal.cli.dryrun import print_manifests
 from areal.cli.invocation import Invocation
-from areal.cli.output.emit import write
+from areal.cli.output.emit import show
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def preview(
 
     with acting(cli) as context:
         plan = diff(context, _request(cli, manifests, force, None, anew))
-    write(plan.to_text() or "no difference")
+    show(plan.to_text() or "no difference")
     return 0
 
 

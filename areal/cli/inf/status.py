@@ -14,18 +14,19 @@ from areal.cli.inf.address import gateway_of
 from areal.cli.inf.flags import service_name, service_option
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
-from areal.cli.output.emit import compact, emit_one, write
+from areal.cli.output.emit import compact, emit_one, show, write
 from areal.cli.output.table import Column, field, render_table
 from areal.cli.remote import gateway
 from areal.cli.targets import stored
 from areal.errors import ArealError
 from areal.resources.kinds import Ref
+from areal.terminal import ESCAPE, spelled
 
 if TYPE_CHECKING:
     from areal.cli.inf.traffic import Traffic
 
 _KIND = "InferenceService"
-_HOME, _LINE_END, _BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
 _MODELS = (
     field("MODEL", "name"),
     field("STATUS", "phase", state=True),
@@ -95,10 +96,10 @@ def _show(cli: Invocation, document: Mapping[str, Any]) -> None:
     if not cli.format.is_table:
         write(compact(document))
     elif fancy(sys.stdout):
-        lines = _watched(document, wide).splitlines()
+        lines = spelled(_watched(document, wide)).splitlines()
         sys.stdout.write(_HOME + "".join(f"{line}{_LINE_END}\n" for line in lines) + _BELOW)
     else:
-        write(_watched(document, wide) + "\n")
+        show(_watched(document, wide) + "\n")
     sys.stdout.flush()
 
 

@@ -1,22 +1,42 @@
-"""One way out for data: rows in, the chosen format on stdout."""
+"""One way out for data: rows in, the chosen format on stdout.
+
+Data is exact (``-o json|yaml|jsonl|jsonpath``, logs, answers); what is laid out for people (tables, pages) is spelled
+as on a terminal wherever it goes. A terminal is only ever sent what ``areal.terminal`` lets through.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.cli.output.table import Column, Row, render_table
+from areal.cli.output.table import Column, Row, folded, render_table, text_of
+from areal.terminal import ESCAPE, spelled
 
 if TYPE_CHECKING:
     from areal.cli.invocation import Invocation
     from areal.cli.output.formats import Format
 
 
+# In a string of JSON, by its escapes: what a terminal obeys and JSON leaves as it is, and halves of a surrogate pair.
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 def write(text: str) -> None:
     """Data: stdout, one trailing newline."""
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def show(text: str) -> None:
+    """A page for people. It is laid out for the terminal that it goes to."""
+    write(folded(spelled(text)))
+
+
+def clear() -> None:
+    """Empty the terminal's window."""
+    sys.stdout.write(f"{ESCAPE}[H{ESCAPE}[2J")
 
 
 def emit_rows(
@@ -36,7 +56,7 @@ def emit_rows(
         else:
             cli.say(empty)
     elif chosen.kind == "name":
-        write("\n".join(name(row) for row in rows))
+        write("\n".join(text_of(name(row)) for row in rows))
     elif chosen.kind == "jsonl":
         write("\n".join(compact(row) for row in rows))
     else:
@@ -47,9 +67,9 @@ def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], st
     """Print one thing; ``text`` is what people read and is only called for them."""
     chosen = cli.format
     if chosen.is_table:
-        write(text())
+        show(text())
     elif chosen.kind == "name":
-        write(name)
+        write(text_of(name))
     elif chosen.kind == "jsonl":
         write(compact(document))
     else:
@@ -60,7 +80,7 @@ def dump(chosen: Format, document: Any) -> str:
     if chosen.kind == "json":
         import json
 
-        return json.dumps(document, indent=2, ensure_ascii=False)
+        return _escaped(json.dumps(document, indent=2, ensure_ascii=False))
     if chosen.kind == "yaml":
         return to_yaml([document])
     assert chosen.kind == "jsonpath", f"no writer for -o {chosen.kind}"
@@ -72,7 +92,11 @@ def dump(chosen: Format, document: Any) -> str:
 def compact(document: Any) -> str:
     import json
 
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return _escaped(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def to_yaml(documents: Iterable[Any]) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from areal.terminal import ESCAPE, safe
 
 Row = Mapping[str, Any]
 
@@ -43,58 +46,168 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={value[key]}" for key in value) or "-"
-    if isinstance(value, list | tuple):
-        return ",".join(str(item) for item in value) or "-"
-    return " ".join(str(value).split()) or "-"
+        value = ",".join(f"{key}={value[key]}" for key in value)
+    elif isinstance(value, list | tuple):
+        value = ",".join(str(item) for item in value)
+    return safe(" ".join(str(value).split())) or "-"
 
 
-def render_table(rows: Sequence[Row], columns: Sequence[Column], *, wide: bool = False, header: bool = True) -> str:
+def render_table(
+    rows: Sequence[Row], columns: Sequence[Column], *, wide: bool = False, header: bool = True, indent: int = 0
+) -> str:
+    """One line a row off a terminal. On one, no line is wider than it and nothing is cut: text of the last column goes
+    on below itself, and columns that do not fit follow on lines of their own, each value after its title. ``indent``
+    is what the caller will put before each line."""
     shown = [column for column in columns if wide or not column.wide]
     cells = [[text_of(column.cell(row)) for column in shown] for row in rows]
-    titles = [[column.title for column in shown]] if header else []
-    widths = [max((len(line[i]) for line in titles + cells), default=0) for i in range(len(shown))]
-    widths = _fit(widths, titles)
+    titles = [column.title for column in shown]
+    widths = [
+        max((cell_width(line[i]) for line in ([titles] if header else []) + cells), default=0)
+        for i in range(len(shown))
+    ]
+    room = _room(indent)
+    aligned = _aligned(widths, room, last_is_text=bool(shown) and not shown[-1].right)
     paint = _painter()
-    lines = [_line(line, widths, shown, None) for line in titles]
-    lines += [_line(line, widths, shown, paint) for line in cells]
+    lines = [_line(titles, widths, shown, aligned, None)] if header else []
+    for row in cells:
+        if room is not None and aligned == len(shown):
+            lines += _hanging(row, widths, shown, paint, room)
+            continue
+        lines.append(_line(row, widths, shown, aligned, paint))
+        rest = [f"{titles[i]} {text}".lstrip() for i, text in enumerate(row) if i >= aligned and text != "-"]
+        lines += _packed(rest, room) if room is not None else []
     return "\n".join(lines)
 
 
-def _fit(widths: list[int], titles: list[list[str]]) -> list[int]:
-    """On a terminal the last column gives way rather than wrap; off one nothing is cut."""
-    if not sys.stdout.isatty() or not widths:
-        return widths
+def cell_width(text: str) -> int:
+    """Columns of a terminal: wide characters of East Asia take two, marks over others none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
+    )
+
+
+def folded(text: str) -> str:
+    """A page, with lines that are wider than the terminal gone on below, further in; off a terminal as it is."""
+    room = _room(0)
+    if room is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        if ESCAPE in line:  # of a table, which is laid out
+            lines.append(line)
+            continue
+        start = line[: len(line) - len(line.lstrip())]
+        first, *more = _wrapped(line.strip(), max(_LEAST, room - len(start)), max(_LEAST, room - len(start) - 4))
+        lines += [start + first, *(f"{start}    {part}" for part in more)]
+    return "\n".join(lines)
+
+
+_LEAST = 8
+_TEXT_LEAST = 24  # of the last column: narrower than this it reads worse than on lines of its own
+_INDENT = "    "
+
+
+def _room(indent: int) -> int | None:
+    if not sys.stdout.isatty():
+        return None
     import shutil
 
-    room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    floor = len(titles[0][-1]) if titles else 8
-    return [*widths[:-1], max(floor, min(widths[-1], room))]
+    return max(_LEAST + len(_INDENT), shutil.get_terminal_size().columns - indent)
+
+
+def _aligned(widths: list[int], room: int | None, *, last_is_text: bool) -> int:
+    """How many columns stand side by side."""
+    if room is None or sum(widths) + 2 * (len(widths) - 1) <= room:
+        return len(widths)
+    if len(widths) > 1 and last_is_text and sum(widths[:-1]) + 2 * (len(widths) - 1) + _TEXT_LEAST <= room:
+        return len(widths)
+    taken, count = -2, 0
+    for width in widths:
+        taken += width + 2
+        if taken > room:
+            break
+        count += 1
+    return max(1, count)
 
 
 def _line(
-    cells: list[str], widths: list[int], columns: Sequence[Column], paint: Callable[[str, str], str] | None
+    cells: Sequence[str],
+    widths: list[int],
+    columns: Sequence[Column],
+    aligned: int,
+    paint: Callable[[str, str], str] | None,
 ) -> str:
     parts = []
-    for i, (text, width, column) in enumerate(zip(cells, widths, columns, strict=True)):
-        last = i == len(cells) - 1
-        shown = text if len(text) <= width else text[: max(1, width - 1)] + "…"
-        padded = shown.rjust(width) if column.right else shown if last else shown.ljust(width)
+    for i, (text, width, column) in enumerate(zip(cells[:aligned], widths, columns, strict=False)):
+        spaces = " " * (width - cell_width(text))
+        padded = spaces + text if column.right else text if i == len(columns) - 1 else text + spaces
         parts.append(paint(text, padded) if paint and column.state else padded)
     return "  ".join(parts).rstrip()
 
 
+def _hanging(
+    cells: list[str],
+    widths: list[int],
+    columns: Sequence[Column],
+    paint: Callable[[str, str], str] | None,
+    room: int,
+) -> list[str]:
+    """A row whose last column may take several lines."""
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    space = max(_LEAST, room - before)
+    first, *more = _wrapped(cells[-1], space, space) if cells else [""]
+    return [
+        _line([*cells[:-1], first], widths, columns, len(columns), paint),
+        *(" " * before + part for part in more),
+    ]
+
+
+def _packed(fields: list[str], room: int) -> list[str]:
+    """As many of them on a line as fit, indented."""
+    space = room - len(_INDENT)
+    lines: list[str] = []
+    for each in fields:
+        if lines and cell_width(lines[-1]) + 2 + cell_width(each) <= space:
+            lines[-1] += f"  {each}"
+        else:
+            first, *more = _wrapped(each, space, space - 2)
+            lines += [first, *(f"  {part}" for part in more)]
+    return [_INDENT + line for line in lines]
+
+
+def _wrapped(text: str, first: int, others: int) -> list[str]:
+    """``text`` in lines of at most so many columns, broken between words, and inside one that is longer."""
+    lines, space = [], first
+    while cell_width(text) > space:
+        end = _longest(text, space)
+        gap = text.rfind(" ", 1, end + 1)
+        end = gap if gap > space // 3 else end
+        lines.append(text[:end].rstrip())
+        text, space = text[end:].lstrip(), others
+    return [*lines, text]
+
+
+def _longest(text: str, space: int) -> int:
+    """How many characters, one at least, take no more than ``space`` columns."""
+    taken = 0
+    for count, each in enumerate(text):
+        taken += cell_width(each)
+        if taken > space:
+            return max(1, count)
+    return len(text)
+
+
 def _painter() -> Callable[[str, str], str] | None:
-    from areal.cli.invocation import fancy
+    from areal.cli.invocation import fancy, style
 
     if not fancy(sys.stdout):
         return None
 
     def paint(word: str, padded: str) -> str:
-        import click
-
         low = word.lower()
         colour = "green" if low in _GOOD else "red" if low in _BAD else "yellow" if low in _BUSY else None
-        return click.style(padded, fg=colour) if colour else padded
+        return style(padded, fg=colour) if colour else padded
 
     return paint

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -12,7 +13,7 @@ from areal.cli import options
 from areal.cli.acting import acting, approver, finish, timeout_s
 from areal.cli.dryrun import DryRunCommand, dry_run_option, manifest_of, print_manifests
 from areal.cli.invocation import Invocation, pass_invocation
-from areal.cli.output.emit import dump, write
+from areal.cli.output.emit import dump, show, write
 from areal.cli.source import SourceFlags, source_options
 from areal.cli.targets import complete_targets
 from areal.errors import UsageFault
@@ -20,6 +21,9 @@ from areal.errors import UsageFault
 if TYPE_CHECKING:
     from areal.reconcilers.plan import Plan
     from areal.reconcilers.requests import ApplyRequest
+
+
+_INVALID = 3
 
 
 class PolicyFlags(NamedTuple):
@@ -96,15 +100,16 @@ def apply(
 
 def _dry_run(cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags) -> int:
     from areal.reconcilers.apply import diff as make_plan
+    from areal.reconcilers.manifests import rendered
 
     request = _request(cli, plan, source, policy)
     with acting(cli) as context:
         made = make_plan(context, request)
     if cli.format.is_table:
-        write(_readable(made))
-    else:
-        print_manifests(cli, [manifest_of(item) for item in source.render().resources], "")
-    return 0
+        show(_readable(made))
+    elif not made.faults:
+        print_manifests(cli, [manifest_of(item) for item in rendered(request.source).resources], "")
+    return _refused(made)
 
 
 @click.command()
@@ -130,7 +135,8 @@ def diff(
 ) -> int:
     """Print the plan that apply would run: ops with their causes, field changes old -> new, drift.
 
-    Exit status 0: no difference; 1: differences; 5 or 10: some of it cannot be applied, and the rest is shown.
+    Exit status 0: no difference; 1: differences. Where something cannot be applied, the rest is shown and the status is
+    that of the worst: 3 (invalid, or nothing runs it yet), else 5 (conflict), else 10 (not enough capacity).
     """
     if drift and (not source.is_empty or out):
         raise UsageFault("--drift compares reality with the record; it takes no -f, -k or --out")
@@ -139,24 +145,40 @@ def diff(
             "objects are named only with --drift", hint="areal diff -f FILE, or areal diff --drift KIND/NAME"
         )
     made = _drift(cli, targets) if drift else _diff(cli, source, policy)
-    if out:
-        _save(out, made)
-        cli.say(f"saved; run it with `areal apply {out}`")
     _print(cli, made, style)
     refused = _refused(made)
+    if out and refused == _INVALID:
+        cli.say(f"{out} was not written: a saved plan is one of valid manifests")
+    elif out:
+        _save(out, made)
+        cli.say(f"saved; run it with `areal apply {out}`")
     return refused or (0 if made.is_empty and not made.drift else 1)
 
 
 def _refused(plan: Plan) -> int:
     """Say what cannot be applied; the exit status of the worst of it, 0 where there is nothing."""
-    from areal.cli.failures import error_lines
+    from areal.cli.failures import error_lines, fault_lines
     from areal.errors import worst_exit
     from areal.reconcilers.outcomes import refused_error
 
-    errors = [refused_error(item.refusal) for item in plan.objects if item.refusal is not None]
-    for error in errors:
-        click.echo("\n".join(error_lines(error)), err=True)
-    return worst_exit([error.exit_code for error in errors])
+    lines = [line for fault in plan.faults for line in fault_lines(_fault_text(fault), fault["hint"])]
+    told = {fault["message"] for fault in plan.faults}
+    codes = [_INVALID] if plan.faults else []
+    for item in plan.objects:
+        if item.refusal is not None:
+            error = refused_error(item.refusal)
+            codes.append(error.exit_code)
+            if not any(message in error.message for message in told):
+                lines += error_lines(error)
+    if lines:
+        sys.stdout.flush()
+        click.echo("\n".join(lines), err=True)
+    return worst_exit(codes)
+
+
+def _fault_text(fault: Mapping[str, Any]) -> str:
+    where = f"{fault['file']}:{fault['line']}:{fault['col']}"
+    return f"{where}: {fault['path']}: {fault['message']}" if fault["path"] else f"{where}: {fault['message']}"
 
 
 def _diff(cli: Invocation, source: SourceFlags, policy: PolicyFlags) -> Plan:
@@ -212,23 +234,26 @@ def _print(cli: Invocation, plan: Plan, style: str) -> None:
     elif not cli.format.is_table:
         write(dump(cli.format, plan.to_json()))
     elif style == "github":
-        write(_markdown(plan))
+        show(_markdown(plan))
     else:
-        write(_readable(plan))
+        show(_readable(plan))
 
 
 def _readable(plan: Plan) -> str:
-    return f"{plan.summary}\n\n{plan.to_text()}" if plan.objects or plan.ops or plan.drift else "no difference"
+    if plan.objects or plan.ops or plan.drift:
+        return f"{plan.summary}\n\n{plan.to_text()}"
+    return "no object can be read" if plan.faults else "no difference"
 
 
 def _markdown(plan: Plan) -> str:
     """A comment for a pull request: a table of objects, the whole plan folded below it."""
     changed = [item for item in plan.objects if item.action != "unchanged"]
-    if not changed and not plan.drift:
+    if not changed and not plan.drift and not plan.faults:
         return "**areal diff**: no difference"
     lines = [f"**areal diff**: {len(changed)} of {len(plan.objects)} objects differ", ""]
     lines += ["| object | action | why |", "| --- | --- | --- |"]
     lines += [f"| `{item.ref}` | {item.action} | {_cell(item.cause or item.decided_by)} |" for item in changed]
+    lines += [f"> [!CAUTION]\n> {_fault_text(fault)}" for fault in plan.faults]
     lines += [f"> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
     lines += ["", "<details><summary>plan</summary>", "", "```diff", plan.to_text(), "```", "", "</details>"]
     return "\n".join(lines)

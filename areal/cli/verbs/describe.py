@@ -152,7 +152,7 @@ def _page(document: Mapping[str, Any]) -> str:
 def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
     if not rows:
         return f"{title}: none" if title != "Objects" else ""
-    table = render_table(rows, columns)
+    table = render_table(rows, columns, indent=2)
     return f"{title}:\n" + "\n".join(f"  {line}" for line in table.splitlines())
 
 

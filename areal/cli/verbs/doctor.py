@@ -9,7 +9,7 @@ import click
 from areal.cli import options
 from areal.cli.acting import acting
 from areal.cli.invocation import Invocation, pass_invocation
-from areal.cli.output.emit import emit_rows, write
+from areal.cli.output.emit import emit_rows, show
 from areal.cli.output.table import field
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def doctor(cli: Invocation, fix: bool, security: bool) -> int:
         findings = examine(context, fix, security)
     rows = [_row(finding) for finding in findings]
     if cli.format.kind == "table":
-        write("\n".join(line for finding in findings for line in _lines(finding)))
+        show("\n".join(line for finding in findings for line in _lines(finding)))
         if not findings:
             cli.say("nothing found")
     else:

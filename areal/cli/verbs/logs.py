@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli import options, view
-from areal.cli.invocation import Invocation, fancy, pass_invocation
+from areal.cli.invocation import Invocation, fancy, pass_invocation, style
 from areal.cli.logtext import Line, last_lines, merged, not_yet_shown, of
 from areal.cli.options import Seconds
 from areal.cli.output.emit import compact, emit_rows, write
@@ -19,6 +19,7 @@ from areal.cli.output.units import clock, iso
 from areal.cli.remote import not_remote
 from areal.cli.targets import complete_targets, one_ref, stored
 from areal.errors import NotFound
+from areal.terminal import without_colours
 
 if TYPE_CHECKING:
     from areal.resources.kinds import Ref
@@ -208,15 +209,16 @@ class _Printer:
         )
 
     def _readable(self, line: Line) -> str:
+        text = without_colours(line.text) if sys.stdout.isatty() else line.text
         if not self._prefixed:
-            return line.text
+            return text
         label = self._label(line.process)
         width = max(len(known) for known in self._labels.values())
         prefix = f"{label:<{width}} | "
         if fancy(sys.stdout):
             number = list(self._labels).index(line.process.spec.uid)
-            prefix = click.style(prefix, fg=_COLOURS[number % len(_COLOURS)])
-        return prefix + line.text
+            prefix = style(prefix, fg=_COLOURS[number % len(_COLOURS)])
+        return prefix + text
 
 
 def _row(line: Line) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import click
 from areal.cli import options, view
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
-from areal.cli.output.emit import compact, emit_rows, write
+from areal.cli.output.emit import clear, compact, emit_rows, write
 from areal.cli.output.table import Column, field
 from areal.cli.output.units import age, size
 from areal.cli.remote import not_remote
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _SAMPLE_S = 0.5
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CLEAR = "\x1b[H\x1b[J"
 
 _COLUMNS = (
     field("OWNER", "owner"),
@@ -82,7 +81,7 @@ def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float,
 
 def _show(cli: Invocation, rows: Sequence[Mapping[str, Any]], watch: bool) -> None:
     if watch and cli.format.is_table and fancy(sys.stdout):
-        sys.stdout.write(_CLEAR)
+        clear()
     if watch and not cli.format.is_table:
         write(compact(list(rows)))
     else:

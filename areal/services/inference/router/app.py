@@ -200,7 +200,9 @@ class RouterRoutes:
         return json_response({"models": [{"name": name, **model} for name, model in models.items()]})
 
     async def workers(self, request: Request) -> Response:
-        return json_response({"workers": [worker.to_json() for worker in self._registry.workers()]})
+        models = self._registry.snapshot().models.values()
+        declared = {model.name: {"expected": model.expected, "published": model.published} for model in models}
+        return json_response({"workers": [it.to_json() for it in self._registry.workers()], "models": declared})
 
     async def resolve(self, request: Request) -> Response:
         return json_response(self._named({"worker_id": request.match_info["worker_id"]}).to_json())

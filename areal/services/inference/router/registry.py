@@ -103,6 +103,7 @@ class Worker:
             "version": self.report.version,
             "paused": self.report.paused,
             "sessions": self.report.sessions,
+            "fault": self.report.fault,
         }
 
 
