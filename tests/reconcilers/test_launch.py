@@ -15,12 +15,16 @@ from tests.reconcilers.worlds import model
 
 
 def proxy_argv(folder: Path, **spec: Any) -> tuple[str, ...]:
+    return proxy_run(folder, **spec).argv
+
+
+def proxy_run(folder: Path, **spec: Any) -> RunSpec:
     item = model({"service": "home", "backend": "embedded", "path": str(folder), **spec})
     slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
     launch = Launch(
         item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:20001"}
     )
-    return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
+    return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec())
 
 
 def engine_run(folder: Path, **spec: Any) -> RunSpec:
@@ -70,3 +74,11 @@ def test_data_proxy_of_an_engine_that_runs_already_is_pointed_at_it(tmp_path: Pa
     at = argv.index("--engine")
     assert argv[at : at + 5] == ("--engine", "sglang", "--engine-url", "http://10.0.0.2:30000", "--attached")
     assert "--attached" not in proxy_argv(tmp_path)
+
+
+def test_key_of_an_engine_that_runs_already_goes_by_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "engine.key").write_text("sk-of-the-engine\n")
+    source = {"file": str(tmp_path / "engine.key")}
+    run = proxy_run(tmp_path, backend="vllm", engineUrl="http://10.0.0.2:8000", engineApiKeyFrom=source)
+    assert run.secret_env == {"AREAL_ENGINE_API_KEY": "sk-of-the-engine"}
+    assert "sk-of-the-engine" not in str((run.argv, run.env, run.spec, run.inputs))

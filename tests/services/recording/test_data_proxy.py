@@ -515,15 +515,19 @@ def test_response_that_is_said_again_is_the_same_to_its_items_ids(bench: Bench, 
     assert last[0] == last[1] and last[0]["output"]
 
 
-def test_engine_that_is_not_ours_is_recorded_and_sent_no_key_of_ours(
-    processes: Processes, tokenizer: Path, tmp_path: Path
+@pytest.mark.parametrize("key", [None, "sk-of-the-engine"])
+def test_engine_that_is_not_ours_is_recorded_and_sent_its_own_key_and_none_of_ours(
+    processes: Processes, tokenizer: Path, tmp_path: Path, key: str | None
 ) -> None:
     engine = processes.engine(tokenizer)
-    proxy = processes.data_proxy(engine, tokenizer, "--state-dir", str(tmp_path), "--attached")
+    (tmp_path / "engine.key").write_text(f"{key}\n")
+    flags = () if key is None else ("--engine-key-file", str(tmp_path / "engine.key"))
+    proxy = processes.data_proxy(engine, tokenizer, "--state-dir", str(tmp_path), "--attached", *flags)
     rollout = begin(proxy, processes.key)
     rollout.chat("a")
     rollout.reward(1.0)
     assert rollout.export()["traj"]["rewards"] == [1.0]
     [call] = engine_calls(engine)
-    assert "authorization" not in {name.lower() for name in call["headers"]}
+    headers = {name.lower(): value for name, value in call["headers"].items()}
+    assert headers.get("authorization") == (None if key is None else f"Bearer {key}")
     assert processes.key not in str(call)

@@ -6,6 +6,9 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
 from tests.services.engine_conformance.standins.core import Core, report, serve
 from tests.services.engine_conformance.standins.sglang import Sglang
 from tests.services.engine_conformance.standins.vllm import Vllm
@@ -21,7 +24,21 @@ async def run(args: argparse.Namespace) -> None:
         if args.kind == "sglang"
         else Vllm(core, tied_fault=args.tied_fault).app()
     )
+    if args.api_key:
+        app.middlewares.append(keyed(args.api_key))
     await serve(app, args.port)
+
+
+def keyed(key: str) -> Middleware:
+    """Only ``/health`` is for everybody, as with the ``--api-key`` of both."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != "/health" and request.headers.get("Authorization") != f"Bearer {key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    return check
 
 
 def main() -> None:
@@ -32,6 +49,7 @@ def main() -> None:
     parser.add_argument("--lora", nargs="*", default=[])
     parser.add_argument("--logprobs-mode", help="vLLM's; SGLang's raw_logprobs is an environment variable of its own")
     parser.add_argument("--refuses", nargs="*", default=[], help="weight versions that are not taken from disk")
+    parser.add_argument("--api-key")
     parser.add_argument("--tied-fault", action="store_true")
     asyncio.run(run(parser.parse_args()))
 
