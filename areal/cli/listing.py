@@ -29,6 +29,7 @@ class Listing(NamedTuple):
     unreadable: Sequence[tuple[str, str]] = ()
     manifests: Sequence[Mapping[str, Any]] = ()
     where: str = ""  # what was looked at, when it is not this home
+    note: str = ""  # of what is not listed
 
 
 def show(cli: Invocation, listing: Listing, sort_by: str | None) -> int:
@@ -44,9 +45,11 @@ def show(cli: Invocation, listing: Listing, sort_by: str | None) -> int:
             rows,
             listing.columns,
             name=listing.name,
-            empty=f"nothing in {listing.where or cli.home.root} yet",
+            empty=listing.note or f"nothing in {listing.where or cli.home.root} yet",
             wrap=as_list,
         )
+    if listing.note and rows:
+        cli.say(listing.note)
     from areal.cli.failures import report_line
 
     for path, reason in listing.unreadable:

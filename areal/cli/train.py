@@ -113,7 +113,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
         if outcome.exit_code == 130:
             _stop_behind_our_back(cli, ref)
         return 130
-    with acting(cli) as context, contextlib.suppress(Locked):  # the job's own end has it in hand
+    with acting(cli) as context, contextlib.suppress(Locked):  # whoever has it sees to it
         operations.rest(context, ref)
     now = jobs.standing_of(stored(cli.home, ref), jobs.drivers_of(cli, ref))
     code = exit_code(now.run.state) if now.run is not None else None

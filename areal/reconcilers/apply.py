@@ -11,6 +11,7 @@ from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.converge import NO_LIMIT, Approve, Choose, Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.engine_flags import Asking, check_engine_args, engine_args_faults
+from areal.reconcilers.job_configs import job_faults
 from areal.reconcilers.job_service import with_services
 from areal.reconcilers.manifests import (
     check_against_state,
@@ -27,7 +28,7 @@ from areal.reconcilers.planner import Scope, make_plan, without_ops
 from areal.reconcilers.requests import ApplyRequest
 from areal.reconcilers.saved_plan import read_plan, source_of
 from areal.resources.diagnostics import Diagnostic, ManifestError
-from areal.resources.kinds import parse_ref
+from areal.resources.kinds import Ref, parse_ref
 from areal.resources.registry import references
 from areal.resources.render import render_valid
 from areal.resources.resource import Rendered
@@ -39,6 +40,8 @@ SERVED_KINDS = ("InferenceService", "Model", "TrainJob")
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
     """The plan that ``apply`` would run; what cannot be applied is blocked in it, with its reason. Read-only. Raises
     ManifestError for faults of what all manifests share: flags, values, overlays."""
+    if request.source.manifests:  # built by a verb from its flags: there is no rest to show
+        return _prepare(Desk.open(ctx), request, _wish(ctx, request)).plan
     wish = _valid_wish(ctx, request)
     refused: dict[str, ArealError] = {}
     plan = _prepare(Desk.open(ctx), request, wish, refused).plan
@@ -98,13 +101,17 @@ class _Wish:
     rendered: Rendered | None = None
     spoiled: Mapping[str, ArealError] = field(default_factory=dict)
     faults: tuple[Diagnostic, ...] = ()
+    checked: dict[Ref, list[Diagnostic]] = field(default_factory=dict)  # jobs, when they were to begin
 
 
 def _wish(ctx: Context, request: ApplyRequest) -> _Wish:
     """Raises ManifestError with every diagnostic of every file."""
     found = rendered(request.source)
     check_engine_args(found, ctx.home.root / "cache" / "engine-flags", _asking(ctx))
-    return _Wish(tuple(wanted_of(resource) for resource in found.resources), found)
+    wanted = tuple(wanted_of(resource) for resource in found.resources)
+    if request.source.manifests:  # a verb built them from its flags: there is no file, and no place in it
+        wanted = tuple(replace(item, where="") for item in wanted)
+    return _Wish(wanted, found)
 
 
 def _valid_wish(ctx: Context, request: ApplyRequest) -> _Wish:
@@ -134,8 +141,10 @@ def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish, refused: dict[str, 
             return _possible(desk, request, wish, stored, refused)
         if wish.rendered is not None:
             check_against_state(wish.rendered, {item.ref for item in stored})
-        wanted = with_services(wish.resources, stored, _anew(request, wish, stored))
-        return _lay_over(desk, request, wanted, stored)
+        anew = _anew(request, wish, stored)
+        if faults := _job_faults(desk.ctx, wish, wish.resources, stored, anew):
+            raise ManifestError(fault for found in faults.values() for fault in found)
+        return _lay_over(desk, request, with_services(wish.resources, stored, anew), stored)
 
     policy = Policy(allow_downtime=request.allow_downtime)
     if request.dry_run == "client":
@@ -149,6 +158,25 @@ def _anew(request: ApplyRequest, wish: _Wish, stored: Sequence[StoredObject]) ->
     """Jobs that are deleted and created again."""
     wanted = {item.ref for item in wish.resources} if request.replace else set()
     return [str(item.ref) for item in stored if item.uid in request.anew or str(item.ref) in wanted]
+
+
+def _job_faults(
+    ctx: Context, wish: _Wish, wanted: Iterable[Wanted], stored: Sequence[StoredObject], anew: Sequence[str]
+) -> dict[Ref, list[Diagnostic]]:
+    """What is wrong with jobs that are to begin; each is looked at once."""
+    if wish.rendered is None:  # a saved plan's were, when it was made
+        return {}
+    running = {str(item.ref) for item in stored if str(item.ref) not in anew and not item.spec.get("suspend")}
+    resources = {str(item.ref): item for item in wish.rendered.resources if item.kind == "TrainJob"}
+    beginning = [
+        (job, resources[job.ref])
+        for job in wanted
+        if job.ref in resources and job.ref not in running and not job.spec.get("suspend")
+    ]
+    new = [(job, resource) for job, resource in beginning if resource.ref not in wish.checked]
+    found = job_faults(new, lambda ref: _asking(ctx)(ref, "checking its configuration"))
+    wish.checked.update({resource.ref: found.get(resource.ref, []) for _, resource in new})
+    return {it.ref: faults for _, it in beginning if (faults := wish.checked[it.ref])}
 
 
 def _require_some(request: ApplyRequest, wanted: Sequence[Wanted]) -> None:
@@ -192,7 +220,11 @@ def _possible(
         for ref, faults in faults_against_state(wish.rendered, {item.ref for item in stored} | named).items():
             refused[str(ref)] = ManifestError(faults)
     read = [item for item in wish.resources if item.ref not in refused]
-    wanted = with_services(read, stored, _anew(request, wish, stored), refused)
+    anew = _anew(request, wish, stored)
+    for ref, faults in _job_faults(desk.ctx, wish, read, stored, anew).items():
+        refused[str(ref)] = ManifestError(faults)
+    read = [item for item in read if item.ref not in refused]
+    wanted = with_services(read, stored, anew, refused)
     targets = []
     for item in wanted:
         try:

@@ -38,6 +38,7 @@ class Wanted:
     owner: str | None = None
     source: Mapping[str, Any] | None = None
     where: str = ""  # file:line:col, for messages
+    fresh: bool = False  # nothing that was set on an earlier object of the name holds for this one
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def target_for(
     replace_it: bool,
     anew: Sequence[str] = (),
 ) -> Target:
-    """Lay ``wanted`` over what is stored. Raises Conflict: a leaf owned by a later layer, an immutable leaf."""
+    """Lay ``wanted`` over what is stored, or take its place where that was brought by a job that begins anew. Raises
+    Conflict: a leaf owned by a later layer, an immutable leaf."""
     layer = Layer(APPLY, dict(wanted.spec), dict(wanted.source) if wanted.source else None, "", 0.0)
     if stored is None:
         return Target(_new_object(wanted, layer, set_name), "create", field_changes(wanted.kind, {}, wanted.spec))
@@ -96,7 +98,7 @@ def target_for(
             f"{wanted.ref} belongs to set {stored.set_name!r}, not to {set_name!r}",
             hint=f"--set-name {stored.set_name}, or --force-conflicts to move it",
         )
-    kept, taken = _settle_conflicts(wanted, stored, layer, force_conflicts)
+    kept, taken = ((), ()) if wanted.fresh else _settle_conflicts(wanted, stored, layer, force_conflicts)
     after = replace(
         stored,
         layers=_with_layer(kept, layer),
@@ -252,18 +254,20 @@ def _clock(at: float) -> str:
 def pruned(
     stored: Iterable[StoredObject], wanted: Sequence[Wanted], *, prune: bool, set_name: str | None
 ) -> list[Target]:
-    """Objects to delete: members of the set, and owned by an applied object, that the manifests no longer hold."""
+    """Objects to delete: members of the set, and owned by an applied object, that the manifests no longer hold; with
+    what is owned by those."""
     refs = {item.ref for item in wanted}
-    found: list[Target] = []
-    for candidate in stored:
-        ref = str(candidate.ref)
-        if ref in refs:
-            continue
-        if candidate.owner in refs:
-            found.append(Target(candidate, "prune", cause=f"no longer declared by {candidate.owner}"))
-        elif prune and set_name and candidate.set_name == set_name:
-            found.append(Target(candidate, "prune", cause=f"no longer in set {set_name}"))
-    return found
+    rest = {str(item.ref): item for item in stored if str(item.ref) not in refs}
+    causes: dict[str, str] = {}
+    if prune and set_name:
+        causes = {ref: f"no longer in set {set_name}" for ref, item in rest.items() if item.set_name == set_name}
+    while more := {
+        ref: f"no longer declared by {item.owner}"
+        for ref, item in rest.items()
+        if ref not in causes and item.owner in (*refs, *causes)
+    }:
+        causes |= more
+    return [Target(item, "prune", cause=causes[ref]) for ref, item in rest.items() if ref in causes]
 
 
 def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: bool) -> list[Target]:
@@ -280,7 +284,8 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
 def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
     """Raises Conflict: something protected would go, or something that stays would hang on what goes."""
     gone = {target.ref: target.cause for target in targets if target.gone}
-    protected = sorted(target.ref for target in targets if target.gone and target.object.protected)
+    ending = [target.object if target.gone else target.replaces for target in targets]
+    protected = sorted(str(item.ref) for item in ending if item is not None and item.protected)
     if protected:
         raise Conflict(
             f"{', '.join(protected)}: protected by the annotation areal.dev/protect; nothing was deleted",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import UsageFault
+from areal.resources.diagnostics import Diagnostic, ManifestError, Pos
 from areal.resources.suggest import did_you_mean
 
 _BUILT_IN = "areal.training.drivers"
@@ -21,7 +22,7 @@ _TYPE = "trainer.type"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration as it is written, nothing resolved. Raises UsageFault."""
+    """The configuration as it is written, nothing resolved. Raises UsageFault, ManifestError."""
     import yaml
 
     try:
@@ -29,9 +30,13 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageFault(f"the configuration {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageFault(f"the configuration {path} is no YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        pos = Pos(str(path), mark.line + 1, mark.column + 1) if mark is not None else Pos(str(path), 1, 1)
+        problem = getattr(error, "problem", None) or str(error)
+        raise ManifestError([Diagnostic(pos, "", f"the configuration is no YAML: {problem}")]) from error
     if data is not None and not isinstance(data, dict):
-        raise UsageFault(f"the configuration {path} must be a map, not {type(data).__name__}")
+        message = f"the configuration must be a map, not {type(data).__name__}"
+        raise ManifestError([Diagnostic(Pos(str(path), 1, 1), "", message)])
     return data or {}
 
 

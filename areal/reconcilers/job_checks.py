@@ -1,7 +1,7 @@
 """What can be known of a job before anything starts: its driver's module, its scheduler, its trackers' packages.
 
 A driver is looked for as its process will: from the working folder, then PYTHONPATH, then the interpreter's own path.
-Nothing of it is imported; what its module says when it is, the driver's process tells.
+Nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from areal.errors import InvalidManifest, UsageFault
+from areal.installation import install_command
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.job_config import JobConfig
+from areal.resources.importable import file_fault, import_fault
 
 _TRACKERS = {  # the setting, what turns the tracker off, its package
     "wandb": ("stats_logger.wandb.mode", "disabled"),
@@ -22,6 +24,7 @@ _TRACKERS = {  # the setting, what turns the tracker off, its package
     "trackio": ("stats_logger.trackio.mode", "disabled"),
     "tensorboard": ("stats_logger.tensorboard.path", None),
 }
+_TRAINING = ("omegaconf", "numpy", "torch", "transformers", "safetensors")  # what every built-in driver imports
 
 
 def require_runnable(job: Wanted, config: JobConfig) -> None:
@@ -42,29 +45,39 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
             )
     driver = job.spec.get("driver") or config.get("driver")
     if isinstance(driver, str):
-        _require_module(job, driver)
+        _require_driver(job, driver)
+    else:
+        _require_extra(job)
 
 
-def _require_module(job: Wanted, driver: str) -> None:
-    """Raises UsageFault where the driver's module, or its file, is not there."""
-    folder = Path(str(job.spec.get("workingDir") or Path.cwd()))
-    file = driver.partition(":")[0]
-    if file.endswith(".py"):
-        if not (folder / file).is_file():
-            raise UsageFault(f"{job.ref}: driver {driver!r}: there is no file {folder / file}")
-        return
-    name = file if ":" in driver else driver.rpartition(".")[0]
+def _require_driver(job: Wanted, driver: str) -> None:
+    """Raises UsageFault where the driver's module, its file, or the function in it is not there."""
+    file, _, function = driver.partition(":")
+    if not file.endswith(".py"):
+        fault = import_fault(driver, import_places(job))
+        hint = f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
+    elif (script := _folder(job) / Path(file).expanduser()).is_file():
+        fault, hint = file_fault(script, function), None
+    else:
+        fault, hint = f"there is no file {script}", None
+    if fault is not None:
+        raise UsageFault(f"{job.ref}: driver {driver!r}: {fault}", hint=hint)
+
+
+def import_places(job: Wanted) -> list[str]:
+    """Where its driver's process looks for modules."""
+    folder = _folder(job)
     given = (job.spec.get("env") or {}).get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-    places: list[str] | None = [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
-    parts = name.split(".")
-    for count, _ in enumerate(parts, 1):
-        module = ".".join(parts[:count])
-        found = PathFinder.find_spec(module, places)
-        if found is None:
-            raise UsageFault(
-                f"{job.ref}: driver {driver!r}: there is no module {module}",
-                hint=f"looked in {folder}, PYTHONPATH and where packages are installed",
-            )
-        places = list(found.submodule_search_locations or ()) or None
-        if places is None:
-            return  # a plain module: what follows are its attributes, or an error of the driver's own
+    return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
+
+
+def _folder(job: Wanted) -> Path:
+    return Path(str(job.spec.get("workingDir") or Path.cwd()))
+
+
+def _require_extra(job: Wanted) -> None:
+    """Raises UsageFault where this installation cannot train at all."""
+    places = import_places(job)
+    for package in _TRAINING:
+        if PathFinder.find_spec(package, places) is None:
+            raise UsageFault(f"{job.ref}: training needs the package {package}", hint=install_command("train"))

@@ -11,8 +11,9 @@ from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.operations import rest
 from areal.resources.kinds import parse_ref
-from areal.state.actor import actor, command_line
+from areal.state.actor import actor
 from areal.state.home import Home
+from areal.state.locks import HOUSEKEEPING
 
 _LOCK_S = 120.0
 
@@ -20,7 +21,7 @@ _LOCK_S = 120.0
 def main(argv: Sequence[str]) -> int:
     home, job = argv
     try:
-        rest(Context(Home(Path(home)), actor(), command_line(), lock_timeout_s=_LOCK_S), parse_ref(job))
+        rest(Context(Home(Path(home)), actor(), f"{HOUSEKEEPING} {job}", lock_timeout_s=_LOCK_S), parse_ref(job))
     except ArealError as error:
         return error.exit_code
     return 0

@@ -105,7 +105,8 @@ def _claimed(
             )
     earlier = known.get(service.ref)
     port = (earlier.spec.get("gateway") or {}).get("port") if earlier is not None else None
-    return replace(service, spec={**service.spec, "gateway": {"port": port or _free_port()}}), model
+    service = replace(service, spec={**service.spec, "gateway": {"port": port or _free_port()}})
+    return replace(service, fresh=True), replace(model, fresh=True)
 
 
 def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -> bool:

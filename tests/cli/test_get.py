@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,42 @@ def test_service_that_does_not_run_cannot_be_talked_to(areal: Areal, objects: No
     result = areal("inf", "chat", "-m", "hello")
     assert result.code == 1
     assert "areal inf run default" in result.err
+
+
+class TestJobsThatHaveEnded:
+    """A job that succeeded, with the service and the model that it brought, and one that has never begun."""
+
+    @pytest.fixture(autouse=True)
+    def jobs(self, record: Record, home: Home) -> None:
+        from areal.runtime import procfs, records
+        from areal.runtime.backends.base import RunSpec
+        from areal.runtime.runs import RunStore
+
+        record("TrainJob", "done", {"driver": "m:f"})
+        record("TrainJob", "waits", {"driver": "m:f", "suspend": True})
+        record("InferenceService", "done", {"gateway": {"port": 8099}}, owner="TrainJob/done")
+        record("Model", "mine", {**QWEN, "service": "done"}, owner="InferenceService/done")
+        record("Model", "qwen", QWEN)
+        runs = RunStore(home.root / "runs")
+        os.close(runs.create(RunSpec("r1", "TrainJob/done", "driver", 0, ("x",), inputs={"attempt": 1})))
+        last = {"code": 0, "signal": None, "at": 0.0, "reason": "exited 0"}
+        end = {"phase": "exited", "reason": "exited 0", "restarts": 0, "last_exit": last, "swept": 0}
+        records.write_json(str(runs.folder("r1")), records.EXIT, end)
+        over = {**procfs.identity_fields(os.getpid()), "start_ticks": 1}
+        records.write_json(str(runs.folder("r1")), records.ID, over)
+
+    def test_they_are_listed_by_name_or_with_all_only(self, areal: Areal) -> None:
+        listed = areal("get")
+        assert [row[0] for row in listed.rows[1:]] == ["model/qwen", "trainjob/waits"]
+        assert "not listed: 3 of jobs that have ended; --all" in listed.err
+        assert areal("get", "trainjobs,inf", "-o", "name").out == "trainjob/waits\n"
+        assert [item["metadata"]["name"] for item in areal("get", "trainjobs", "--json").json["items"]] == ["waits"]
+        whole = ["inferenceservice/done", "model/mine", "model/qwen", "trainjob/done", "trainjob/waits"]
+        assert areal("get", "-a", "-o", "name").out.split() == whole
+        assert areal("get", "job/done", "model/mine", "-o", "name").out.split() == ["trainjob/done", "model/mine"]
+        assert areal("get", "trainjob/done").rows[1][2] == "Succeeded"
+
+    def test_their_processes_too(self, areal: Areal) -> None:
+        assert areal("get", "processes", "-o", "name").out == ""
+        assert areal("get", "processes", "--all", "-o", "name").out == "process/r1\n"
+        assert areal("get", "processes", "job/done", "-o", "name").out == "process/r1\n"

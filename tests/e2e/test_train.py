@@ -106,7 +106,7 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
         "train", "start", "--config", "count.yaml", "--name", "again", "--driver", "no.such.place:main"
     )
     assert started.code == 2 and not (jobs.home / "objects").exists(), "nothing is recorded, and nothing is started"
-    jobs.write("import no.such.place\n", "broken.py")
+    jobs.write("import no.such.place\n\n\ndef main(args): ...\n", "broken.py")
     broken = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "broken:main")
     assert broken.code == 2 and "its import of no failed" in broken.out
     nothing = jobs.areal("train", "run", "--config", jobs.write("a: 1\n", "plain.yaml"))

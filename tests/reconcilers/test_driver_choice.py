@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from areal.errors import UsageFault
+from areal.errors import InvalidManifest, UsageFault
 from areal.reconcilers.driver_choice import BUILT_IN, choose_driver, read_config
 from areal.training.drivers import ENTRY_POINTS
 
@@ -39,7 +39,7 @@ def test_no_driver_and_an_unknown_type_are_errors_that_say_what_to_do() -> None:
 def test_config_that_is_no_map_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    with pytest.raises(UsageFault, match=r"c\.yaml"):
+    with pytest.raises(InvalidManifest, match=r"c\.yaml:1:"):
         read_config(path)
 
 

@@ -32,6 +32,7 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
         ({}, {"driver": "nowhere.main"}, 2, "no module nowhere"),
         ({"driver": "nowhere:main"}, {}, 2, "no module nowhere"),
         ({}, {"driver": "nowhere.py"}, 2, "no file"),
+        ({}, {"driver": "mine:main"}, 2, "no 'main' in"),
     ],
 )
 def test_job_that_cannot_run_is_refused_with_the_reason(
@@ -61,11 +62,12 @@ def test_job_that_can_run_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], spec: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    main = "def main(args): ...\nraise SystemExit('imported')\n"
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text("")
-    (tmp_path / "mine" / "deep.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "mine" / "__init__.py").write_text(main)
+    (tmp_path / "mine" / "deep.py").write_text(main)
     (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "elsewhere.py").write_text("")
+    (tmp_path / "more" / "elsewhere.py").write_text(main)
     check(tmp_path, config, **spec)
 
 

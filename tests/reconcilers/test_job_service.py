@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from areal.errors import Conflict, InvalidManifest, UsageFault
-from areal.reconcilers.desired import Target, Wanted, deletions, target_for, with_layer
+from areal.reconcilers.desired import Target, Wanted, check_removals, deletions, pruned, target_for, with_layer
 from areal.reconcilers.job_service import LAYER, following_jobs, with_services
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject
@@ -112,6 +113,35 @@ def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_
     anew = expanded(wanted, stored, anew=True)
     assert anew["Model/learn"].spec["path"] == "org/other"
     assert anew["InferenceService/learn"].spec["gateway"]["port"] == port
+
+
+def test_another_run_has_nothing_of_what_was_set_on_the_earlier_ones_service() -> None:
+    service, model, learn = recorded(expanded(job()))
+    slept = with_layer(service, "suspend", {"suspend": True}, "").object
+    scaled = with_layer(model, "scale", {"replicas": 5}, "").object
+    found = expanded(job(overrides=["rollout.backend=embedded:d1"]), [slept, scaled, learn], anew=True)
+    targets = [
+        target_for(found[str(item.ref)], item, set_name=None, force_conflicts=False, replace_it=False)
+        for item in (slept, scaled)
+    ]
+    assert [target.action for target in targets] == ["configure", "configure"]
+    assert "suspend" not in targets[0].object.spec and "replicas" not in targets[1].object.spec
+    again = expanded(job(), [slept, scaled, learn])
+    kept = target_for(again["Model/mine"], scaled, set_name=None, force_conflicts=False, replace_it=False)
+    assert kept.object.spec["replicas"] == 5, "of the same job nothing is forgotten"
+
+
+def test_another_run_that_brings_no_service_takes_the_earlier_ones_away_whole() -> None:
+    stored = recorded(expanded(job()))
+    (wanted,) = expanded(job({"trainer": {"type": "sft"}}), stored, anew=True).values()
+    targets = pruned(stored, [wanted], prune=False, set_name=None)
+    assert {target.ref for target in targets} == {"InferenceService/learn", "Model/mine"}
+    for protected in (False, True):
+        earlier = replace(stored[2], protected=protected)
+        begins = target_for(wanted, earlier, set_name=None, force_conflicts=False, replace_it=False, anew=[earlier.uid])
+        assert begins.action == "replace"
+        with pytest.raises(Conflict, match="protected") if protected else nullcontext():
+            check_removals([*stored[:2], earlier], [*targets, begins])
 
 
 def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:

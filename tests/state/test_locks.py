@@ -44,6 +44,22 @@ def test_lock_held_by_another_names_pid_command_and_user(home: Home) -> None:
     assert caught.value.exit_code == 6
 
 
+def test_lock_of_what_clears_up_after_a_job_is_waited_for_without_a_timeout(home: Home) -> None:
+    ends = """
+with lock_objects(home, [Ref("Model", "qwen")], command="areal.reconcilers.job_end TrainJob/j") as held:
+    held.announce()
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    with running(ends, home) as process:
+        assert heard(process) == "held"
+        told = threading.Timer(0.3, lambda: process.communicate("end\n"))  # after the time in which others give up
+        told.start()
+        with lock_objects(home, [QWEN]) as held:
+            assert held.refs == (QWEN,)
+        told.join()
+
+
 def test_lock_that_nobody_announced_is_told_by_the_kernel(home: Home) -> None:
     with running(SILENT, home) as process:
         assert heard(process) == "held"

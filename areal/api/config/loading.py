@@ -20,7 +20,7 @@ from areal.api.config.building import Faults, Path, build, over
 from areal.api.config.experiment import BaseExperimentConfig
 from areal.api.config.keys import TRAINERS, is_declared, suggestion
 from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
-from areal.api.config.positions import key_lines, line_of
+from areal.api.config.positions import key_marks, mark_of
 from areal.api.config.uncaught import tell_plainly
 from areal.errors import InvalidManifest, NotFound, UsageFault
 
@@ -28,8 +28,32 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ConfigFault:
+    """``override``: the one that set the key. ``mark``: line and column in the file, from 1; None where the file does
+    not have the key."""
+
+    path: Path
+    message: str
+    file: str = ""
+    mark: tuple[int, int] | None = None
+    override: str | None = None
+
+    def __str__(self) -> str:
+        if self.override is not None:
+            where = f"command line, {self.override}" if self.path else "command line"
+        else:
+            place = self.mark or ()
+            where = ":".join(map(str, (self.file, *(place[:1] if self.path else place))))  # a column of what is no YAML
+        return f"{where}: {dotted(self.path)}: {self.message}" if self.path else f"{where}: {self.message}"
+
+
 class ConfigError(InvalidManifest):
     """Everything that is wrong with a configuration; each line reads ``file:line: key: message``."""
+
+    def __init__(self, *faults: ConfigFault) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,16 +78,16 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
 
 def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     """Raises ConfigError with every fault, NotFound for a file that is not there."""
-    source, said = _read(file), dict[Path, str]()
+    source, said, refused = _read(file), dict[Path, str](), list[ConfigFault]()
     with _positioned(source, said, cls):
-        tree = _merged(source, overrides, cls, said)
+        tree = _merged(source, overrides, cls, said, refused)
     faults = Faults()
     given = _hoisted(tree)
     config = build(cls, given, faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
         faults.found += contradictions(given)
-    if config is None or faults.found:
-        raise ConfigError("\n".join(source.fault(path, message, said) for path, message in faults.found))
+    if config is None or faults.found or refused:
+        raise ConfigError(*refused, *(source.fault(path, message, said) for path, message in faults.found))
     for path, mark in faults.inert:
         _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", said))
     for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
@@ -75,17 +99,16 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
 class _Source:
     file: str
     text: str
-    lines: dict[Path, int]
+    marks: dict[Path, tuple[int, int]]
 
-    def fault(self, path: Path, message: str, said: dict[Path, str]) -> str:
+    def fault(self, path: Path, message: str, said: dict[Path, str]) -> ConfigFault:
         """``said``: the override that set a key, by its path."""
         for length in range(len(path), 0, -1):
             for key in _places(path[:length]):
                 if (override := said.get(key)) is not None:
-                    return f"command line, {override}: {dotted(path)}: {message}"
-        line = next((self.lines[each] for each in _places(path) if each in self.lines), line_of(path, self.lines))
-        where = f"{self.file}:{line}" if line is not None else self.file
-        return f"{where}: {dotted(path)}: {message}" if path else f"{where}: {message}"
+                    return ConfigFault(path, message, override=override)
+        mark = next((self.marks[each] for each in _places(path) if each in self.marks), mark_of(path, self.marks))
+        return ConfigFault(path, message, self.file, mark)
 
 
 def _places(path: Path) -> list[Path]:
@@ -101,17 +124,17 @@ def _read(file: str) -> _Source:
     except FileNotFoundError as error:
         raise NotFound(f"there is no configuration file {file}", hint="--config names it") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+        raise ConfigError(ConfigFault((), f"cannot be read: {error}", file)) from error
     try:
-        return _Source(file, text, key_lines(text))
+        return _Source(file, text, key_marks(text))
     except yaml.YAMLError as error:
         raise _yaml_fault(file, error) from error
 
 
 def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
-    return ConfigError(f"{where}: {problem or error}")
+    place = (mark.line + 1, mark.column + 1) if mark is not None else None
+    return ConfigError(ConfigFault((), str(problem or error), file, place))
 
 
 @contextlib.contextmanager
@@ -121,8 +144,6 @@ def _positioned(source: _Source, said: dict[Path, str], cls: type) -> Iterator[N
 
     try:
         yield
-    except BadOverride as error:
-        raise ConfigError(f"command line: {error}") from error
     except yaml.YAMLError as error:  # OmegaConf reads more strictly: a key given twice
         raise _yaml_fault(source.file, error) from error
     except OmegaConfBaseException as error:
@@ -142,31 +163,42 @@ def _parts(key: str) -> list[str]:
     return [part for part in key.replace("[", ".").replace("]", "").split(".") if part]
 
 
-def _merged(source: _Source, overrides: Sequence[str], cls: type, said: dict[Path, str]) -> dict[str, Any]:
-    """The file with the overrides, interpolations resolved. Into ``said`` goes which override set what."""
+def _merged(
+    source: _Source, overrides: Sequence[str], cls: type, said: dict[Path, str], refused: list[ConfigFault]
+) -> dict[str, Any]:
+    """The file with the overrides, interpolations resolved. Into ``said`` goes which override set what, into
+    ``refused`` what is wrong with overrides."""
     from omegaconf import DictConfig, OmegaConf
 
     loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
     if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"{source.file}:1: must be a map of keys")
+        raise ConfigError(ConfigFault((), "must be a map of keys", source.file, (1, 1)))
     tree: Any = OmegaConf.to_container(loaded, resolve=False)
     for text in overrides:
-        override = parse_override(text)
-        value = _value(override.value)
-        if override.op == "~":
-            try:
-                take_out(tree, override.path, value, only_this=override.value is not None)
-            except BadOverride as error:
-                raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
-        else:
-            if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
-                near = suggestion(cls, override.path)
-                raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
-            place(tree, override.path, value)
-            said[override.path] = text
+        try:
+            _apply_override(tree, text, cls, said)
+        except BadOverride as error:
+            refused.append(ConfigFault((), str(error), override=text))
     with_defaults = OmegaConf.create(over(_defaults(cls), tree))
     resolved: dict[str, Any] = _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
     return resolved
+
+
+def _apply_override(tree: Any, text: str, cls: type, said: dict[Path, str]) -> None:
+    """Raises BadOverride."""
+    override = parse_override(text)
+    value = _value(override.value)
+    if override.op == "~":
+        try:
+            take_out(tree, override.path, value, only_this=override.value is not None)
+        except BadOverride as error:
+            raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
+        return
+    if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
+        near = suggestion(cls, override.path)
+        raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
+    place(tree, override.path, value)
+    said[override.path] = text
 
 
 def _defaults(cls: type) -> dict[str, Any]:

@@ -8,31 +8,34 @@ import yaml
 
 from areal.api.config.building import Path
 
+Mark = tuple[int, int]
+"""Line and column, from 1."""
 
-def key_lines(text: str) -> dict[Path, int]:
-    """The line, from 1, of every key and list item. Raises yaml.YAMLError."""
-    lines: dict[Path, int] = {}
+
+def key_marks(text: str) -> dict[Path, Mark]:
+    """Of every key and list item. Raises yaml.YAMLError."""
+    marks: dict[Path, Mark] = {}
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
-        _walk(root, (), lines)
-    return lines
+        _walk(root, (), marks)
+    return marks
 
 
-def _walk(node: yaml.Node, path: Path, lines: dict[Path, int]) -> None:
+def _walk(node: yaml.Node, path: Path, marks: dict[Path, Mark]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             at = (*path, str(key.value))
-            lines[at] = key.start_mark.line + 1
-            _walk(value, at, lines)
+            marks[at] = key.start_mark.line + 1, key.start_mark.column + 1
+            _walk(value, at, marks)
     elif isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
-            lines[(*path, number)] = item.start_mark.line + 1
-            _walk(item, (*path, number), lines)
+            marks[(*path, number)] = item.start_mark.line + 1, item.start_mark.column + 1
+            _walk(item, (*path, number), marks)
 
 
-def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
+def mark_of(path: Path, marks: Mapping[Path, Mark]) -> Mark | None:
     """Of ``path``, or of the nearest key around it."""
     for length in range(len(path), 0, -1):
-        if (line := lines.get(path[:length])) is not None:
-            return line
+        if (mark := marks.get(path[:length])) is not None:
+            return mark
     return None

@@ -1,14 +1,18 @@
-"""What every ``areal inf`` verb that changes something does with its manifests: print them, or apply them."""
+"""What every verb that builds manifests from its flags does with them: print them, or apply them. What is wrong with
+them is said of the flags: their user has never seen a manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from areal.cli.acting import acting, approver, timeout_s
 from areal.cli.dryrun import print_manifests
 from areal.cli.invocation import Invocation
 from areal.cli.output.emit import show
+from areal.errors import ArealError, Conflict, InvalidManifest
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
@@ -26,7 +30,7 @@ def preview(
         return 0
     from areal.reconcilers.apply import diff
 
-    with acting(cli) as context:
+    with acting(cli) as context, speaking_of_flags():
         plan = diff(context, _request(cli, manifests, force, None, anew))
     show(plan.to_text() or "no difference")
     return 0
@@ -47,7 +51,84 @@ def converge(
     from areal.reconcilers.apply import apply
 
     cli.yes = cli.yes or force or bool(anew)
-    return apply(context, _request(cli, manifests, force, timeout, anew), approver(cli, what))
+    with speaking_of_flags():
+        return apply(context, _request(cli, manifests, force, timeout, anew), approver(cli, what))
+
+
+_FLAGS = {
+    "spec.gateway.host": "--host",
+    "spec.gateway.port": "--port",
+    "spec.router.strategy": "--routing-strategy",
+    "spec.auth.adminKeyFrom": "--admin-api-key-file",
+    "spec.scheduler.type": "--scheduler",
+    "spec.logLevel": "--log-level",
+    "spec.service": "--service",
+    "spec.backend": "--backend",
+    "spec.path": "--model-path",
+    "spec.tokenizerPath": "--tokenizer-path",
+    "spec.engineArgs": "--engine-args",
+    "spec.proxyArgs": "--proxy-args",
+    "spec.replicas": "--replicas",
+    "spec.servedModelName": "--served-model-name",
+    "spec.probes.startup.deadlineSeconds": "--model-health-timeout",
+    "spec.external.url": "--api-url",
+    "spec.external.apiKeyFrom": "--provider-api-key-env",
+    "spec.external.model": "--provider-model",
+    "spec.external.api": "--provider-api",
+    "spec.external.allowPrivate": "--allow-private",
+    "spec.driver": "--driver",
+    "spec.config": "--config",
+    "spec.restart.policy": "--restart",
+    "spec.restart.maxRestarts": "--max-restarts",
+    "spec.workingDir": "the working folder",
+    "spec.overrides": "",  # the message names the one that is meant
+    "spec": "",
+}
+_FIELD = re.compile(r"\bspec(?:\.[A-Za-z]\w*|\[[^\]]*\])*")
+_MISSING = re.compile(r'required field "(\w+)" is missing.*')
+_PLACE = re.compile(r"<stdin>:\d+:\d+: ")
+
+
+@contextmanager
+def speaking_of_flags() -> Iterator[None]:
+    """Errors name flags instead of fields, and no place in a manifest."""
+    try:
+        yield
+    except ArealError as error:
+        faults = getattr(error, "diagnostics", ())
+        if faults:
+            from areal.resources.sources import STDIN
+
+            lines = [_of_flag(each.path, each.message) if each.pos.file == STDIN else str(each) for each in faults]
+            raise InvalidManifest("\n".join(lines), hint=error.hint) from error
+        error.message = _in_flags(error.message)
+        if isinstance(error, Conflict) and error.hint is not None and "remove the field" in error.hint:
+            error.hint = "leave the flag out to leave it to its owner, or take it with --force"
+        raise
+
+
+def _of_flag(path: str, message: str) -> str:
+    absent = _MISSING.fullmatch(message)
+    if absent is not None and (flag := _FLAGS.get(f"spec.{absent[1]}")):
+        return f"{flag} is missing"
+    flag = flag_of(path)
+    return f"{flag}: {message}" if flag else message
+
+
+def _in_flags(text: str) -> str:
+    text = _PLACE.sub("", text).replace("; the manifest says", "; the command line says")
+    return _FIELD.sub(lambda match: flag_of(match[0]) or match[0], text)
+
+
+def flag_of(path: str) -> str:
+    """The flag that says the field ``spec.a.b[c]``; "" where several do or the message says it, the field itself where
+    none does."""
+    for end in range(len(path), 0, -1):
+        if (end == len(path) or path[end] in ".[") and (flag := _FLAGS.get(path[:end])) is not None:
+            rest = path[end:].lstrip(".")
+            takes_arguments = flag in ("--engine-args", "--proxy-args")
+            return path if path[:end] == "spec" and rest else f"{flag} {rest}" if takes_arguments and rest else flag
+    return path
 
 
 def _request(

@@ -1,0 +1,113 @@
+"""``python -m areal.training.checking``: what is wrong with the configurations of jobs, before anything of them starts.
+
+On stdin a list of requests, on stdout a list of faults for each, as JSON. It is a process of its own because a command
+imports nothing of a driver's, and because interpolations read the environment that the driver will have. Nothing of a
+user's is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from areal.api import cli_args
+from areal.api.cli_args import BaseExperimentConfig, PPOConfig
+from areal.api.config.loading import ConfigError, ConfigFault, load_config
+from areal.api.config.training import TrainEngineConfig
+from areal.dataset.files import SUFFIXES
+from areal.errors import ArealError
+from areal.hub import is_id
+from areal.resources.importable import import_fault
+from areal.resources.paths import looks_local
+
+_RLVR = "areal.workflow.rlvr:RLVRWorkflow"
+
+
+def check(request: Mapping[str, Any]) -> list[ConfigFault]:
+    """``config`` (the class), ``file`` or its ``text``, ``overrides``; ``built_in``: the driver is, so that data sets,
+    models and functions are what the configuration says; ``trains``; ``later``: files may be made by what runs before
+    it."""
+    cls = getattr(cli_args, request["config"])
+    try:
+        config = load_config(request["file"], request["overrides"], cls)
+    except ConfigError as error:
+        return list(error.faults)
+    except ArealError as error:
+        return [ConfigFault((), error.message, request["file"])]
+    if not request["built_in"]:
+        return []
+    found = [*_code_faults(config)]
+    if not request["later"]:
+        found += [*_file_faults(config, trains=request["trains"])]
+    return [ConfigFault(path, message, request["file"]) for path, message in found]
+
+
+def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Data sets and models that are not there."""
+    online = isinstance(config, PPOConfig) and config.is_online
+    if trains and not online and not config.train_dataset.path:
+        yield ("train_dataset", "path"), "is needed: a file, a folder, or a data set of the Hugging Face hub"
+    for name in ("train_dataset", "valid_dataset"):
+        path = getattr(getattr(config, name), "path", "")
+        if path and not Path(path).expanduser().exists() and (looks_local(path) or path.endswith(SUFFIXES)):
+            yield (name, "path"), f"there is no data set {path!r} in {Path.cwd()}"
+    for each in fields(config):
+        engine = getattr(config, each.name)
+        if is_dataclass(engine) and isinstance(engine, TrainEngineConfig) and (path := engine.path):
+            there = Path(path).expanduser().exists()
+            if not there and (looks_local(path) or not is_id(path)):
+                yield (each.name, "path"), f"there is no model folder {path!r} in {Path.cwd()}"
+
+
+def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Functions and classes that cannot be imported."""
+    if not isinstance(config, PPOConfig):
+        return
+    rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
+    agent = config.rollout.agent or config.rollout.openai
+    named: list[tuple[tuple[str, ...], str]] = [(("workflow",), config.workflow)]
+    named += [(("reward_fn",), each) for each in rewards]
+    named += [(("rollout", "agent", "agent_cls_path"), agent.agent_cls_path)] if agent is not None else []
+    for path, name in named:
+        if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
+            yield path, f"{name!r}: {fault}"
+    if config.workflow == _RLVR and not (any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs):
+        yield (
+            ("reward_fn",),
+            "is needed: what an answer is worth, as module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
+        )
+
+
+def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Each in its job's working folder, with its environment and its import path."""
+    home, environment, imported = Path.cwd(), dict(os.environ), list(sys.path)
+    answers = []
+    for request in requests:
+        os.chdir(request["folder"])
+        os.environ.update(request["env"])
+        sys.path[:0] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        try:
+            with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as inline:
+                if request["text"] is not None:
+                    inline.write(request["text"])
+                    inline.flush()
+                    request = {**request, "file": inline.name}
+                answers.append([asdict(fault) for fault in check(request)])
+        finally:
+            os.chdir(home)
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.path[:] = imported
+    return answers
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)  # what has no effect the driver says
+    json.dump(check_all(json.load(sys.stdin)), sys.stdout)

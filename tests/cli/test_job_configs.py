@@ -1,0 +1,143 @@
+"""Jobs that cannot run are refused before anything of them starts, where their author said it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal.reconcilers.driver_source import config_class
+from areal.resources.importable import import_fault
+from areal.state.home import Home
+from tests.cli.conftest import Areal
+
+CONFIG = """\
+experiment_name: e
+trial_name: t
+trainer: {type: grpo}
+train_dataset: {path: rows.jsonl}
+reward_fn: areal.reward.gsm8k:gsm8k_reward_fn
+total_train_steps: 1
+actor:
+  path: model
+"""
+JOB = "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: %s}\nspec:\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "grpo.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", ["diff", "apply"])
+def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
+    areal: Areal, folder: Path, home: Home, verb: str
+) -> None:
+    (folder / "bad.yaml").write_text(CONFIG + "  optimzer: {lr: 1.0e-5}\nsead: 1\n")
+    jobs = [
+        JOB % "file" + "  config: bad.yaml\n  overrides: [seed=2, actor.lrr=3]\n",
+        JOB % "inline" + "  config:\n    trainer: {type: sft}\n    experiment_name: e\n    trial_name: t\n"
+        "    train_dataset: {path: rows.jsonl}\n    model: {path: model, optimizer: {lr: fast}}\n",
+        JOB % "lost" + "  config: grpoo.yaml\n",
+        JOB % "placed" + "  config: grpo.yaml\n  workingDir: ./none\n",
+        JOB % "secret" + "  driver: m:f\n  envFrom:\n    TOKEN: {env: NO_SUCH_VARIABLE}\n",
+        JOB % "unknown" + "  config: {trainer: {type: gropo}}\n",
+    ]
+    (folder / "jobs.yaml").write_text("---\n".join(jobs))
+    result = areal(*verb.split(), "-f", "jobs.yaml")
+    assert result.code == 3, result.err
+    for said in (
+        f'{folder}/bad.yaml:9:3: actor.optimzer: there is no such key (did you mean "optimizer"?)',
+        f'{folder}/bad.yaml:10:1: sead: there is no such key (did you mean "seed"?)',
+        "jobs.yaml:6:23: spec.overrides[1]: actor.lrr=3: there is no key actor.lrr",
+        "jobs.yaml:17:42: spec.config.model.optimizer.lr: must be a number, not 'fast'",
+        "spec.config: there is no file 'grpoo.yaml' (did you mean \"grpo.yaml\"?)",
+        "spec.workingDir: there is no folder",
+        "spec.envFrom.TOKEN.env: environment variable NO_SUCH_VARIABLE is not set",
+        "trainer.type 'gropo' has no built-in driver (did you mean \"grpo\"?)",
+    ):
+        assert said in result.err
+    assert "8 errors in the manifests" in result.err
+    assert not (home.root / "objects").exists()
+
+
+def test_train_run_checks_first_and_speaks_of_its_own_words(areal: Areal, folder: Path, home: Home) -> None:
+    result = areal("train", "run", "--config", "grpo.yaml", "actor.lrr=3", "actor.path=nowhere/at/all")
+    assert result.code == 3
+    assert "actor.lrr=3: there is no key actor.lrr" in result.err
+    assert "actor.path: there is no model folder 'nowhere/at/all'" in result.err or "2 errors" not in result.err
+    assert "stdin" not in result.err and ":1:" not in result.err
+    assert not (home.root / "objects").exists()
+
+
+def test_driver_of_ones_own_that_reads_an_areal_class_is_checked_too(areal: Areal, folder: Path) -> None:
+    (folder / "mine.py").write_text(
+        "import not_installed_here\nfrom areal.api.cli_args import GRPOConfig, load_expr_config\n\n\n"
+        "def main(args):\n    config, _ = load_expr_config(args, GRPOConfig)\n"
+    )
+    (folder / "wrong.yaml").write_text(CONFIG + "sead: 1\n")
+    for driver in ("mine:main", "mine.py"):
+        result = areal("train", "start", "--config", "wrong.yaml", "--driver", driver, "--dry-run")
+        assert result.code == 3 and "wrong.yaml:9:1: sead: there is no such key" in result.err
+    missing = areal("train", "start", "--config", "grpo.yaml", "--driver", "mine:mian", "--dry-run")
+    assert missing.code == 2 and "no 'mian' in" in missing.err and 'did you mean "main"' in missing.err
+
+
+IMPORT = "from areal.api.cli_args import GRPOConfig as C, load_expr_config as load\nimport sys\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def main(a):\n    load(a, C)", "GRPOConfig"),
+        ("def main(a):\n    load(a, C)\nif __name__ == '__main__':\n    main(sys.argv[1:])", "GRPOConfig"),
+        ("def main(a):\n    load(a, C)\nmain(sys.argv[1:] + ['seed=1'])", None),
+        ("def main(a):\n    load([*a, 'seed=1'], C)", None),
+        ("def main(a):\n    a = a[1:]\n    load(a, C)", None),
+        ("def main(a):\n    load(a, C)\n    load(a, C)", None),
+        ("def main(a):\n    class C: pass\n    load(a, Mine)", None),
+        ("def other(a):\n    load(a, C)", None),
+        ("def main(a):\n    print(a)", None),
+    ],
+)
+def test_class_that_a_driver_reads_is_told_only_where_there_is_no_doubt(text: str, found: str | None) -> None:
+    assert config_class(IMPORT + text, "main") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("pack.deep:there", None),
+        ("pack.deep.there", None),
+        ("pack:deep", None),
+        ("pack.deep:Class.method", None),
+        ("pack.deep:found", None),
+        ("pack.open:anything", None),
+        ("pack.lazy:anything", None),
+        ("json:loads", None),
+        ("math:sqrt", None),
+        ("os.path:join", None),
+        ("pack.deep:ther", 'did you mean "there"'),
+        ("pack.dep:there", "no module pack.dep"),
+        ("pak.deep.there", "no module pak"),
+        ("pack.broken:there", "broken.py:1"),
+    ],
+)
+def test_name_is_looked_for_without_an_import(tmp_path: Path, name: str, fault: str | None) -> None:
+    import sys
+
+    (tmp_path / "pack").mkdir()
+    for file, text in {
+        "__init__": "",
+        "deep": "import gone\ndef there(): pass\nclass Class: pass\nfor found in (): pass\n",
+        "open": "from os import *\n",
+        "lazy": "def __getattr__(name): ...\n",
+        "broken": "def there(:\n",
+    }.items():
+        (tmp_path / "pack" / f"{file}.py").write_text(text)
+    said = import_fault(name, [str(tmp_path), *sys.path])
+    assert said is None if fault is None else said is not None and fault in said

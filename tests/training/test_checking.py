@@ -1,0 +1,106 @@
+"""What is wrong with a job's configuration before its driver reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.training.checking import check_all
+
+WELL: dict[str, Any] = {
+    "experiment_name": "e",
+    "trial_name": "t",
+    "trainer": {"type": "grpo"},
+    "train_dataset": {"path": "rows.jsonl"},
+    "reward_fn": "rewards:right",
+    "actor": {"path": "model"},
+    "total_train_steps": 1,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "rewards.py").write_text("import nowhere\n\n\ndef right(**row):\n    return 1\n")
+    (tmp_path / "model").mkdir()
+    return tmp_path
+
+
+def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **request: Any) -> list[dict[str, Any]]:
+    asked = {
+        "config": "GRPOConfig",
+        "file": "",
+        "text": values if isinstance(values, str) else json.dumps({**WELL, **values}),
+        "overrides": list(overrides),
+        "folder": str(folder),
+        "env": {},
+        "built_in": True,
+        "trains": True,
+        "later": False,
+        **request,
+    }
+    ((*found,),) = [check_all([asked])]
+    (one,) = found
+    return one
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "said"),
+    [
+        ({"actor": {"path": "model", "optimzer": {"lr": 1}}}, ["actor", "optimzer"], "optimizer"),
+        ({"seed": "many"}, ["seed"], "whole number"),
+        ({"seed": None}, ["seed"], "whole number"),
+        ({"gconfig": {"n_samples": 0}}, ["gconfig", "n_samples"], "at least 1"),
+        ({"trial_name": ""}, ["trial_name"], "is needed"),
+        ({"actor": {"path": "./none"}}, ["actor", "path"], "no model folder './none'"),
+        ({"ref": {"path": "/no/where"}}, ["ref", "path"], "no model folder"),
+        ({"train_dataset": {}}, ["train_dataset", "path"], "is needed"),
+        ({"train_dataset": {"path": "none.jsonl"}}, ["train_dataset", "path"], "no data set 'none.jsonl'"),
+        ({"valid_dataset": {"path": "/no/where"}}, ["valid_dataset", "path"], "no data set"),
+        ({"reward_fn": ""}, ["reward_fn"], "what an answer is worth"),
+        ({"reward_fn": "rewards:rihgt"}, ["reward_fn"], 'did you mean "right"'),
+        ({"reward_fn": ["rewards:right", "rewads:right"]}, ["reward_fn"], "no module rewads"),
+        ({"workflow": "areal.workflow.rlvr:RLVRWorkflo"}, ["workflow"], 'did you mean "RLVRWorkflow"'),
+    ],
+)
+def test_fault_is_told_with_its_key(folder: Path, values: dict[str, Any], path: list[str], said: str) -> None:
+    (found,) = faults(folder, values)
+    assert (list(found["path"]), found["override"]) == (path, None) and said in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.lrr=1", "there is no key actor.lrr"),
+        ("gconfig.n_samples=none", "a whole number"),
+        ("=1", "no override"),
+        ("seed=${nothing}", "nothing"),
+    ],
+)
+def test_fault_of_an_override_names_it_and_the_others_are_told_too(folder: Path, override: str, said: str) -> None:
+    found = faults(folder, {}, "total_train_steps=2", override)
+    assert [each["override"] for each in found] == [override] and said in found[0]["message"]
+    if "${" not in override:  # of an interpolation nothing else can be read
+        assert len(faults(folder, {"sed": 1}, override, "trialname=x")) == 3
+
+
+def test_what_a_driver_could_run_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    before = dict(os.environ)
+    assert faults(folder, {}) == []
+    assert faults(folder, {"train_dataset": {"path": "openai/gsm8k"}, "actor": {"path": "org/model"}}) == []
+    assert faults(folder, {"actor": {"path": "./made/later"}}, later=True) == []
+    assert faults(folder, {"train_dataset": {}}, trains=False) == []
+    assert faults(folder, {"train_dataset": {}, "reward_fn": "", "rollout": {"openai": {"mode": "online"}}}) == []
+    assert faults(folder, {"trial_name": "${oc.env:NAME_OF_A_TRIAL}"}, env={"NAME_OF_A_TRIAL": "t"}) == []
+    assert faults(folder, {"trial_name": "${oc.env:NAME_OF_A_TRIAL}"}) != []
+    assert faults(folder, {"reward_fn": "elsewhere:f"}, env={"PYTHONPATH": str(folder / "none")}) != []
+    (folder / "lib").mkdir()
+    (folder / "lib" / "elsewhere.py").write_text("def f(**row): return 0\n")
+    assert faults(folder, {"reward_fn": "elsewhere:f"}, env={"PYTHONPATH": str(folder / "lib")}) == []
+    assert faults(folder, {"reward_fn": "unknown:f"}, built_in=False) == [], "a driver of one's own knows"
+    assert dict(os.environ) == before and Path.cwd() == Path("/")
