@@ -17,7 +17,7 @@ from areal.resources.assemble import assemble
 from areal.resources.diagnostics import Diagnostic, ManifestError, Pos, Problems
 from areal.resources.documents import Document
 from areal.resources.expressions import Environment
-from areal.resources.kinds import KINDS, Ref
+from areal.resources.kinds import KINDS, Ref, name_problem
 from areal.resources.nodes import Mapping as MappingNode
 from areal.resources.nodes import Scalar
 from areal.resources.overlay import overlay_documents
@@ -121,7 +121,9 @@ def _named(document: Document) -> list[Ref]:
     kind, name = document.node.get("kind"), metadata.get("name") if isinstance(metadata, MappingNode) else None
     if not (isinstance(kind, Scalar) and isinstance(name, Scalar)) or kind.value not in KINDS:
         return []
-    return [Ref(str(kind.value), name.value)] if isinstance(name.value, str) else []
+    if not isinstance(name.value, str) or name_problem(name.value) is not None:
+        return []
+    return [Ref(str(kind.value), name.value)]
 
 
 def _documents(request: RenderRequest, sources: list[SourceText], reading: Reading) -> list[Document]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from areal.cli.remote import KeyRefused
 from areal.cli.remote_health import Told, model_healths, service_health
 from areal.errors import ArealError
-from tests.cli.conftest import Areal
+from tests.cli.conftest import Areal, serving
 
 READY = (200, {"status": "ready", "reason": ""})
 STATES = ("ready", "dead", "draining", "cordoned")
@@ -108,6 +108,8 @@ def test_never_ready_without_every_replica_said_to_be_ready(
 class Elsewhere:
     """Answers by path; a path without an answer is held until the end."""
 
+    url = ""
+
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {}
         self._ended = threading.Event()
@@ -125,34 +127,27 @@ class Elsewhere:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def handle_error(self, *_: object) -> None:
-                return
-
             def log_message(self, *_: object) -> None:
                 return
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="elsewhere", daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.handler = Handler
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._ended.set()
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture
 def elsewhere() -> Iterator[Elsewhere]:
-    server = Elsewhere()
-    server.answers = {
+    there = Elsewhere()
+    there.answers = {
         "/ready": READY,
         "/health": (200, {"status": "ok"}),
         "/v1/models": (200, {"data": [{"id": "m", "owned_by": "areal"}]}),
         "/workers": (200, {"workers": [worker(1, "dead")], "models": {"m": {"expected": 1, "published": True}}}),
     }
-    yield server
-    server.close()
+    with serving(there.handler) as there.url:
+        yield there
+        there.end()
 
 
 def phases(areal: Areal, url: str) -> dict[str, Any]:

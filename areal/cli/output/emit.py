@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from areal.cli.output.formats import Format
 
 
-# In a string of JSON, by its escapes: what a terminal obeys and JSON leaves as it is, and halves of a surrogate pair.
-_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a terminal obeys and JSON leaves as it is, and halves of a surrogate pair: their escapes are those of JSON and of
+# quoted YAML.
+_UNSAFE = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def write(text: str) -> None:
@@ -96,7 +97,7 @@ def compact(document: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def to_yaml(documents: Iterable[Any]) -> str:
@@ -108,7 +109,7 @@ def to_yaml(documents: Iterable[Any]) -> str:
             return True
 
     Dumper.add_representer(str, _represent_text)
-    return str(
+    return _escaped(
         yaml.dump_all(
             documents, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
         )
@@ -118,4 +119,6 @@ def to_yaml(documents: Iterable[Any]) -> str:
 def _represent_text(dumper: Any, text: str) -> Any:
     """Quoted whenever it could be a number: PyYAML leaves `1e-3` and `0o17` bare, our loader reads them as numbers."""
     style = "|" if "\n" in text else "'" if text[:1] and text[0] in "+-.0123456789" else None
+    if _UNSAFE.search(text):
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
