@@ -109,6 +109,7 @@ def test_page_goes_on_below_itself_further_in(narrow: Callable[[int], None]) -> 
     page = "Head\n  spec.path: 'one' -> '/a/folder/that/is/quite/long'"
     assert folded(page) == ("Head\n  spec.path: 'one' ->\n      '/a/folder/that/is/quite\n      /long'")
     assert max(map(len, folded(page).splitlines())) <= 30
+    assert folded("! drift Model/of-a-longish-name x") == "! drift\n    Model/of-a-longish-name x"
 
 
 def test_states_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,12 +168,14 @@ def _packed(fields: list[str], room: int) -> list[str]:
     """As many of them on a line as fit, indented."""
     space = room - len(_INDENT)
     lines: list[str] = []
+    joins = False  # the last line may be gone on with: it is not the end of a value in several lines
     for each in fields:
-        if lines and cell_width(lines[-1]) + 2 + cell_width(each) <= space:
+        if joins and cell_width(lines[-1]) + 2 + cell_width(each) <= space:
             lines[-1] += f"  {each}"
-        else:
-            first, *more = _wrapped(each, space, space - 2)
-            lines += [first, *(f"  {part}" for part in more)]
+            continue
+        first, *more = _wrapped(each, space, space - 2)
+        lines += [first, *(f"  {part}" for part in more)]
+        joins = not more
     return [_INDENT + line for line in lines]
 
 
@@ -182,8 +184,9 @@ def _wrapped(text: str, first: int, others: int) -> list[str]:
     lines, space = [], first
     while cell_width(text) > space:
         end = _longest(text, space)
-        gap = text.rfind(" ", 1, end + 1)
-        end = gap if gap > space // 3 else end
+        gap = max(text.rfind(" ", 1, end + 1), text.rfind(",", 0, end) + 1)
+        word = text[gap:].lstrip().partition(" ")[0]
+        end = gap if gap > space // 3 or (gap > 0 and cell_width(word) <= others) else end
         lines.append(text[:end].rstrip())
         text, space = text[end:].lstrip(), others
     return [*lines, text]
