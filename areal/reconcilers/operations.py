@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.health import desired_replicas
-from areal.reconcilers.job_phase import JobPhase, standing
+from areal.reconcilers.job_phase import JobPhase, JobStanding, standing
 from areal.reconcilers.job_service import services_of
 from areal.reconcilers.model_work import Policy
 from areal.reconcilers.observed import ObservedRun
@@ -101,19 +101,23 @@ def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: 
     gone = {target.ref: target for target in targets}
     touched = {ref for ref in gone if ref.startswith("TrainJob/")}
     touched |= {str(target.object.owner) for target in targets if str(target.object.owner).startswith("TrainJob/")}
-    states = LocalBackend(ctx.home.root).observe().values()
     running = []
     for item in stored:
-        ref = str(item.ref)
-        runs = [ObservedRun(state) for state in states if state.spec.owner == ref]
-        now = standing(runs, suspended=bool(item.spec.get("suspend")))
-        if ref in touched and not now.finished and now.phase is not JobPhase.STOPPED:
-            running.append(ref)
+        if (ref := str(item.ref)) in touched:
+            now = _standing(ctx, item)
+            if not now.finished and now.phase is not JobPhase.STOPPED:
+                running.append(ref)
     if running:
         raise Conflict(
             f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
             hint="areal train stop NAME ends a job and keeps it; --cascade deletes the running jobs too, after a yes",
         )
+
+
+def _standing(ctx: Context, job: StoredObject) -> JobStanding:
+    states = LocalBackend(ctx.home.root).observe().values()
+    runs = [ObservedRun(state) for state in states if state.spec.owner == str(job.ref)]
+    return standing(runs, suspended=bool(job.spec.get("suspend")))
 
 
 def scale(
@@ -158,8 +162,9 @@ def _model_of(store: ObjectStore, ref: Ref, model: str | None) -> Ref:
 
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
-    """Replace every process of the object, the way its strategy says."""
-    require(ObjectStore(ctx.home), ref)
+    """Replace every process of the object, the way its strategy says. Raises Conflict where it is suspended."""
+    if require(ObjectStore(ctx.home), ref).spec.get("suspend"):
+        raise Conflict(f"{ref} is suspended: it has no process", hint=f"areal resume {ref} starts it")
     stamp = f"{time.time():.3f}"
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
@@ -179,7 +184,9 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         item = _pick(stored, ref)
         if item.spec.get("suspend"):
-            return (Target(item, "unchanged"),)
+            return (Target(item, "unchanged", cause="it is suspended already"),)
+        if item.kind == "TrainJob" and (now := _standing(ctx, item)).finished:
+            return (Target(item, "unchanged", cause=f"it has ended: {now.phase}"),)
         return (with_layer(item, SUSPEND, {"suspend": True}, "suspended"),)
 
     outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s)
@@ -196,18 +203,32 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
-    require(ObjectStore(ctx.home), ref)
+    """Raises Conflict where it would not run all the same: it has ended, or what it belongs to does not run."""
+    store = ObjectStore(ctx.home)
+    _refuse_resting(ctx, require(store, ref), {str(each.ref): each for each in store.list()})
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         item = _pick(stored, ref)
         if not item.spec.get("suspend"):
-            return (Target(item, "unchanged"),)
+            return (Target(item, "unchanged", cause="it is not suspended"),)
         dropped = with_layer(item, SUSPEND, {}, "resumed")
         if dropped.object.spec.get("suspend"):  # the manifest says so: this layer says otherwise
             return (with_layer(item, SUSPEND, {"suspend": False}, "resumed"),)
         return (dropped,)
 
     return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "resumed"})
+
+
+def _refuse_resting(ctx: Context, item: StoredObject, known: Mapping[str, StoredObject]) -> None:
+    """Raises Conflict naming what has to be started instead."""
+    job = item if item.kind == "TrainJob" else known.get(item.owner or "")
+    stays = item.kind == "TrainJob" and item.spec.get("suspend")
+    if job is not None and job.kind == "TrainJob" and not stays and (now := _standing(ctx, job)).finished:
+        subject = str(item.ref) if job is item else f"{item.ref} belongs to {job.ref}, which"
+        raise Conflict(f"{subject} has ended ({now.phase})", hint=f"areal restart {job.ref} runs it again")
+    service = known.get(f"InferenceService/{item.spec.get('service', 'default')}") if item.kind == "Model" else None
+    if service is not None and service.spec.get("suspend"):
+        raise Conflict(f"{item.ref} rests with {service.ref}, which is suspended", hint=f"areal resume {service.ref}")
 
 
 def rollback(

@@ -14,9 +14,8 @@ from typing import Any
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
 from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, where
-from areal.runtime.runs import RunStore, last_exit_from_record, spec_from_record
+from areal.runtime.runs import DAMAGED, RunStore, last_exit_from_record, read_intent
 
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 _HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger
 _SETTLE_TRIES = 60  # a quarter of a second: a supervisor on a loaded machine may have to wait for its turn
 _SETTLE_STEP_S = 0.004
@@ -26,18 +25,18 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
     """None when there is no such run."""
     folder = f"{store.root}/{uid}"
     try:
-        intent = records.read_object(folder, records.INTENT)
-        if intent is None:
-            return _missing_intent(store, uid)
-        spec = spec_from_record(intent)
-    except _DAMAGED as error:
+        intent = read_intent(folder)
+    except DAMAGED as error:
         return _unreadable(uid, f"{records.INTENT} cannot be read: {error!r}")
+    if intent is None:
+        return _missing_intent(store, uid)
+    _, spec = intent
     try:
         identity = read_identity(folder)
         if identity is None:
             return RunState(spec, Phase.INTENDED)
         return _observe_identified(store, folder, spec, identity)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         return RunState(spec, Phase.UNKNOWN, reason=f"a record cannot be read: {error!r}")
 
 
@@ -77,7 +76,7 @@ def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
         child = records.read_object(folder, records.CHILD)
         if child:
             restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
-    except _DAMAGED:
+    except DAMAGED:
         pass  # written without fsync: after a power cut it may be empty, and the verdict does not need it
     return RunState(spec, Phase.DEAD, shim_pid=identity.pid, restarts=restarts, last_exit=last_exit, reason=reason)
 

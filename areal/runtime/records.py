@@ -1,6 +1,7 @@
 """The files of ``runs/<uid>/`` and how they are written: whole or not at all.
 
     intent.json   what was asked for (the caller, before anything runs)
+    intent.copy.json  the same again: a run whose intent was damaged is still its owner's
     secret.json   environment values that must not be in it, 0600
     life.lock     flocked from before the shim exists until it is gone: its holder is the proof of life
     id.json       the shim's identity, written by itself before it starts anything
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 INTENT = "intent.json"
+INTENT_COPY = "intent.copy.json"
 SECRET = "secret.json"
 LIFE_LOCK = "life.lock"
 ID = "id.json"

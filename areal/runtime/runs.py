@@ -26,6 +26,8 @@ _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,127}")
 _NEW = ".new-"
 _FORGOTTEN = ".forgotten-"
 _LEFTOVER_AGE_S = 600.0
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading a damaged record raises."""
 _SPEC_FIELDS = frozenset(field.name for field in fields(RunSpec))
 _TUPLES = ("argv", "ports", "shared_ports", "gpus", "on_end")
 
@@ -65,6 +67,22 @@ def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
     if values.get("liveness"):
         values["liveness"] = HttpProbe(**values["liveness"])
     return RunSpec(**values)
+
+
+def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
+    """The record and its spec; from the copy where the first is damaged or gone; None when there is neither. Raises
+    what reading a damaged one raises, where no copy is whole."""
+    damage: Exception | None = None
+    for name in (records.INTENT, records.INTENT_COPY):
+        try:
+            record = records.read_object(folder, name)
+            if record is not None:
+                return record, spec_from_record(record)
+        except DAMAGED as error:
+            damage = damage or error
+    if damage is not None:
+        raise damage
+    return None
 
 
 def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
@@ -131,7 +149,9 @@ class RunStore:
         os.mkdir(f"{folder}/{records.LOG_FOLDER}", 0o700)
         if spec.secret_env:
             records.write_json(folder, records.SECRET, dict(spec.secret_env))
-        records.write_json(folder, records.INTENT, {**spec_to_record(spec), **facts, "created_at": time.time()})
+        intent = {**spec_to_record(spec), **facts, "created_at": time.time()}
+        records.write_json(folder, records.INTENT_COPY, intent, durable=False)
+        records.write_json(folder, records.INTENT, intent)
         life = os.open(f"{folder}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return life

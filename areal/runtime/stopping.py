@@ -17,14 +17,13 @@ from areal.runtime import gpus, records
 from areal.runtime.backends.base import Phase, RunSpec, StopReport
 from areal.runtime.identity import Liveness, ProcessIdentity, liveness, where
 from areal.runtime.observation import read_identity
-from areal.runtime.runs import RunStore
+from areal.runtime.runs import DAMAGED, RunStore, read_intent
 from areal.runtime.signals import ensure_dead, find_shim, request_end, sweep_run
 
 _BETWEEN_GO_AND_ID_S = 20.0
 _SWEEP_MARGIN_S = 15.0
 MEMORY_TIMEOUT_S = 10.0  # for a driver to give a dead process's memory back
 _MEMORY_SHARE = 0.9  # of what was free before the start; drivers keep a little
-_DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def stop_run(
@@ -58,7 +57,7 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
         held = store.is_held(uid)
         try:
             identity = read_identity(folder)
-        except _DAMAGED:
+        except DAMAGED:
             return find_shim(folder)
         if identity is not None or not held:
             return identity
@@ -99,7 +98,7 @@ def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
         if ended is not None:
             return tuple(int(pid) for pid in ended["swept"])
         child = records.read_object(folder, records.CHILD) or {}
-    except _DAMAGED:
+    except DAMAGED:
         pass  # replaced below
     record = {
         "phase": Phase.EXITED,
@@ -125,6 +124,7 @@ def _await_memory(folder: str, list_gpus: Callable[[], gpus.GpuListing]) -> str:
 
 def _intent(folder: str) -> Mapping[str, Any]:
     try:
-        return records.read_object(folder, records.INTENT) or {}
-    except _DAMAGED:
+        found = read_intent(folder)
+    except DAMAGED:
         return {}
+    return found[0] if found is not None else {}

@@ -307,3 +307,28 @@ class TestJobsThatHaveEnded:
         assert areal("get", "processes", "-o", "name").out == ""
         assert areal("get", "processes", "--all", "-o", "name").out == "process/r1\n"
         assert areal("get", "processes", "job/done", "-o", "name").out == "process/r1\n"
+
+    def test_they_are_neither_stopped_nor_resumed(self, areal: Areal, home: Home) -> None:
+        for words in (("train", "stop", "done"), ("suspend", "trainjob/done")):
+            stopped = areal(*words)
+            assert stopped.code == 0 and "trainjob/done unchanged: it has ended: Succeeded\n" in stopped.out
+        for words in ("trainjob/done", "inferenceservice/done"):
+            refused = areal("resume", words)
+            assert refused.code == 5 and "has ended (Succeeded)" in refused.err
+            assert "areal restart TrainJob/done" in refused.err
+
+
+def test_what_is_suspended_already_or_is_not_says_so(areal: Areal, record: Record) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    record("Model", "qwen", {**QWEN, "suspend": True})
+    record("TrainJob", "waits", {"driver": "m:f", "suspend": True})
+    for target in ("inferenceservice/default", "model/qwen", "trainjob/waits"):
+        again = areal("suspend", target)
+        assert (again.code, again.out) == (0, f"{target} unchanged: it is suspended already\n")
+        restarted = areal("restart", target)
+        assert restarted.code == 5 and "is suspended: it has no process" in restarted.err
+    assert areal("inf", "stop", "--keep-state").out == "inferenceservice/default unchanged: it is suspended already\n"
+    refused = areal("resume", "model/qwen")
+    assert refused.code == 5 and "areal resume InferenceService/default" in refused.err
+    for words in (("train", "stop", "none"), ("resume", "model/none"), ("inf", "stop", "--service", "none")):
+        assert areal(*words).code == 4

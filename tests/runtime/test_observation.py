@@ -16,6 +16,7 @@ from areal.errors import Conflict
 from areal.runtime import records
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
+from areal.runtime.runs import spec_to_record
 
 from .conftest import Spawn
 from .support import alive, run_spec
@@ -40,8 +41,28 @@ def test_observe_writes_nothing(local: LocalBackend) -> None:
     assert snapshot(local.store.root) == before
 
 
-@pytest.mark.parametrize("name", [records.INTENT, records.ID, records.CHILD])
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\x00", '{"pid": "x"}'])
+DAMAGED = ["", "{", "[]", "{}", "\x00\x00", '{"pid": "x"}']
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, None])
+def test_run_whose_intent_is_damaged_is_still_its_owners(local: LocalBackend, text: str | None) -> None:
+    local.start(run_spec())
+    whole = local.observe()["r1"]
+    folder = Path(local.store.folder("r1"))
+
+    def damage(name: str) -> None:
+        (folder / name).write_text(text) if text is not None else (folder / name).unlink()
+
+    damage(records.INTENT)
+    assert local.observe()["r1"] == whole
+    damage(records.INTENT_COPY)
+    assert local.observe()["r1"].phase is Phase.UNKNOWN
+    (folder / records.INTENT_COPY).write_text(json.dumps({**spec_to_record(whole.spec), "stop_grace_s": 5.0}))
+    assert local.stop("r1").was_alive
+
+
+@pytest.mark.parametrize("name", [records.ID, records.CHILD])
+@pytest.mark.parametrize("text", DAMAGED)
 def test_observe_of_a_damaged_record_is_unknown_and_says_why(local: LocalBackend, name: str, text: str) -> None:
     local.start(run_spec())
     path = Path(local.store.folder("r1")) / name
