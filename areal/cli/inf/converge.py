@@ -111,12 +111,21 @@ def _of_flag(path: str, message: str) -> str:
     absent = _MISSING.fullmatch(message)
     if absent is not None and (flag := _FLAGS.get(f"spec.{absent[1]}")):
         return f"{flag} is missing"
-    flag = flag_of(path)
+    flag, message = flag_of(path), _in_flags(message)
     return f"{flag}: {message}" if flag else message
 
 
+_PHRASES = {
+    "; the manifest says": "; the command line says",
+    " and beside the manifest": "",
+    ": neither in these manifests nor recorded": "",
+}
+
+
 def _in_flags(text: str) -> str:
-    text = _PLACE.sub("", text).replace("; the manifest says", "; the command line says")
+    text = _PLACE.sub("", text)
+    for phrase, own in _PHRASES.items():
+        text = text.replace(phrase, own)
     return _FIELD.sub(lambda match: flag_of(match[0]) or match[0], text)
 
 
