@@ -59,7 +59,7 @@ def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> No
     lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(0.0 <= line["reward/mean"] <= 1.0 and line["staleness/max"] <= 2 for line in lines)
-    assert sum(1 for _ in tmp_path.rglob("trajectories-v*.jsonl")) == 2
+    assert sum(1 for _ in tmp_path.rglob("trajectories-0*.jsonl")) == 2
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_agent_of_openais_client_runs_as_it_is(tmp_path: Path, gsm8k: Path, hous
 def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> None:
     lines = drive("gsm8k_multi_turn.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
     assert [line["step"] for line in lines] == [1, 2]
-    dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-v*.jsonl") for line in file.open()]
+    dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-0*.jsonl") for line in file.open()]
     turns = {turn for each in dumped for one in each["interactions"] for turn in one["turn_ids"]}
     assert {-1, 0, 1} <= turns
 
@@ -97,9 +97,10 @@ def test_workflow_with_openais_client_of_its_own_exports_what_it_rewards(
     own = (f"export_style={style}", "gconfig.n_samples=1", "train_dataset.max_length=null")
     lines = drive("own_client.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, house=house)
     assert [line["step"] for line in lines] == [1, 2]
-    dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-v*.jsonl") for line in file.open()]
+    dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-0*.jsonl") for line in file.open()]
     rows = {len(each["interactions"]) for each in dumped}
-    assert rows == ({4} if style == "individual" else {2})  # two conversations of two calls
+    assert rows == ({2} if style == "individual" else {1})  # two conversations of two calls
+    assert {each["sample"] for each in dumped} == {0, 1}
 
 
 @pytest.mark.slow
