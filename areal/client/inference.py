@@ -294,6 +294,11 @@ class AsyncInferenceClient:
                 _log.warning("trajectory %s of session %s cannot be leased: %s", *reversed(place), skipped["message"])
         return [lease_from_json(item) for item in answer["items"]]
 
+    async def register_scrape_target(self, target: str, labels: Mapping[str, str], ttl_s: float) -> None:
+        """``target`` (host:port) is in the service's list for Prometheus, ``GET /http_sd``, for so long."""
+        body = {"target": target, "labels": dict(labels), "ttl_seconds": ttl_s}
+        await self._transport.call(Call("POST", "/http_sd", body, repeatable=True))
+
     async def acknowledge_leases(self, leases: Sequence[Lease]) -> None:
         body = {"lease_ids": [lease.lease_id for lease in leases]}
         await self._transport.call(Call("POST", "/trajectories/ack", body, repeatable=True))

@@ -295,6 +295,7 @@ SEEN = {
 
 CONFIG, GRPO, OFFLINE = "api/test_config.py", "training/trainers/test_grpo.py", "training/trainers/test_offline.py"
 CONTROLLER, FSDP = "workflow/test_controller.py", "training/engines/test_fsdp.py"
+PROMETHEUS = "training/test_prometheus.py"
 SETTINGS = "api/test_algorithm_settings.py"
 HANDED = f"{CONFIG}::test_what_the_top_says_is_handed_down"
 AREAL_LITE = "drivers/test_drivers.py::test_areal_lite_overrides_reach_the_driver_through_the_command_line"
@@ -403,10 +404,15 @@ NAMED: dict[str, dict[str, str]] = {
         "rollout": ONE_NUMBER,
     },
     "PPOCriticConfig": dict.fromkeys(("ppo_n_minibatches", "ppo_epochs"), CRITIC),
+    "PrometheusConfig": {
+        **dict.fromkeys(("host", "key_file"), f"{PROMETHEUS}::test_metrics_of_a_trainer_need_a_key_beyond_loopback"),
+        **dict.fromkeys(("port", "enabled"), f"{PROMETHEUS}::test_port_is_that_which_is_asked_for"),
+    },
     "RecoverConfig": {"mode": f"{CONFIG}::test_on_and_off_are_words_though_yaml_takes_them_for_flags"},
     "SFTConfig": dict.fromkeys(("actor", "model"), f"{CONFIG}::test_sft_takes_model_or_actor"),
     "StatsLoggerConfig": {
         **dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
+        "prometheus": f"{PROMETHEUS}::test_metrics_of_a_trainer_need_a_key_beyond_loopback",
         **dict.fromkeys(("wandb", "swanlab", "trackio"), TRACKER),
         "tensorboard": TENSORBOARD,
     },

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.conftest import Box, make_box, tear_down
 from tests.e2e.load import Load
+from tests.e2e.rollouts import ask
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +39,24 @@ def under_load(box: Box, *command: str) -> set[str]:
     return changed(before, box.pids())
 
 
+def scraped(box: Box) -> dict[str, set[str]]:
+    """What Prometheus is told, by job."""
+    found: dict[str, set[str]] = {}
+    for each in ask(box, "GET", "/http_sd")[1]:
+        found.setdefault(each["labels"]["job"], set()).update(each["targets"])
+    return found
+
+
 @pytest.mark.slow
 def test_blue_green_update_under_load_breaks_and_loses_nothing(two: Box) -> None:
     model = "replicas: 2\nengineArgs: {max-batch-size: 16}\nstrategy: {type: BlueGreen, keepOldSeconds: 2}"
+    before = scraped(two)
     touched = under_load(two, "apply", "-f", two.manifest(model=model, name="blue-green.yaml"))
     assert touched == {"engine/0", "engine/1", "data-proxy/0", "data-proxy/1"}
+    after = scraped(two)
+    assert after["areal-gateway"] == before["areal-gateway"]
+    for job in ("areal-data-proxy", "areal-engine"):
+        assert len(after[job]) == 2 and not after[job] & before[job]
 
 
 @pytest.mark.slow

@@ -74,6 +74,28 @@ def test_process_exposes_exactly_what_is_documented(fleet: Fleet, component: str
         assert told.label_names(name) in (labels, set()), name
 
 
+def listed(fleet: Fleet) -> dict[str, list[str]]:
+    answer = fleet["gateway"].call("GET", "/http_sd")
+    assert answer.status == 200
+    return {each["labels"]["job"]: each["targets"] for each in answer.json()}
+
+
+def test_prometheus_is_told_every_process_and_its_successor(
+    fleet: Fleet, module_processes: Processes, tmp_path: Path
+) -> None:
+    wait_until(lambda: len(listed(fleet)) == 4)
+    assert listed(fleet) == {f"areal-{name}": [f"127.0.0.1:{process.port}"] for name, process in fleet.items()}
+    trainer = {"target": "127.0.0.1:9", "labels": {"job": "areal-trainer"}}
+    assert fleet["gateway"].call("POST", "/http_sd", trainer).status == 401
+    assert fleet["gateway"].call("POST", "/http_sd", {**trainer, "target": 9}, key=module_processes.key).status == 400
+    assert fleet["gateway"].call("POST", "/http_sd", trainer, key=module_processes.key).status == 200
+    assert listed(fleet)["areal-trainer"] == ["127.0.0.1:9"]
+    successor = module_processes.data_proxy(fleet["engine"], MODEL, "--state-dir", str(tmp_path))
+    module_processes.register(fleet["router"], successor)
+    assert listed(fleet)["areal-data-proxy"] == [f"127.0.0.1:{successor.port}"]
+    module_processes.register(fleet["router"], fleet["data-proxy"])
+
+
 def test_rollout_is_counted_once_wherever_it_passed(fleet: Fleet, module_processes: Processes) -> None:
     before = {name: scraped(process) for name, process in fleet.items()}
     rollout_through(fleet, module_processes.key)
@@ -131,7 +153,7 @@ def test_dashboard_asks_only_for_what_is_there() -> None:
     asked = {name for each in expressions for name in re.findall(r"areal_\w+", each)}
     asked |= set(re.findall(r"areal_[a-z]\w+", DOCS))
     histograms = {f"{name}_bucket" for name in known}
-    assert asked <= known | histograms
+    assert asked <= known | histograms | set(documented("trainer"))
     shown = {name.removesuffix("_bucket") for each in expressions for name in re.findall(r"areal_\w+", each)}
     assert shown == known, "and shows all of it"
     labels = {label for each in expressions for label in re.findall(r"(\w+)=~?\"", each)}

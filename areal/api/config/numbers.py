@@ -41,6 +41,7 @@ POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(0)
 COUNT = Range(1)
 SHARE = Range(0, 1)
+PORT = Range(0, 65535)
 
 
 @cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from areal.api.config.marks import Absent, Inert
-from areal.api.config.numbers import COUNT, check_numbers
+from areal.api.config.numbers import COUNT, PORT, check_numbers
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -103,6 +103,20 @@ class TrackioConfig:
 
 
 @dataclass
+class PrometheusConfig:
+    """``/metrics`` of the trainer. Port 0 takes a free one. ``key_file``: the key that is asked for beyond loopback
+    [default: the key of the service that rollouts are sampled from]."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[int, PORT] = 0
+    key_file: str = ""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass
 class StatsLoggerConfig:
     """Trackers beside ``metrics.jsonl``, which is always written."""
 
@@ -113,6 +127,7 @@ class StatsLoggerConfig:
     swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     trackio: TrackioConfig = field(default_factory=TrackioConfig)
+    prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
 
 
 @dataclass

@@ -6,6 +6,8 @@ service is found by address and key. It is not started here, and outlives the co
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -16,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from areal.api.registry import load_attr
-from areal.client.errors import CallerError
+from areal.client.errors import CallerError, ClientError
 from areal.client.loop_thread import LoopThread
 from areal.client.rollouts.admission import Window
 from areal.client.rollouts.dump import append_rollouts, fileroot_of, write_failure
@@ -37,6 +39,7 @@ _log = logging.getLogger(__name__)
 _LEAST_FAILURES = 8
 _QUEUE_FACTOR = 16
 _REMEMBERED_TASKS = 65536
+_TARGET_TTL_S = 30.0
 
 Accept = Callable[[Any], bool] | str | None
 Row = Mapping[str, Any]
@@ -344,6 +347,17 @@ class RolloutController:
     def chat_completion(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """One answer of the service, outside every episode."""
         return self._loop.run(self._client.chat(messages, **fields))
+
+    def register_scrape_target(self, target: str, labels: Mapping[str, str]) -> None:
+        """``target`` (host:port) is in the service's list for Prometheus from now on."""
+
+        async def keep() -> None:
+            while True:
+                with contextlib.suppress(ClientError):  # it is away, or of an older release: then it is not listed
+                    await self._client.register_scrape_target(target, labels, _TARGET_TTL_S)
+                await asyncio.sleep(_TARGET_TTL_S / 3)
+
+        self._registering = self._loop.start(keep())
 
     # -- looking
 

@@ -32,6 +32,7 @@ from areal.training.engines.fsdp.weights import save_model
 from areal.training.layout import ensure_layout
 from areal.training.metrics import Metrics, MetricsLog, Timings, open_trackers
 from areal.training.progress import Progress
+from areal.training.prometheus import prometheus
 from areal.training.ranks import Ranks, joined_ranks
 from areal.training.run_folder import run_folder
 from areal.training.timers import Frequency, Timer
@@ -85,6 +86,11 @@ class Trainer(abc.ABC):
             self.folder.prepare()
             self.folder.write_config(self.config)
             trackers = open_trackers(self.config, self.folder.root)
+            self.metrics_url: str | None = None
+            if self.config.stats_logger.prometheus.enabled:
+                scraped = prometheus(self.config, self.folder.root, self.total_steps)
+                tracker, self.metrics_url = self.stack.enter_context(scraped)
+                trackers.append(tracker)
             self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
             self.stack.callback(self.log.close)
             self.stack.callback(self.progress.close)

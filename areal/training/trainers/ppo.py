@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from areal.training.data.sharing import minibatches, shared_groups
 from areal.training.engines.fsdp.engine import Update
 from areal.training.metrics import Metrics
 from areal.training.own_service import own_service
+from areal.training.prometheus import labels
 from areal.training.trainers.base import Trainer
 from areal.training.trainers.prompts import PromptStream, each_once
 from areal.training.trainers.publishing import connected_pair, is_probed, publish
@@ -149,6 +151,8 @@ class PPOTrainer(Trainer):
                 drop_incomplete_group=self.config.gconfig.drop_incomplete_group,
             )
             self.rollout = self.stack.enter_context(controller)
+            if self.metrics_url is not None:
+                self.rollout.register_scrape_target(urlsplit(self.metrics_url).netloc, labels(self.config))
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
             pair = connected_pair(mode, self.folder, self.config.actor.path, self.rollout.service())
             self.pair = self.stack.enter_context(pair)

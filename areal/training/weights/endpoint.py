@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from areal.errors import ArealError
-from areal.resources.bind import base_url, is_loopback
+from areal.resources.bind import is_loopback
 from areal.services.web.access import Access
+from areal.services.web.beside import serving_beside
 from areal.services.web.body import read_object
 from areal.services.web.errors import ApiError
-from areal.services.web.keys import AdminKey, refuse_open_bind
-from areal.services.web.options import bind
-from areal.services.web.server import HttpServer, Request, Response
+from areal.services.web.keys import AdminKey
+from areal.services.web.server import Request, Response
 from areal.services.web.service import Service, json_response
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-
-_START_S = 30.0
 
 
 class Outlet(Protocol):
@@ -151,43 +147,8 @@ def _lost_workers() -> Iterator[None]:
         raise ApiError(502, f"the process group broke: {error}", code="group_broken") from error
 
 
-@contextlib.contextmanager
-def serving(outlets: dict[str, Outlet], key: AdminKey | None, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serving(
+    outlets: dict[str, Outlet], key: AdminKey | None, host: str = "127.0.0.1", port: int = 0
+) -> contextlib.AbstractContextManager[str]:
     """The endpoint's address while the block runs."""
-    refuse_open_bind(host, key)
-    sock = bind(host, port, reuse_port=False)
-    bound = sock.getsockname()[1]
-    started: threading.Event = threading.Event()
-    failure: list[BaseException] = []
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        endpoint = WeightEndpoint(outlets, key, loopback=is_loopback(host))
-        async with endpoint.service.living():
-            server = HttpServer(endpoint.service.answer)
-            await server.listen(sock)
-            started.set()
-            await stop.wait()
-            await server.cancel()
-
-    def run() -> None:
-        try:
-            loop.run_until_complete(serve())
-        except BaseException as error:  # the boundary of the thread: told to whoever waits for the start
-            failure.append(error)
-            raise
-        finally:
-            started.set()
-            loop.close()
-
-    thread = threading.Thread(target=run, name="weight-endpoint", daemon=True)
-    thread.start()
-    if not started.wait(_START_S) or failure:
-        raise ArealError(f"the weight endpoint did not start on {host}:{bound}: {failure[0] if failure else 'timeout'}")
-    try:
-        yield base_url(host, bound)
-    finally:
-        with contextlib.suppress(RuntimeError):  # the loop ended by itself
-            loop.call_soon_threadsafe(stop.set)
-        thread.join(10.0)
+    return serving_beside(WeightEndpoint(outlets, key, loopback=is_loopback(host)).service, host, port)

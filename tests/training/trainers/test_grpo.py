@@ -25,6 +25,7 @@ from areal.api.cli_args import (
 )
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
+from areal.cli.remote import Gateway
 from areal.errors import ArealError, UsageFault
 from areal.training.algorithms.rewards import kl_estimate
 from areal.training.metrics import read_metrics
@@ -34,8 +35,9 @@ from areal.trajectories.reading import read_episodes
 from areal.trajectories.record import Episode
 from areal.workflow.rlvr import RLVRWorkflow
 from areal.workflow.tensors import Answered, answered
-from tests.services.processes import Process, Processes
+from tests.services.processes import Process, Processes, wait_until
 from tests.services.weight_update.conftest import embedded_worker
+from tests.training.test_prometheus import scrape
 from tests.training.trainers.reversing import MODEL, digits, engine, experiment, optimizer, prompts
 
 ANSWERS = GenerationHyperparameters(n_samples=4, max_new_tokens=8)
@@ -117,9 +119,31 @@ def test_asynchronous_steps_stay_within_their_staleness_and_serve_what_they_lear
     assert all(line["weights/paused_ms"] > 0 for line in lines)
 
 
+class Scraped(PPOTrainer):
+    """Looks before its last step for what Prometheus would find."""
+
+    found: ClassVar[list[tuple[float | None, float | None]]] = []
+
+    def train_step(self) -> dict[str, float]:
+        if self.step == self.total_steps - 1:
+
+            def listed() -> list[str]:
+                told = Gateway(self.config.rollout.gateway_addr, None).get("/http_sd")
+                return [f"http://{each['targets'][0]}" for each in told if each["labels"]["job"] == "areal-trainer"]
+
+            wait_until(listed)
+            (url,) = listed()
+            page = scrape(url)
+            self.found.append((page.total("areal_trainer_step"), page.total("areal_trainer_reward")))
+        return super().train_step()
+
+
 def test_synchronous_steps_train_on_what_the_newest_weights_sampled(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 4, staleness=0, actor={"use_decoupled_loss": True})
-    lines = _run(config)
+    with Scraped(config, prompts(200)) as trainer:
+        trainer.train(**WORKFLOW)
+    lines = read_metrics(trainer.folder.metrics)
+    assert Scraped.found == [(3.0, lines[2]["reward/mean"])]
     for line in lines:
         assert line["staleness/max"] == 0
         assert abs(line["mismatch_kl"]) < 1e-4  # the engine's log-probabilities are the trainer's own

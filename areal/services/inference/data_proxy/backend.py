@@ -20,9 +20,16 @@ _BODY_BYTES = 64 * 1024
 
 class BackendRoute:
     def __init__(
-        self, kind: str, engine: TokenEngine, control: EngineControl, http: HttpClient, headers: Mapping[str, str]
+        self,
+        kind: str,
+        engine: TokenEngine,
+        control: EngineControl,
+        http: HttpClient,
+        headers: Mapping[str, str],
+        url: str,
     ) -> None:
         self._kind = kind
+        self.url = url  # of the engine that is driven
         self._engine = engine
         self._control = control
         self._http = http
@@ -46,5 +53,6 @@ class BackendRoute:
             raise ApiError(502, message, code="engine_unavailable", param="backend_addr")
         async with self._control.exclusively():
             self._engine.point_to(url)
+            self.url = url
             self._control.engine_changed()
         return json_response({"status": "ok", "backend_addr": url})

@@ -50,6 +50,7 @@ from areal.services.web.stage import report_stage
 from areal.services.web.tasks import background
 
 _EXTERNAL_PERIOD_S = 5.0
+_SCRAPED = ("embedded", "vllm")  # engines that answer /metrics without a flag
 
 Build = Callable[[ServeOptions, Vault | None], AbstractAsyncContextManager[Service]]
 
@@ -101,6 +102,7 @@ def _token_engine(args: argparse.Namespace) -> Build:
                 "in_flight_tokens": calls.tokens_in_flight,
                 "max_model_len": context(),
                 "root": watch.state.root,
+                "engine_url": backend.url if args.engine in _SCRAPED else None,
                 "adapters": list(watch.state.adapters),
                 "paused": suspension.active,
                 "models": others.names,
@@ -126,7 +128,8 @@ def _token_engine(args: argparse.Namespace) -> Build:
         WeightRoutes(engine, control, standing, http).add_to(service)
         catching_up = CatchingUp(standing, engine, control, http, headers, lambda: service.address, args.model)
         service.beside(lambda: background("published-weights", catching_up.run))
-        BackendRoute(args.engine, engine, control, http, engine_headers).add_to(service)
+        backend = BackendRoute(args.engine, engine, control, http, engine_headers, args.engine_url)
+        backend.add_to(service)
         others = _external_models(args, visits, vault)
         handlers = {
             "/v1/chat/completions": calls.chat,

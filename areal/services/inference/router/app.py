@@ -18,6 +18,7 @@ from areal.services.inference.router.health import DEFAULT, Readiness
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober, answer_of, report_of
 from areal.services.inference.router.registry import Lease, Registry, Worker, worker_base_url
+from areal.services.inference.router.scrape_targets import RegisteredTargets, target, targets_of
 from areal.services.inference.router.session_placing import Said, SessionPlacing
 from areal.services.inference.router.table import READY, STRATEGIES, Snapshot, WorkerEntry
 from areal.services.inference.router.watch import Watch
@@ -44,8 +45,10 @@ class RouterRoutes:
         self._prober = prober
         self._watch = watch
         self._picker = Picker()
+        self._scraped = RegisteredTargets()
 
     def add_to(self, service: Service) -> None:
+        self._service = service
         posts = {
             "/lease": self.lease,
             "/register": self.register,
@@ -60,6 +63,7 @@ class RouterRoutes:
             "/configure": self.configure,
             "/synced": self.synced,
             "/recall": self.recall,
+            "/http_sd": self.register_target,
         }
         gets = {
             "/models": self.models,
@@ -72,6 +76,7 @@ class RouterRoutes:
             service.route("POST", path, handler, Access.ADMIN)
         for path, reader in gets.items():
             service.route("GET", path, reader, Access.ADMIN)
+        service.route("GET", "/http_sd", self.scrape_targets, Access.METRICS)
 
     async def register(self, request: Request) -> Response:
         data = await read_object(request)
@@ -206,6 +211,20 @@ class RouterRoutes:
 
     async def resolve(self, request: Request) -> Response:
         return json_response(self._named({"worker_id": request.match_info["worker_id"]}).to_json())
+
+    async def scrape_targets(self, request: Request) -> Response:
+        """For Prometheus' ``http_sd_configs``."""
+        own = [target(self._service.address, "router")] if self._service.address else []
+        found = [*own, *targets_of(self._registry.workers()), *self._scraped.all(time.monotonic())]
+        return json_response(found)
+
+    async def register_target(self, request: Request) -> Response:
+        """Something else to scrape, such as a trainer: until its time to live is over."""
+        try:
+            self._scraped.register(await read_object(request), time.monotonic())
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+        return json_response({"status": "ok"})
 
     async def table(self, request: Request) -> Response:
         return json_response(self._registry.snapshot().to_json())

@@ -117,6 +117,7 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
         )
 
     root, adapters, fault = data.get("root"), data.get("adapters"), data.get("fault")
+    engine_url = data.get("engine_url")
     return Report(
         in_flight=number("in_flight") or 0,
         in_flight_tokens=number("in_flight_tokens") or 0,
@@ -130,4 +131,5 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
         sessions=number("sessions") or 0,
         asked_at=asked_at,
         fault=fault if isinstance(fault, str) else "",
+        engine_url=engine_url if isinstance(engine_url, str) else None,
     )

@@ -40,6 +40,7 @@ class Report:
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
     ``sessions``: those that are active. ``fault``: why it is not ready, where waiting alone will not make it so.
+    ``engine_url``: of an engine that answers /metrics.
     """
 
     in_flight: int = 0
@@ -54,6 +55,7 @@ class Report:
     sessions: int = 0
     asked_at: float = 0.0
     fault: str = ""
+    engine_url: str | None = None
 
 
 @dataclass
