@@ -3,8 +3,8 @@
 Long encoding and templating run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
 no other stream. What is short runs where it is asked for: a hop to a thread and back costs more than it frees.
 
-A text that may be too long for the context is counted first, piece by piece: that takes little memory, ends where the
-context does, and stops where its caller has left. Only what fits is encoded as a whole, which nothing can stop.
+A long text is encoded piece by piece: that takes little memory, ends where the context does, and stops where its caller
+has left. Only a text whose pieces do not fit together is encoded as a whole, which nothing can stop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,13 +26,14 @@ from tokenizers import Tokenizer
 from areal.errors import UsageFault
 from areal.hub import model_folder
 from areal.services.inference.data_proxy.detokenize import ByteStream, MarkedStream, TextStream, WindowStream
+from areal.services.inference.data_proxy.long_text import PIECE, Token, encoded_in_pieces
 from areal.services.inference.data_proxy.templating import ChatTemplate
 from areal.services.inference.data_proxy.token_bytes import byte_level_bytes, sentencepiece_bytes
 
 _T = TypeVar("_T")
 
 
-_PIECE = 16_384  # characters counted at once
+_LONG = 4 * PIECE
 _PER_CUT = 16  # tokens more, at most, that a text has where it is cut
 
 
@@ -51,6 +53,18 @@ def check_wanted() -> None:
     event = _abandoned.get()
     if event is not None and event.is_set():
         raise Abandoned
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Called between the pieces of a text with how many tokens it has so far. Raises TooLong and Abandoned."""
+
+    most: int | None
+
+    def __call__(self, so_far: int) -> None:
+        check_wanted()
+        if self.most is not None and so_far > self.most:
+            raise TooLong
 
 
 class TextCodec:
@@ -82,20 +96,37 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """Raises TooLong where there are surely more than ``most``, and Abandoned."""
         check_wanted()
-        if most is not None and len(text) > max(most, _PIECE):
+        if len(text) > _LONG and (ids := encoded_in_pieces(self._tokens, text, _Bound(most))) is not None:
+            before, after = self._around if add_special_tokens else ([], [])
+            return [*before, *ids, *after]
+        if most is not None and len(text) > max(most, PIECE):
             self.count(text, most)
+        return self._whole(text, add_special_tokens)
+
+    def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
         # The batch form is the one that can leave out the offsets, which nobody asks for.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
+    def _tokens(self, text: str) -> list[Token]:
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        return [(token, *offsets) for token, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that are added before and after a text."""
+        plain, added = self._whole("a", False), self._whole("a", True)
+        start = next(n for n in range(len(added)) if added[n : n + len(plain)] == plain)
+        return added[:start], added[start + len(plain) :]
+
     def count(self, text: str, most: int | None = None) -> int:
         """How many tokens a text has, by its pieces: a few more than as a whole, where it is cut. Raises TooLong as
         soon as there are surely more than ``most``, and Abandoned."""
         total = 0
-        for cuts, start in enumerate(range(0, len(text), _PIECE)):
+        for cuts, start in enumerate(range(0, len(text), PIECE)):
             check_wanted()
-            piece = text[start : start + _PIECE]
+            piece = text[start : start + PIECE]
             (encoding,) = self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)
             total += len(encoding.ids)
             if most is not None and total - cuts * _PER_CUT > most:

@@ -4,17 +4,23 @@ import asyncio
 import json
 import threading
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import MonkeyPatch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from areal.errors import UsageFault
+from areal.services.inference.data_proxy.long_text import encoded_in_pieces
 from areal.services.inference.data_proxy.tokenizer import (
     Abandoned,
     CodecPool,
     TextCodec,
     TooLong,
+    _abandoned,
     check_wanted,
     load_codec,
 )
@@ -97,9 +103,9 @@ def test_text_beyond_the_context_is_refused_before_it_is_encoded_as_a_whole(
     whole = codec._tokenizer
 
     class Counting:
-        def encode_batch_fast(self, texts: list[str], **options: object) -> object:
+        def encode_batch(self, texts: list[str], **options: object) -> object:
             encoded.extend(map(len, texts))
-            return whole.encode_batch_fast(texts, **options)
+            return whole.encode_batch(texts, **options)
 
     monkeypatch.setattr(codec, "_tokenizer", Counting())
     with pytest.raises(TooLong):
@@ -114,8 +120,64 @@ def test_text_beyond_the_context_is_refused_before_it_is_encoded_as_a_whole(
 @settings(deadline=None, max_examples=60)
 def test_text_that_fits_is_encoded_as_without_a_bound(codec: TextCodec, parts: list[str], times: int) -> None:
     text = "".join(parts) * times
-    plain = codec.encode(text, add_special_tokens=True)
+    plain = codec._whole(text, True)
+    assert codec.encode(text, add_special_tokens=True) == plain
     assert codec.encode(text, add_special_tokens=True, most=len(plain)) == plain
+    if len(text) > 65_536:
+        with pytest.raises(TooLong):
+            codec.encode(text, add_special_tokens=True, most=len(plain) - 1)
+
+
+WORDS = ("Hello there, friend! ", "日本語 ", "  \n\n", "x" * 40, "<|im_end|>\n", "0123456789", "don't ", "é🙂é ")
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "metaspace"])
+def test_long_text_is_encoded_in_pieces_as_a_whole(kind: str, tmp_path: Path) -> None:
+    """Whatever is around the cuts, and with the special tokens that the tokenizer adds."""
+    write_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    if kind == "metaspace":
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"], show_progress=False)
+        tokenizer.train_from_iterator(WORDS * 9, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing("A $A B", special_tokens=[("A", 1), ("B", 2)])
+    codec = TextCodec(tokenizer, template=None, end_ids=[], max_positions=None)
+    sizes = list[int]()
+    whole = codec._tokens
+    codec._tokens = lambda text: sizes.append(len(text)) or whole(text)  # type: ignore[method-assign,func-returns-value]
+    random = Random(7)
+    for _ in range(2):
+        text = "".join(random.choice(WORDS) for _ in range(12_000))
+        sizes.clear()
+        ids = codec.encode(text, add_special_tokens=True)
+        assert ids == codec._whole(text, True) and (ids[0], ids[-1]) == (1, 2)
+        assert len(sizes) > 5 and max(sizes) <= 16_384
+        assert encoded_in_pieces(whole, text, lambda so_far: None) == ids[1:-1]
+
+
+def test_text_that_is_one_word_is_encoded_as_a_whole(codec: TextCodec) -> None:
+    for text in ("aa" * 34_000, "ab" * 34_000, "😀" * 66_000):
+        assert codec.encode(text, add_special_tokens=False) == codec._whole(text, False)
+
+
+def test_long_text_stops_between_two_pieces(codec: TextCodec) -> None:
+    left = threading.Event()
+    token = _abandoned.set(left)
+    try:
+        whole, pieces = codec._tokens, list[int]()
+
+        def tokens(text: str) -> Any:
+            pieces.append(len(text))
+            left.set()
+            return whole(text)
+
+        with pytest.raises(Abandoned), MonkeyPatch.context() as patch:
+            patch.setattr(codec, "_tokens", tokens)
+            codec.encode("word " * 1_000_000, add_special_tokens=False)
+        assert len(pieces) == 1
+    finally:
+        _abandoned.reset(token)
 
 
 async def test_work_whose_callers_left_does_not_delay_the_next() -> None:
