@@ -71,9 +71,9 @@ def make_outlet(mode: str, folder: Path) -> Outlet:
     return FolderOutlet(Folders.in_memory_at(folder, files) if mode == "shm" else Folders.on_disk(folder, files))
 
 
-def embedded_worker(processes: Processes, *argv: str) -> tuple[Process, Process]:
+def embedded_worker(processes: Processes, *argv: str, dtype: str = "float32") -> tuple[Process, Process]:
     """(engine, data proxy) of the example model."""
-    engine = processes.service("engines.embedded", "--model-path", str(MODEL), "--dtype", "float32")
+    engine = processes.service("engines.embedded", "--model-path", str(MODEL), "--dtype", dtype)
     wait_ready(engine)
     flags = ("--model", "m", "--engine", "embedded", "--engine-url", engine.url, "--tokenizer-path", str(MODEL))
     proxy = processes.service("data_proxy", *flags, *argv)

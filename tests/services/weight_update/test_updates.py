@@ -1,9 +1,11 @@
 """New weights in running engines, compared with plain forward passes; and what goes wrong on the way."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,16 @@ from transformers import AutoModelForCausalLM
 
 from areal.training.weights.publisher import WeightUpdateFailed
 from tests.services.processes import Stream, call, wait_until
-from tests.services.weight_update.conftest import MODEL, PROMPT, Side, logprobs_of, model, probe_of, weights
+from tests.services.weight_update.conftest import (
+    MODEL,
+    PROMPT,
+    Side,
+    embedded_worker,
+    logprobs_of,
+    model,
+    probe_of,
+    weights,
+)
 
 Build = Callable[[int], Side]
 
@@ -113,6 +124,48 @@ def test_update_whose_engine_computes_with_other_weights_is_an_error(side: Build
     pair.connect()
     with pytest.raises(WeightUpdateFailed, match="does not compute with the weights it was given"):
         pair.publish(1, weights(model(5)), probe_of(model(6)))
+
+
+@pytest.mark.slow
+def test_update_that_one_of_two_engines_cannot_compute_or_is_held_at_leaves_one_version(
+    side: Build, tmp_path: Path
+) -> None:
+    """The second engine has less precision than the trainer asks for: it takes the weights, and is found out."""
+    here = side(0)
+    for number, dtype in enumerate(("float32", "bfloat16")):
+        state = ("--state-dir", str(tmp_path / f"journal-{number}"), "--model-path", str(MODEL))
+        engine, proxy = embedded_worker(here.processes, *state, dtype=dtype)
+        here.engines.append(engine)
+        here.proxies.append(proxy)
+    pair = here.pair("disk")
+    pair.connect()
+    exact, rough = (proxy.url for proxy in here.proxies)
+
+    def told() -> dict[str, tuple[str, int]]:
+        return {each["url"]: (each["state"], each["version"]) for each in here.pairs()[0]["inference_workers"]}
+
+    for wrong, right in ((1, 2), (3, 4)):
+        before, version = [here.greedy(proxy) for proxy in here.proxies], here.versions()[0]
+        with pytest.raises(WeightUpdateFailed, match=f"{rough}.* does not compute with the weights"):
+            pair.publish(wrong, weights(model(wrong)), probe_of(model(wrong)))
+        there = {exact: ("ready", version), rough: ("ready", version)}
+        wait_until(lambda: told() == there, what="one version")  # noqa: B023
+        assert here.versions() == [version, version]
+        assert [here.greedy(proxy) for proxy in here.proxies] == before
+        pair.publish(right, weights(model(right)))
+        assert told() == {exact: ("ready", right), rough: ("ready", right)}
+
+    held = here.engines[1].popen
+    held.send_signal(signal.SIGSTOP)
+    try:
+        update = threading.Thread(target=pair.publish, args=(5, weights(model(5))), name="update")
+        update.start()
+        wait_until(lambda: here.pairs()[0]["state"] == "updating", what="the update")
+        assert here.versions()[0] == 4  # none takes what the other has not made ready
+    finally:
+        held.send_signal(signal.SIGCONT)
+    update.join(60)
+    assert here.versions() == [5, 5]
 
 
 def test_update_with_a_dead_worker_is_an_error_and_the_others_go_on(side: Build) -> None:
