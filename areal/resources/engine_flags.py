@@ -55,6 +55,11 @@ _OURS: Mapping[str, Mapping[str, str]] = {  # flags that come from elsewhere in 
         **dict.fromkeys(("host", "port"), ""),
     },
 }
+_ONE = "must be 1: with more, tokens sampled before a weight update may come after it, and get the new weights' version"
+_ONE_ONLY: Mapping[str, Mapping[str, str]] = {  # flags whose one good value is 1, and why
+    "vllm": {"stream-interval": _ONE},
+    "sglang": {"stream-interval": _ONE},
+}
 
 
 def flag_name(name: str) -> str:
@@ -82,6 +87,8 @@ def engine_arg_faults(
         if flag in _OURS.get(engine, {}):
             where = _OURS[engine][flag]
             yield name, f"is set by areal itself{f', from {where}' if where else ''}"
+        elif str(value) not in ("1", "None") and (why := _ONE_ONLY.get(engine, {}).get(flag)):
+            yield name, why
         elif known is not None and flag not in known:
             yield name, f"the {engine} engine has no such argument{did_you_mean(flag, known)}"
         elif engine == "embedded" and (fault := _value_fault(EMBEDDED[flag], value)):

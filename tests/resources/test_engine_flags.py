@@ -64,6 +64,17 @@ def test_good_arguments_have_no_fault() -> None:
     assert list(engine_arg_faults("vllm", {"compilationConfig.mode": 0}, {"compilation-config"})) == []
 
 
+@pytest.mark.parametrize("name", ["stream-interval", "streamInterval", "stream_interval"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_stream_interval_above_one_is_refused_since_versions_of_tokens_would_be_wrong(engine: str, name: str) -> None:
+    for value in (2, "8", 0, 1.5, True):
+        for known in (None, {"stream-interval"}):
+            ((argument, fault),) = engine_arg_faults(engine, {name: value}, known)
+            assert argument == name and "version" in fault
+    for value in (1, "1", None):
+        assert list(engine_arg_faults(engine, {name: value})) == []
+
+
 def test_names_are_read_in_every_spelling() -> None:
     assert {flag_name(name) for name in ("maxBatchSize", "max_batch_size", "max-batch-size")} == {"max-batch-size"}
 

@@ -15,7 +15,8 @@ Reply = Callable[[web.Request], Any]
 
 @dataclass
 class ScriptedApi:
-    """``replies`` maps ``"POST /path"`` to (status, body) or to a list of stream events; ``hooks`` run before them."""
+    """``replies`` maps ``"POST /path"`` to (status, body) or to a list of stream events, between
+    which functions are awaited; ``hooks`` run before them."""
 
     replies: dict[str, Any] = field(default_factory=dict)
     hooks: dict[str, Callable[[], Awaitable[None]]] = field(default_factory=dict)
@@ -35,6 +36,9 @@ class ScriptedApi:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for item in reply:
+            if callable(item):
+                await item()
+                continue
             data = item if isinstance(item, str) else json.dumps(item)
             await response.write(f"data: {data}\n\n".encode())
         return response

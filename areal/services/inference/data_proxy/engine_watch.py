@@ -9,6 +9,7 @@ from dataclasses import replace
 from areal.services.inference.data_proxy.suspension import Suspension
 from areal.services.inference.engines.base import EngineState
 from areal.services.web.stage import report_stage
+from areal.services.web.tasks import until_beat
 
 _STARTING_PERIOD_S = 0.1
 _PERIOD_S = 1.0
@@ -42,7 +43,7 @@ class EngineWatch:
         while True:
             await self.refresh()
             ready = self.state.not_ready is None
-            await asyncio.sleep(self._period_s if ready and not self._failures else _STARTING_PERIOD_S)
+            await asyncio.sleep(until_beat(self._period_s) if ready and not self._failures else _STARTING_PERIOD_S)
 
     async def refresh(self) -> None:
         """Ask now."""

@@ -169,7 +169,7 @@ def _external(args: argparse.Namespace) -> Build:
         others = _external_models(args, visits, vault)
 
         def about() -> dict[str, Any]:
-            return {"root": name, "models": others.names, "fault": watch.state.fault, **keeping_details(vault)}
+            return {"root": name, "models": others.names, **keeping_details(vault)}
 
         service = _service(args, options, watch, lambda: watch.state.not_ready, about)
         refuse_controls(service, "an external model is not ours to pause, to resize or to version")
@@ -188,7 +188,8 @@ def _service(
     details: Callable[[], dict[str, Any]],
 ) -> Service:
     def about() -> dict[str, Any]:
-        return {"model": args.model, "engine": args.engine, "version": watch.state.version, **details()}
+        state = watch.state
+        return {"model": args.model, "engine": args.engine, "version": state.version, "fault": state.fault, **details()}
 
     service = Service(
         "data-proxy",

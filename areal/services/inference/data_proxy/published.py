@@ -25,6 +25,7 @@ import orjson
 from areal.services.inference.engines.base import EngineError
 from areal.services.inference.recording.folder import PUBLISHED
 from areal.services.web.client import CallFailed, HttpClient
+from areal.services.web.tasks import until_beat
 
 if TYPE_CHECKING:
     from areal.services.inference.data_proxy.control import EngineControl
@@ -191,7 +192,7 @@ class CatchingUp:
             said, self._standing.obstacle = self._standing.obstacle, failed
             if failed and failed != said:
                 _log.warning("not serving: %s", self._standing.reason)
-            await asyncio.sleep(_AGAIN_S if failed else _LOOK_S)
+            await asyncio.sleep(_AGAIN_S if failed else until_beat(_LOOK_S))
 
     async def _catch_up(self, record: Published) -> str:
         """Why it failed; "" when our engine has it, or the next look will tell."""

@@ -21,10 +21,12 @@ import orjson
 from areal.errors import UsageFault
 from areal.services.web.client import CallFailed, HttpClient
 from areal.services.web.service import Service
+from areal.services.web.tasks import until_beat
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # for what is no news of the engine
 _AGAIN_S = 0.5
+_RINGS_EARLY_S = 0.002  # a timer
 _TIMEOUT_S = 5.0
 _TOLD_AT_ONCE = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
 
@@ -74,11 +76,13 @@ class Registration:
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         news = self._service.lifetime.news
-        while (left_s := until - loop.time()) > 0:
+        while (left_s := until - loop.time()) > _RINGS_EARLY_S:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, _LOOK_S)):
+                async with asyncio.timeout(min(left_s, until_beat(_LOOK_S))):
                     await news.wait()
             news.clear()
+            if loop.time() >= until - _RINGS_EARLY_S:
+                return  # all of it is told anyway
             now = self._service.readiness()
             if any(now.get(name) != told.get(name) for name in _TOLD_AT_ONCE):
                 return
@@ -93,7 +97,7 @@ class Registration:
             if said.status != 200:
                 raise ValueError(f"the router answers {said.status}")
             self._note(bool(answer["registered"]), url)
-            return float(answer["renew_seconds"])
+            return until_beat(float(answer["renew_seconds"]))
         except (OSError, CallFailed, TimeoutError, ValueError, KeyError, TypeError) as error:
             if self._registered is not None:
                 _log.warning("not registered at a router: %r", error)

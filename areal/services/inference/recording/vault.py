@@ -22,6 +22,7 @@ from areal.services.inference.recording.folder import Folder, hold, hold_soon, o
 from areal.services.inference.recording.journal import Journal, Rules, open_journal
 from areal.services.inference.recording.names import key_digest, tag_of_key
 from areal.services.web.errors import ApiError
+from areal.services.web.tasks import until_beat
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
@@ -103,7 +104,7 @@ class Vault:
                     _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
             if not self.leaving():
                 await self.adopt(self._adopt_after_s)
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(until_beat(_SWEEP_S))
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
         """Take over every journal that was left, or whose lock has been free for ``after_s``: their tags. Where others

@@ -17,9 +17,10 @@ from typing import Any
 import orjson
 
 from areal.services.inference.router.registry import Registry
+from areal.services.web.tasks import until_beat
 
 _log = logging.getLogger(__name__)
-_PERIOD_S = 0.5
+_PERIOD_S = 1.0
 _LEARNING_S = 6.0  # every data proxy that lives has renewed its lease by then
 
 
@@ -74,6 +75,6 @@ class DeclaredFile:
         learnt_at = time.monotonic() + _LEARNING_S
         while True:
             self.write()
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(until_beat(_PERIOD_S))
             if self._registry.learning and time.monotonic() > learnt_at:
                 self._registry.mark_synced()

@@ -13,12 +13,14 @@ from areal.services.inference.recording.names import is_tag
 from areal.services.inference.router.health import Answer
 from areal.services.inference.router.registry import Registry, Report, Worker
 from areal.services.web.client import CallFailed, HttpClient
+from areal.services.web.tasks import until_beat
 
 _MOST_BYTES = 1024 * 1024
 _ASKED_AT_ONCE = 256
 _EXPIRY_PERIOD_S = 1.0
 _LATE_S = 1.0
 _LOOK_AGAIN_S = 0.25  # a model that is now probed more often is seen by then
+_REST = 20.0  # times as long as looking took: of many workers some are asked a moment late
 _NOBODY_S = 1.0  # between two looks where every worker has a lease; who registers without one is asked at once
 
 
@@ -38,19 +40,24 @@ class Prober:
 
     def _ask_due(self, probes: asyncio.TaskGroup) -> float:
         """Ask every worker whose time has come; in how many seconds to look again."""
-        now, wait_s, due = time.monotonic(), _NOBODY_S, list[Worker]()
+        now, next_s, due, periods = time.monotonic(), math.inf, list[Worker](), dict[str | None, float]()
         for worker in self._registry.workers():
             if worker.expires_at is not None:
                 continue
-            wait_s = min(wait_s, _LOOK_AGAIN_S)
-            left_s = worker.probed_at + self._registry.renew_s(worker) - now
+            if (period_s := periods.get(worker.model)) is None:
+                period_s = periods[worker.model] = self._registry.renew_s(worker)
+            left_s = worker.probed_at + period_s - now
             if left_s <= 0:
                 due.append(worker)
-            else:
-                wait_s = min(wait_s, left_s)
+                left_s = period_s
+            if left_s < next_s:
+                next_s = left_s
         if due:
             probes.create_task(self.probe(due), name="probes-due")
-        return wait_s
+        if not periods:
+            return until_beat(_NOBODY_S)
+        took_s = time.monotonic() - now
+        return max(min(next_s, _LOOK_AGAIN_S), took_s * _REST)
 
     async def probe(self, workers: Iterable[Worker]) -> None:
         """Ask these now, and wait for their answers: of thousands some at a time."""
@@ -91,8 +98,8 @@ async def expire_leases(registry: Registry) -> None:
     """A router that was itself held still has heard nobody meanwhile."""
     looked = time.monotonic()
     while True:
-        await asyncio.sleep(_EXPIRY_PERIOD_S)
-        late_s = time.monotonic() - looked - _EXPIRY_PERIOD_S
+        await asyncio.sleep(planned_s := until_beat(_EXPIRY_PERIOD_S))
+        late_s = time.monotonic() - looked - planned_s
         looked = time.monotonic()
         if late_s > _LATE_S:
             registry.extend(late_s)

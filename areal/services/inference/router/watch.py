@@ -16,6 +16,7 @@ import orjson
 from areal.services.inference.router.registry import Registry
 from areal.services.web.lifetime import Lifetime
 from areal.services.web.server import AnyResponse, Request, StreamResponse
+from areal.services.web.tasks import until_beat
 
 HEARTBEAT_S = 2.0
 _DEAR_S = 0.002
@@ -79,5 +80,5 @@ class Watch:
                 beat = {"type": "heartbeat", "epoch": self._registry.epoch, "serial": sent}
                 await response.write(orjson.dumps(beat) + b"\n")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout(until_beat(HEARTBEAT_S)):
                     await waker.wait()

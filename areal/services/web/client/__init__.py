@@ -6,5 +6,16 @@ No proxies, no cookies, no redirects, no compression. Every call has a deadline,
 from areal.services.web.client.connection import Connection
 from areal.services.web.client.failures import CallFailed, Lost, NotConnected
 from areal.services.web.client.pool import ENGINE_IDLE_S, Answering, Fetched, HttpClient
+from areal.services.web.client.window import Window
 
-__all__ = ["ENGINE_IDLE_S", "Answering", "CallFailed", "Connection", "Fetched", "HttpClient", "Lost", "NotConnected"]
+__all__ = [
+    "ENGINE_IDLE_S",
+    "Answering",
+    "CallFailed",
+    "Connection",
+    "Fetched",
+    "HttpClient",
+    "Lost",
+    "NotConnected",
+    "Window",
+]

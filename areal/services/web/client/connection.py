@@ -3,18 +3,20 @@
 An answer is parsed just far enough to pass it on. A reader that lags behind stops the connection from reading, so that
 a slow caller holds back who answers. ``pour`` passes a body on from inside the loop's callback, without a task switch.
 While pouring, a read that is one whole chunk and nothing else, as an event of a stream nearly always is, is not parsed
-at all.
+at all; with a ``Window`` such chunks may wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import httptools
 
 from areal.services.web.client.failures import Lost
+from areal.services.web.client.window import Window
 from areal.services.web.fields import Headers, add_field
 
 _HIGH_WATER = 256 * 1024
@@ -51,6 +53,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self.closed = False
         self.idle_since = 0.0
+        self._handed_on = -math.inf  # when the sink was given something last, in loop time
         self._fresh()
 
     def _fresh(self) -> None:
@@ -63,6 +66,8 @@ class Connection(asyncio.Protocol):
         self._keep = False
         self._sink: Callable[[bytes], None] | None = None
         self._framed: Callable[[bytes], bool] | None = None
+        self._window: Window | None = None
+        self._late: list[bytes] = []  # chunks that wait for the window's end
         self._between = False  # the parser is where a chunk may begin
         self._raw: dict[bytes, bytes] = {}
         self.status = 0
@@ -107,18 +112,27 @@ class Connection(asyncio.Protocol):
                 raise Lost(f"the answer has more than {most} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def pour(self, sink: Callable[[bytes], None], framed: Callable[[bytes], bool] | None = None) -> None:
+    async def pour(
+        self,
+        sink: Callable[[bytes], None],
+        framed: Callable[[bytes], bool] | None = None,
+        window: Window | None = None,
+    ) -> None:
         """Give the rest of the body to ``sink`` as it comes, and return at its end. Raises Lost, and what ``sink``
         raises. The sink's owner holds the connection back by ``pause`` and ``resume``. A chunk that came alone is
-        offered to ``framed`` as it came, its size before it: True says that ``sink`` need not have it."""
+        offered to ``framed`` as it came, its size before it: True says that ``sink`` need not have it. Of chunks that
+        come alone within a ``window``, ``sink`` has those after the first at its end, in one."""
+        self._handed_on = -math.inf
         if self._parts:
+            self._handed_on = self._loop.time()
             sink(self._take())
-        self._sink, self._framed = sink, framed
+        self._sink, self._framed, self._window = sink, framed, window
         try:
             while not self._ended:
                 await self._wait()
         finally:
-            self._sink = self._framed = None
+            self._sink = self._framed = self._window = None
+            self._late.clear()
         if self._error is not None:
             raise self._error
 
@@ -170,13 +184,39 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         if self._between and self._sink is not None and (start := start_of_chunk(data)):
+            if self._window is not None and self._waits(self._window, data[start:-2]):
+                return
             try:
                 if self._framed is None or not self._framed(data):
                     self._sink(data[start:-2])
             except Exception as error:  # noqa: BLE001 - the boundary of a callback: whoever pours raises it
                 self._fail(error)
             return
-        self._parse(data)
+        if self._late:
+            self._hand_on_late()
+        if self._error is None:
+            self._parse(data)
+
+    def _waits(self, window: Window, part: bytes) -> bool:
+        """Whether ``part`` is handed on at the window's end."""
+        now = self._loop.time()
+        if not self._late:
+            if now - self._handed_on >= window.seconds:
+                self._handed_on = now
+                return False
+            window.wait(self._hand_on_late)
+        self._late.append(part)
+        return True
+
+    def _hand_on_late(self) -> None:
+        if not self._late or self._sink is None or self._error is not None:
+            return
+        late, self._handed_on = b"".join(self._late), self._loop.time()
+        self._late.clear()
+        try:
+            self._sink(late)
+        except Exception as error:  # noqa: BLE001 - as in ``data_received``
+            self._fail(error)
 
     def _parse(self, data: bytes) -> None:
         self._between = False
@@ -192,6 +232,7 @@ class Connection(asyncio.Protocol):
             self._wake()
             return
         if self._parts:
+            self._handed_on = self._loop.time()
             try:
                 self._sink(self._take())
             except Exception as error:  # noqa: BLE001 - as above
@@ -202,6 +243,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
+        self._hand_on_late()
         if not self._ended:
             if error is None and self._begun and self._until_close():
                 self._ended = True

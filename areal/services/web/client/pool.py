@@ -21,6 +21,7 @@ from areal.services.web.fields import Headers
 
 CONNECT_TIMEOUT_S = 5.0
 POOL_IDLE_S = 30.0  # shorter than any server's keep-alive here
+_MOST_ADDRESSES = 65_536
 ENGINE_IDLE_S = 3.0  # uvicorn, under vLLM and SGLang, closes after five
 
 
@@ -127,7 +128,7 @@ class HttpClient:
             return Fetched(answer.status, answer.headers, await answer.whole(most))
 
     def _learn(self, base: str) -> Address:
-        if len(self._addresses) > 1024:  # workers come and go
+        if len(self._addresses) >= _MOST_ADDRESSES:  # workers come and go
             self._addresses.clear()
         address = self._addresses[base] = parse_address(base)
         return address

@@ -7,6 +7,7 @@ import socket
 
 from areal.services.web.server.connection import Application, HttpConnection
 from areal.services.web.server.limits import ServerLimits
+from areal.services.web.tasks import until_beat
 
 _BACKLOG = 4096
 _JUST_ACCEPTED_S = 0.25
@@ -27,14 +28,14 @@ class HttpServer:
 
     async def listen(self, sock: socket.socket) -> None:
         self._listener = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=_BACKLOG)
-        self._sweeps = self.loop.call_later(self.limits.sweep_s, self._sweep)
+        self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
 
     def _sweep(self) -> None:
         """One timer for all connections: ten thousand idle ones cost a millisecond each time."""
         now = self.loop.time()
         for connection in list(self.connections):
             connection.sweep(now)
-        self._sweeps = self.loop.call_later(self.limits.sweep_s, self._sweep)
+        self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
 
     def forget(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)

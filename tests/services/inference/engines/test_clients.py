@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from areal.services.inference.engines.base import (
     Sampling,
     TokenEngine,
 )
-from areal.services.inference.engines.clients import TOKEN_ENGINES, open_engine
-from areal.services.web.client import HttpClient
+from areal.services.inference.engines.clients import TOKEN_ENGINES, open_engine, transport
+from areal.services.web.client import HttpClient, Window
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 CALL = EngineCall(
@@ -80,6 +81,39 @@ def _vllm_choice(ids: list[int], finish: str | None) -> dict[str, Any]:
     return {"index": 0, "text": "", "token_ids": ids, "logprobs": logprobs, "finish_reason": finish}
 
 
+async def test_vllm_tokens_that_came_before_an_update_have_the_version_of_before(
+    http: HttpClient, api: ScriptedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, updated, deltas = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[EngineDelta]()
+
+    class Noting(Window):
+        def wait(self, action: Callable[[], None]) -> None:
+            super().wait(action)
+            second.set()
+
+    def sink(delta: EngineDelta) -> None:
+        deltas.append(delta)
+        first.set()
+
+    monkeypatch.setattr(transport, "Window", lambda seconds: Noting(3600.0))
+    client = await engine("vllm", http, api.url)
+    api.replies["POST /v1/completions"] = [
+        {"choices": [_vllm_choice([5], finish=None)]},
+        first.wait,
+        {"choices": [_vllm_choice([6], finish=None)]},
+        updated.wait,
+        {"choices": [_vllm_choice([9], finish="stop")]},
+        "[DONE]",
+    ]
+    pouring = asyncio.create_task(client.pour(CALL, sink, lambda flow: None), name="pour")
+    async with asyncio.timeout(10):
+        await second.wait()
+        await client.set_version(3)
+        updated.set()
+        await pouring
+    assert tokens_of(deltas) == [(5, -0.5, 0), (6, -0.5, 0), (9, -0.5, 3)]
+
+
 async def test_vllm_says_its_context_and_its_model(http: HttpClient, api: ScriptedApi) -> None:
     api.replies["POST /v1/completions"] = [{"choices": [_vllm_choice([5], finish="stop")]}, "[DONE]"]
     state = await open_engine("vllm", http, api.url, {}).state()
@@ -126,6 +160,17 @@ async def test_sglang_finish_by_abort_and_by_length_are_told_apart(http: HttpCli
         api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": kind}), "[DONE]"]
         deltas = await collect(await engine("sglang", http, api.url))
         assert deltas[-1].finish_reason is reason and deltas[-1].stop_token_id is None
+
+
+async def test_sglang_that_sends_several_steps_at_once_is_not_ready_and_says_why(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": "length"}), "[DONE]"]
+    for interval, ready in ((1, True), (8, False)):
+        api.replies["GET /get_server_info"] = (200, {"stream_interval": interval})
+        state = await open_engine("sglang", http, api.url, {}).state()
+        assert (state.not_ready is None, state.fault is None) == (ready, ready)
+    assert state.fault is not None and "--stream-interval 8" in state.fault
 
 
 async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: HttpClient, api: ScriptedApi) -> None:

@@ -58,6 +58,10 @@ _NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
 _NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
 _NOT_TAKEN = "the weights were not taken, the old ones serve on"
 _NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
+_INTERVAL = (
+    "SGLang was started with --stream-interval %s: tokens sampled before a weight update may come after it, and get the"
+    " new weights' version; start it with 1"
+)
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
 
@@ -122,6 +126,8 @@ class SglangClient:
                 return EngineState(not_ready=reason)
             self._logprobs_known = True
         _, about = await self._engine.get("/get_server_info")
+        if (interval := about.get("stream_interval", 1)) != 1:
+            return EngineState(not_ready=_INTERVAL % interval, fault=_INTERVAL % interval)
         length = about.get("context_length") or about.get("max_req_input_len")
         return EngineState(
             not_ready=None,

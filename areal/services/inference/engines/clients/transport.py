@@ -21,8 +21,9 @@ from areal.services.inference.engines.base import (
     OnFlow,
 )
 from areal.services.inference.engines.clients.deltas import JsonLines
-from areal.services.web.client import CallFailed, Connection, HttpClient, NotConnected
+from areal.services.web.client import CallFailed, Connection, HttpClient, NotConnected, Window
 
+WINDOW_S = 0.02  # 50 events a second are a smooth text
 _CONTROL_S = 5.0
 _COMMAND_S = 120.0
 LOAD_S = 1800.0  # weights of any size, from any disk
@@ -39,6 +40,11 @@ class EngineHttp:
         self._http = http
         self._url = url.rstrip("/")
         self._headers = {**headers, "Content-Type": "application/json"}
+        self._window = Window(WINDOW_S)
+
+    def hand_on(self) -> None:
+        """Of all generations, what has come by now: nothing of it waits for what comes next."""
+        self._window.end()
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -73,7 +79,8 @@ class EngineHttp:
         sink: DeltaSink,
         flowing: OnFlow,
     ) -> None:
-        """``deltas``, each given to ``sink`` inside the loop's callback that read it."""
+        """``deltas``, each given to ``sink`` inside a callback of the loop: those of a window in one, but for the
+        first and the last."""
 
         def feed(part: bytes) -> None:
             for delta in reader.feed(part):
@@ -81,7 +88,7 @@ class EngineHttp:
 
         async with self.post(path, body) as answer:
             flowing(answer)
-            await answer.pour(feed)
+            await answer.pour(feed, window=self._window)
             for delta in reader.end():
                 sink(delta)
 

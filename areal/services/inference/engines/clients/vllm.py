@@ -208,6 +208,7 @@ class VllmClient:
         await self._engine.command("/resume", unless=_NO_DEV_MODE)
 
     async def set_version(self, version: int) -> None:
+        self._engine.hand_on()  # what has come was sampled by the weights of before
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older one: then we alone know it
             await self._engine.command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)

@@ -2,8 +2,8 @@
 
 A step may append a token to each of many sequences every millisecond; waking the loop, and a client, each time would
 cost more than the step. So the loop is woken at once when a sequence began or ended, and otherwise at most every
-``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. While nobody reads a stream, the
-loop is left alone until a sequence ends.
+``FLUSH_S``: what a client reads late by that much comes in one line with more tokens. Steps that take longer are read
+one by one, at once. While nobody reads a stream, the loop is left alone until a sequence ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from areal.services.inference.engines.embedded.sequence import Finish, Sequence, TopLogprobs
 
-FLUSH_S = 0.005
+FLUSH_S = 0.025  # longer than the window of a data proxy, which then has nothing to wait for
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Streams:
         self._urgent = False  # a flush is on its way
         self._armed = False  # a timer runs, or is about to
         self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at = 0.0
 
     def open(self, sequences: list[Sequence], *, whole: bool, interval: int = 1) -> Stream:
         stream = Stream(sequences, whole=whole, interval=interval)
@@ -130,8 +131,13 @@ class Streams:
 
     def _arm(self) -> None:
         """Where nobody reads a stream the flag stays up without a timer: no step wakes the loop."""
-        if self._timer is None and not all(stream.whole for stream in self._open):
-            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+        if self._timer is not None or all(stream.whole for stream in self._open):
+            return
+        left_s = self._flushed_at + FLUSH_S - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._flush)
+        else:
+            self._flush()
 
     async def settle(self, deadline_s: float) -> None:
         """Hand on all that somebody reads along and wait until it was written; a client too slow for the deadline is
@@ -149,7 +155,7 @@ class Streams:
                 stream.wake()
 
     def _flush(self) -> None:
-        self._timer, self._armed = None, False
+        self._timer, self._armed, self._flushed_at = None, False, self._loop.time()
         self._tell()
 
     def _tell(self, interval: int | None = None) -> None:
