@@ -25,6 +25,16 @@ _DIM = re.compile(r"([a-z])(\d*)")
 _MAX_DEVICES = 1_000_000
 
 
+_NUMBER = "(?!0+(?![0-9]))[0-9]{1,6}(?![0-9])"
+_ONE = "0{0,5}1(?![0-9])"
+_ONCE = "".join(f"(?!.*[{letter}].*[{letter}])" for letter in ("d", "tm", "p", "c", "e"))
+# Of one inference engine, for JSON Schemas; only its size is not bounded.
+BACKEND_PATTERN = (
+    rf"(?:embedded|external)(?::{_ONCE}(?:[de]{_NUMBER}|[tpc]{_ONE})+|\.{_ONCE}(?:[de]{_NUMBER}|[tmpc]{_ONE})+)?"
+    rf"|(?:sglang|vllm)(?::{_ONCE}(?:[dtpce]{_NUMBER})+|\.{_ONCE}(?:[dtmpce]{_NUMBER})+)?"
+)
+
+
 class BackendError(ValueError):
     """``column`` is the 1-based place of the trouble inside the string."""
 

@@ -22,6 +22,7 @@ from areal.resources.fields import (
     Text,
     Unit,
 )
+from areal.resources.rules import EXPRESSION, Schema, given, when, written
 from areal.resources.update import Update
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -34,6 +35,11 @@ class SecretFrom(SpecModel):
     """File that holds the secret, surrounding whitespace ignored."""
     env: Annotated[Text | None, Update.ROLL] = None
     """Environment variable of the command that starts the process."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        some = {"anyOf": [given("file"), given("env")]}
+        return [some, {"not": {"allOf": [written("file"), written("env")]}}]
 
     @model_validator(mode="after")
     def _one_source(self) -> SecretFrom:
@@ -80,6 +86,14 @@ class Scheduler(SpecModel):
     """Settings for `type: ray`."""
     slurm: Annotated[Slurm | None, Update.RECREATE] = None
     """Settings for `type: slurm`."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        of_type = {kind: {"anyOf": [{"const": kind}, EXPRESSION]} for kind in ("ray", "slurm")}
+        return [
+            when(written(kind), {"required": ["type"], "properties": {"type": shape}})
+            for kind, shape in of_type.items()
+        ]
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Scheduler:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from areal.resources.rules import Schema
 from areal.resources.suggest import did_you_mean
 
 
@@ -93,6 +94,33 @@ def engine_arg_faults(
             yield name, f"the {engine} engine has no such argument{did_you_mean(flag, known)}"
         elif engine == "embedded" and (fault := _value_fault(EMBEDDED[flag], value)):
             yield name, fault
+
+
+def arguments_schema(engine: str) -> Schema:
+    """JSON Schema of ``engineArgs``: the embedded engine's flags with their values; of others, what is areal's own."""
+    refused: Schema = {f"^{_spellings(flag)}$": False for flag in _OURS[engine]}
+    if engine != "embedded":
+        return {"patternProperties": refused}
+    allowed = {f"^{_spellings(name)}$": _value_schema(flag) for name, flag in EMBEDDED.items()}
+    return {"patternProperties": allowed | refused, "additionalProperties": False}
+
+
+def _spellings(flag: str) -> str:
+    """A regular expression of the names that ``flag_name`` takes for this flag, also with a key after a dot."""
+    first, *words = flag.split("-")
+    head = f"[{first[0]}{first[0].upper()}]{first[1:]}"
+    tail = "".join(f"(?:[-_]{word[0]}|{word[0].upper()}){word[1:]}" for word in words)
+    return rf"[-_]*{head}{tail}(?:[-_]*|\..*)"
+
+
+def _value_schema(flag: Flag) -> Schema:
+    if flag.choices:
+        return {"enum": [None, *flag.choices]}
+    if flag.type is str:
+        return {"type": ["string", "null"]}
+    if flag.type is int:
+        return {"type": ["integer", "null"], "exclusiveMinimum": 0, "maximum": 2**63}
+    return {"type": ["number", "null"], "minimum": 0}
 
 
 def _value_fault(flag: Flag, value: Any) -> str | None:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from areal.resources.kinds import name_problem
+from areal.resources.kinds import MAX_NAME_LENGTH, NAME_PATTERN, name_problem
+from areal.resources.rules import Schema, text
 from areal.resources.tree import Path
 
 
@@ -31,6 +32,11 @@ class SpecModel(BaseModel):
         """What is wrong between fields that are each right alone, as (path with YAML names, message)."""
         return iter(())
 
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        """The same as JSON Schema, as far as that can say it."""
+        return []
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -39,22 +45,22 @@ class Unit:
     name: str
 
 
-def _check_name(text: str) -> str:
-    problem = name_problem(text)
+def _check_name(name: str) -> str:
+    problem = name_problem(name)
     if problem is not None:
         raise PydanticCustomError("areal_name", "{problem}", {"problem": problem})
-    return text
+    return name
 
 
-def _check_quantity(text: str) -> str:
-    if _QUANTITY.fullmatch(text) is None:
+def _check_quantity(size: str) -> str:
+    if _QUANTITY.fullmatch(size) is None:
         raise PydanticCustomError(
-            "areal_quantity", 'must be a size like "64Gi" or "500M", got "{text}"', {"text": text}
+            "areal_quantity", 'must be a size like "64Gi" or "500M", got "{text}"', {"text": size}
         )
-    return text
+    return size
 
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _MULTIPLES = {
     "": 1,
     "Ki": 2**10,
@@ -68,25 +74,30 @@ _MULTIPLES = {
 }
 
 
-def quantity_bytes(text: str) -> int:
+def quantity_bytes(size: str) -> int:
     """``"64Gi"`` in bytes."""
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(size)
     if match is None:
-        raise ValueError(f'"{text}" is not a size')
+        raise ValueError(f'"{size}" is not a size')
     return int(float(match[1]) * _MULTIPLES[match[2] or ""])
 
 
-Name: TypeAlias = Annotated[str, AfterValidator(_check_name)]
-Quantity: TypeAlias = Annotated[str, AfterValidator(_check_quantity), Unit("bytes")]
+NAME_SCHEMA: Schema = {**text(NAME_PATTERN), "maxLength": MAX_NAME_LENGTH}
+Name: TypeAlias = Annotated[str, AfterValidator(_check_name), WithJsonSchema(NAME_SCHEMA)]
+Quantity: TypeAlias = Annotated[
+    str, AfterValidator(_check_quantity), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
+]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+_LONGEST_S = 1e9  # 31 years
 
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535), Unit("port")]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000), Unit("count")]
 PositiveCount: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000), Unit("count")]
 Replicas: TypeAlias = Annotated[int, Field(ge=0, le=4096), Unit("replicas")]
-Cores: TypeAlias = Annotated[float, Field(gt=0), Unit("cores")]
+Cores: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000), Unit("cores")]
 Ratio: TypeAlias = Annotated[float, Field(ge=0, le=1), Unit("ratio")]
 Factor: TypeAlias = Annotated[float, Field(ge=1, le=100), Unit("factor")]
-Bytes: TypeAlias = Annotated[int, Field(ge=1), Unit("bytes")]
-Seconds: TypeAlias = Annotated[float, Field(ge=0), Unit("seconds")]
-PositiveSeconds: TypeAlias = Annotated[float, Field(gt=0), Unit("seconds")]
+Bytes: TypeAlias = Annotated[int, Field(ge=1, le=2**60), Unit("bytes")]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("seconds")]
+PositiveSeconds: TypeAlias = Annotated[float, Field(gt=0, le=_LONGEST_S), Unit("seconds")]

@@ -15,7 +15,8 @@ from areal.resources.suggest import did_you_mean
 API_VERSION = "areal.dev/v1alpha1"
 MAX_NAME_LENGTH = 63
 
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+NAME_PATTERN = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
+_NAME = re.compile(NAME_PATTERN)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ def parse_ref(text: str) -> Ref:
     if not slash:
         raise UsageFault(f'"{text}" is not a reference', hint="write KIND/NAME, for example model/qwen")
     return Ref(resolve_kind(kind), check_name(name))
+
+
+def ref_pattern() -> str:
+    """A regular expression of what ``parse_ref`` reads, but for the length of the name."""
+    spellings = ("".join(f"[{char.upper()}{char}]" for char in word) for word in _BY_SPELLING)
+    return f"(?:{'|'.join(spellings)})/{NAME_PATTERN}"
 
 
 def name_problem(name: str) -> str | None:

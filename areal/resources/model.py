@@ -6,18 +6,21 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, JsonValue
+from pydantic import AfterValidator, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from areal.resources.backend_grammar import INFERENCE_ENGINES, BackendError, parse_backend
+from areal.resources.backend_grammar import BACKEND_PATTERN, INFERENCE_ENGINES, BackendError, parse_backend
 from areal.resources.blocks import Probes, Resources, Restart, SecretFrom, Strategy
-from areal.resources.engine_flags import engine_arg_faults
+from areal.resources.engine_flags import arguments_schema, engine_arg_faults
 from areal.resources.external_url import UrlError, parse_external_url
 from areal.resources.fields import Name, Replicas, SpecModel, Text
+from areal.resources.rules import EXPRESSION, Schema, given, text, when, without, written
 from areal.resources.tree import Path
 from areal.resources.update import Update
 
 _ENGINE_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/?")
+
+_BASE_URL = r"[Hh][Tt][Tt][Pp][Ss]?://[^\s\\/?#@]+(?:/[^\s\\?#]*)?"
 
 
 def _check_backend(text: str) -> str:
@@ -33,7 +36,7 @@ def _check_backend(text: str) -> str:
 class External(SpecModel):
     """A model behind somebody's endpoint: HTTP only, no tokens, no weights."""
 
-    url: Annotated[Text, Update.ROLL]
+    url: Annotated[Text, WithJsonSchema(text(_BASE_URL)), Update.ROLL]
     """Base URL, for example `https://api.openai.com/v1`. Link-local and metadata addresses are refused always."""
     api: Annotated[Literal["openai", "anthropic"], Update.ROLL] = "openai"
     """What is spoken there. `openai` (compatible): every API of ours asks it; `anthropic`: `/v1/messages` alone."""
@@ -49,7 +52,9 @@ class External(SpecModel):
 class ServedModel(SpecModel):
     """What a Model says of itself, standing alone or inline in its service."""
 
-    backend: Annotated[Annotated[str, AfterValidator(_check_backend)] | None, Update.ROLL] = None
+    backend: Annotated[
+        Annotated[str, AfterValidator(_check_backend), WithJsonSchema(text(BACKEND_PATTERN))] | None, Update.ROLL
+    ] = None
     """Engine and allocation, `engine:dims`: `sglang:d2t2` is two replicas of two GPUs each, `embedded` runs on CPU."""
     path: Annotated[Text | None, Update.ROLL] = None
     """Weights: a Hugging Face id, or a folder (relative to the working directory, else to the manifest)."""
@@ -86,7 +91,7 @@ class ServedModel(SpecModel):
     """What happens when a replica exits by itself."""
     external: Annotated[External | None, Update.ROLL] = None
     """An endpoint to forward to, instead of `backend` and `path`."""
-    engine_url: Annotated[Text | None, Update.ROLL] = None
+    engine_url: Annotated[Annotated[Text, WithJsonSchema(text(_ENGINE_URL.pattern))] | None, Update.ROLL] = None
     """An SGLang or vLLM that runs already, `http://host:port`: attached with full recording, never started, changed or
     stopped. `backend` says which of the two it is, `path` what it serves (for the tokenizer)."""
     engine_api_key_from: Annotated[SecretFrom | None, Update.ROLL] = None
@@ -95,6 +100,31 @@ class ServedModel(SpecModel):
     """How changes of this model are rolled out. Absent: as its service does."""
     suspend: Annotated[bool, Update.HOT] = False
     """True: no process runs, nothing else is forgotten."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        """But for ``engineArgs`` of an engine that is not ours, and the addresses that ``external.url`` may lead to."""
+        ours: Schema = {"not": given("external")}
+        attached: Schema = {"allOf": [written("engineUrl"), ours]}
+        by_hand: Schema = {"properties": {"resources": {"additionalProperties": {"type": "null"}}}}
+        one: Schema = {"anyOf": [text(r"(?:sglang|vllm)(?!.*d0*(?:[2-9]|1[0-9])).*"), {"type": "null"}, EXPRESSION]}
+        return [
+            when(
+                written("external"),
+                without("backend", "path", "lora", "replicas", "revision", "engineUrl", "engineApiKeyFrom"),
+            ),
+            when(ours, given("backend", "path")),
+            when(attached, without("engineArgs", "lora", "replicas", "envFrom", "env")),
+            when(attached, {"allOf": [{"properties": {"backend": one}}, by_hand]}),
+            {"not": {"allOf": [written("engineApiKeyFrom"), ours, {"not": given("engineUrl")}]}},
+            *(
+                when(
+                    {"allOf": [ours, written("backend", {"pattern": f"^{engine}(?:[:.]|$)"})]},
+                    {"properties": {"engineArgs": {"anyOf": [arguments_schema(engine), EXPRESSION]}}},
+                )
+                for engine in ("embedded", "sglang", "vllm")
+            ),
+        ]
 
     def problems(self) -> Iterator[tuple[Path, str]]:
         if self.external is not None:

@@ -12,11 +12,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal.resources import registry
 from areal.resources.docs import field_docs, model_doc
 from areal.resources.kinds import API_VERSION, KINDS
+from areal.resources.rules import EXPRESSION, Schema
 
 if TYPE_CHECKING:
     from areal.resources.fields import SpecModel
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
 BASE_URL = "https://areal.dev/schemas/v1alpha1/"
 COMBINED = "areal"
 
-Schema = dict[str, Any]
-
 _DRAFTS = {7: "http://json-schema.org/draft-07/schema#", 2020: "https://json-schema.org/draft/2020-12/schema"}
 _EXPRESSION: Schema = {
     "type": "string",
     "pattern": r"\$\{\{[\s\S]*\}\}",
     "description": "An expression, evaluated when the manifest is rendered.",
 }
-_EXPRESSION_REF: Schema = {"$ref": "#/definitions/Expression"}
 _PROFILES: Schema = {
     "type": "array",
     "items": {"type": "string"},
@@ -47,7 +45,8 @@ def json_schema(kind: str, draft: int = 7) -> Schema:
         body: Schema = definitions.pop("Overlay")
     else:
         definitions = _definitions(kind)
-        body = {**definitions.pop(kind), "required": ["apiVersion", "kind", "metadata"]}
+        body = definitions.pop(kind)
+        body = {**body, "required": ["apiVersion", *body["required"]]}
     return _finished(kind.lower(), f"areal {kind}", body, definitions, draft)
 
 
@@ -104,6 +103,7 @@ def _definitions(kind: str) -> Schema:
     from areal.resources.metadata import Metadata
 
     spec = registry.spec_model(kind)
+    needed = bool(registry.validate(kind, {}))
     envelope: Schema = {
         "type": "object",
         "description": model_doc(spec),
@@ -111,10 +111,10 @@ def _definitions(kind: str) -> Schema:
             "apiVersion": {"const": API_VERSION, "description": "Version of this format."},
             "kind": {"const": kind, "description": f"{kind}: {model_doc(spec)}"},
             "metadata": _ref(Metadata),
-            "spec": _ref(spec),
+            "spec": _ref(spec) if needed else _or_null(_ref(spec)),
             "profiles": _PROFILES,
         },
-        "required": ["kind", "metadata"],
+        "required": ["kind", "metadata", *(["spec"] if needed else [])],
         "additionalProperties": False,
     }
     return {kind: envelope, **_models(Metadata), **_models(spec)}
@@ -161,6 +161,7 @@ def _model_schema(model: type[SpecModel], raw: Schema) -> Schema:
         "properties": properties,
         **({"required": required} if required else {}),
         "additionalProperties": False,
+        **({"allOf": rules} if (rules := model.schema_rules()) else {}),
     }
 
 
@@ -173,11 +174,15 @@ def _templated(shape: Schema) -> Schema:
         arms = [shape]
         shape = {}
     plain_text = any(arm == {"type": "string"} for arm in arms)
-    return {**shape, "anyOf": arms if plain_text else [*arms, _EXPRESSION_REF]}
+    return {**shape, "anyOf": arms if plain_text else [*arms, EXPRESSION]}
 
 
 def _ref(model: type[SpecModel]) -> Schema:
-    return {"anyOf": [{"$ref": f"#/definitions/{model.__name__}"}, _EXPRESSION_REF], "description": model_doc(model)}
+    return {"anyOf": [{"$ref": f"#/definitions/{model.__name__}"}, EXPRESSION], "description": model_doc(model)}
+
+
+def _or_null(shape: Schema) -> Schema:
+    return {**shape, "anyOf": [*shape["anyOf"], {"type": "null"}]}
 
 
 def _when_kind(kind: str, then: Schema) -> Schema:
@@ -185,7 +190,7 @@ def _when_kind(kind: str, then: Schema) -> Schema:
 
 
 def _generate_schema() -> Schema:
-    values: Schema = {"anyOf": [{"type": "array"}, _EXPRESSION_REF]}
+    values: Schema = {"anyOf": [{"type": "array"}, EXPRESSION]}
     resource: Schema = {"$ref": "#/definitions/Resource"}
     return {
         "type": "object",
@@ -198,7 +203,7 @@ def _generate_schema() -> Schema:
                 "properties": {
                     "each": {**values, "description": "The items, `item` in expressions."},
                     "matrix": {
-                        "anyOf": [{"type": "object", "additionalProperties": values}, _EXPRESSION_REF],
+                        "anyOf": [{"type": "object", "additionalProperties": values}, EXPRESSION],
                         "description": "Every combination of the axes' values, `item.AXIS` in expressions.",
                     },
                 },

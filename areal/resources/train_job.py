@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 
 from areal.resources.blocks import Backoff, ModelRef, Scheduler, SecretFrom
 from areal.resources.fields import Count, PositiveCount, Seconds, SpecModel, Text
+from areal.resources.rules import Schema, given
 from areal.resources.tree import Path
 from areal.resources.update import Update
 
@@ -68,6 +69,11 @@ class TrainJobSpec(SpecModel):
     """A finished job is deleted by the first `areal reconcile` after this long. Absent: it stays until deleted."""
     suspend: Annotated[bool, Update.HOT] = False
     """True: no process runs; the job resumes from its newest checkpoint."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        overrides: Schema = {"required": ["overrides"], "properties": {"overrides": {"not": {"enum": [[]]}}}}
+        return [{"anyOf": [given("driver"), given("config"), overrides]}]
 
     def problems(self) -> Iterator[tuple[Path, str]]:
         if self.driver is None and self.config is None and not self.overrides:
