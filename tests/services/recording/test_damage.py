@@ -155,3 +155,73 @@ async def test_finish_timeout_of_a_damaged_trajectory_wakes_nobody(tmp_path: Pat
     clock.now += 10
     assert await journal.sweep() == 0
     await journal.close()
+
+
+EXPORT_DAMAGE = {
+    "checksum": "UPDATE exports SET crc=crc+1",
+    "text": "UPDATE exports SET request='[[1,'",
+    "another version": "UPDATE exports SET request='{}'",
+    "no text": "UPDATE exports SET request=x'00ff'",
+    "retention": "UPDATE exports SET until=0",
+}
+
+
+@pytest.mark.parametrize("damage", EXPORT_DAMAGE)
+async def test_export_whose_record_is_damaged_is_answered_from_what_it_took(tmp_path: Path, damage: str) -> None:
+    clock = Clock()
+    journal, calls = await journal_in(tmp_path / "run", clock), Calls()
+    names = []
+    for _ in range(3):
+        session, name = await start(journal)
+        await journal.record(session, calls.tokens([session], [7]))
+        await journal.reward(session, 1.0)
+        names.append(name)
+    request, other = ExportRequest((names[0], names[1])), ExportRequest((names[2],))
+    kept, export = await journal.export(request)
+    assert journal._db.execute(EXPORT_DAMAGE[damage]).rowcount == 1
+    await journal.sweep()  # nobody has acknowledged it
+    again, same = await journal.export(request)
+    assert (again.name, same) == (kept.name, export)
+    _, beside = await journal.export(other)
+    assert [row["session_id"] for row in beside.rows] == [names[2]]
+    assert await journal.acknowledge(kept.name)
+    assert not await journal.acknowledge(kept.name)
+    assert journal.session_id(1) is None  # the sessions went with it
+    await journal.close()
+
+
+async def test_export_of_which_nothing_is_known_names_its_sessions_and_stops_no_other(tmp_path: Path) -> None:
+    journal, calls = await journal_in(tmp_path / "run"), Calls()
+    names = []
+    for _ in range(2):
+        session, name = await start(journal)
+        await journal.record(session, calls.tokens([session], [7]))
+        await journal.reward(session, 1.0)
+        names.append(name)
+    await journal.export(ExportRequest((names[0],)))
+    journal._db.execute("UPDATE exports SET crc=crc+1")
+    journal._db.execute("UPDATE trajectories SET export=NULL")
+    with pytest.raises(ApiError, match=names[0]) as caught:
+        await journal.export(ExportRequest((names[0],)))
+    assert (caught.value.status, caught.value.code) == (500, "record_corrupted")
+    _, export = await journal.export(ExportRequest((names[1],)))
+    assert [row["session_id"] for row in export.rows] == [names[1]]
+    await journal.close()
+
+
+async def test_session_that_a_damaged_export_did_not_take_is_an_error_of_its_answer(tmp_path: Path) -> None:
+    journal, calls = await journal_in(tmp_path / "run"), Calls()
+    names = []
+    for _ in range(2):
+        session, name = await start(journal)
+        await journal.record(session, calls.tokens([session], [7]))
+        await journal.reward(session, 1.0)
+        names.append(name)
+    journal._db.execute("UPDATE interactions SET data=substr(data, 1, length(data)-1) WHERE session=1")
+    request = ExportRequest(tuple(names))
+    await journal.export(request)
+    journal._db.execute("UPDATE exports SET crc=crc+1")
+    _, export = await journal.export(request)
+    assert [row["session_id"] for row in export.rows] == [names[1]]
+    assert [(error["session_id"], error["code"]) for error in export.errors] == [(names[0], "record_corrupted")]
+    await journal.close()

@@ -11,6 +11,7 @@ Nothing that was not exported is ever removed with a session: one that still has
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,12 +85,14 @@ def _default(data: Mapping[str, Any], name: str, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kept:
-    """An export that was made and may be asked for again."""
+    """An export that was made and may be asked for again. ``recovered``: its record is damaged, and ``items`` are those
+    that say themselves that it took them; it stays until it is acknowledged."""
 
     name: ExportName
     items: tuple[Taken, ...]
     until: float
     errors: Errors = ()
+    recovered: bool = False
 
 
 def find_kept(ledger: Ledger, digest: bytes, now: float) -> Kept | None:
@@ -104,13 +107,21 @@ def _by_digest(ledger: Ledger, digest: bytes) -> Kept | None:
 
 
 def _kept(ledger: Ledger, row: tuple[Any, ...]) -> Kept:
+    """Raises CorruptRecord where its record is damaged, and nothing says that this export took it."""
     number, nonce, request, until, crc = row
-    if checksum(number, nonce, request, until) != crc:
-        raise CorruptRecord(f"export {number}: the checksum does not match")
-    stored = orjson.loads(request)
-    found, errors = (stored["items"], stored["errors"]) if isinstance(stored, dict) else (stored, ())
-    items = tuple((session, trajectory) for session, trajectory in found)
-    return Kept(ExportName(ledger.tag, number, nonce), items, until, tuple(errors))
+    name = ExportName(ledger.tag, number, nonce)
+    try:
+        if checksum(number, nonce, request, until) != crc:
+            raise ValueError("the checksum does not match")
+        stored = orjson.loads(request)
+        found, errors = (stored["items"], stored["errors"]) if isinstance(stored, dict) else (stored, ())
+        items = tuple((session, trajectory) for session, trajectory in found)
+        return Kept(name, items, until, tuple(errors))
+    except (ValueError, TypeError, LookupError) as error:
+        query = "SELECT session, number FROM trajectories WHERE export=? ORDER BY session, number"
+        if taken := ledger.db.execute(query, (number,)).fetchall():
+            return Kept(name, tuple(taken), math.inf, recovered=True)
+        raise CorruptRecord(f"export {number}: {error}") from error
 
 
 def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
@@ -235,14 +246,17 @@ def _remove_if_done(ledger: Ledger, number: int) -> None:
     ledger.save_session(replace(session, life=Life.REMOVED))
 
 
-def forget(ledger: Ledger, name: ExportName) -> bool:
-    """The export was received, or nobody came for it: what it took is deleted. False when it is gone already. What is
-    damaged meanwhile stays."""
+def forget(ledger: Ledger, name: ExportName, now: float = math.inf) -> bool:
+    """The export was received, or by ``now`` nobody came for it: what it took is deleted, but for what is damaged
+    meanwhile. False when it is gone already."""
     query = "SELECT number, nonce, request, until, crc FROM exports WHERE number=? AND nonce=?"
     row = ledger.db.execute(query, (name.number, name.nonce)).fetchone()
     if row is None:
         return False
-    for session, number in _kept(ledger, row).items:
+    kept = _kept(ledger, row)
+    if kept.until > now:
+        return False
+    for session, number in kept.items:
         with contextlib.suppress(CorruptRecord):
             trajectory = ledger.trajectory(session, number)
             if trajectory is not None:

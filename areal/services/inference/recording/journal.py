@@ -324,10 +324,19 @@ class Journal:
     def _build(self, ledger: Ledger, request: ExportRequest) -> tuple[tuple[Taken, ...], tuple[Taken, ...], Export]:
         """What the request means, what of it can be handed out, and the answer."""
         now = self.clock()
-        kept = exporting.find_kept(ledger, request.digest, now)
+        try:
+            kept = exporting.find_kept(ledger, request.digest, now)
+        except CorruptRecord as error:
+            named = ", ".join(request.session_ids)
+            raise CorruptRecord(f"what was exported of session {named} is not known: {error}") from error
         chosen, known = (kept.items, kept.errors) if kept is not None else exporting.choose(ledger, request, now)
         names = {name.number: each for each in request.session_ids if (name := SessionName.parse(each))}
         items, parts, errors = [], [], list(known)
+        if kept is not None and kept.recovered:
+            self._note(CorruptRecord(f"the record of export {kept.name} is damaged: its trajectories say what it took"))
+            taken = {number for number, _ in kept.items}
+            lost = CorruptRecord("the record of its export is damaged, and says nothing of it")
+            errors += [exporting.error_entry(each, None, lost) for number, each in names.items() if number not in taken]
         for item in chosen:
             try:
                 parts.append(self._part(ledger, item, request.style, request.discount))

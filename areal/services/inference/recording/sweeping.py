@@ -104,7 +104,7 @@ def _forget_outdated(ledger: Ledger, now: float, report: Report) -> int:
     done = 0
     for name in exporting.outdated(ledger, now, _SLICE):
         try:
-            done += exporting.forget(ledger, name)
+            done += exporting.forget(ledger, name, now)
         except CorruptRecord as error:
             report(error)
     return done
