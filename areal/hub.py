@@ -27,6 +27,12 @@ Told = Callable[[int, int | None], None]
 """Told of bytes: done, and of how many."""
 
 MAIN = "main"
+COMMITS_VARIABLE = "AREAL_HUB_COMMITS"
+"""Of a driver: the commits of ids (JSON) that the models of its job have, whatever their branches are at by now."""
+TOKENIZER_FILES: tuple[str, ...] = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("*.tiktoken", "*.model", "chat_template*", "config.json", "generation_config.json"),
+)
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LONGEST_ID = 96
@@ -240,12 +246,20 @@ class _Revision:
         return [name for name in self.sizes if not _matches(name, (*_NEVER, *doubles))]
 
 
-def model_folder(path: str, revision: str = MAIN) -> Path:
-    """The folder that ``path`` is, or of the model that it names on the hub. Raises NotFound, ArealError."""
+def model_folder(path: str) -> Path:
+    """The folder that ``path`` is, or of the model that it names on the hub: at the commit that AREAL_HUB_COMMITS says,
+    else at that which this process had first. Raises NotFound, ArealError."""
     local = Path(path).expanduser()
     if local.is_dir() or path.startswith((".", "/", "~")) or not is_id(path):
         return local
-    return Hub.of().snapshot(path, revision)
+    hub = Hub.of()
+    given = json.loads(os.environ.get(COMMITS_VARIABLE) or "{}").get(path)
+    folder = hub.snapshot(path, given or _COMMITS.get((hub, path), MAIN))
+    _COMMITS[hub, path] = folder.name
+    return folder
+
+
+_COMMITS: dict[tuple[Hub, str], str] = {}
 
 
 def missing_shards(folder: Path) -> Iterator[str]:

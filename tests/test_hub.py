@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal.errors import ArealError, NotFound
-from areal.hub import Hub, is_id, missing_shards, model_folder
+from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
+from areal.reconcilers.model_files import commits_of, hub_models, require_models
+from areal.resources.registry import effective
+from areal.state.layers import Layer
+from areal.state.records import StoredObject
 from tests.hub_standin import HubStandin, commit_of, fill_cache, hub_standin
 
 NAME = "org/tiny"
@@ -207,3 +212,46 @@ def test_model_folder_is_a_folder_or_an_id(
     Path(NAME).mkdir(parents=True)
     assert model_folder(NAME) == Path(NAME)  # a folder here comes first
     assert model_folder("./nothing") == Path("nothing")  # and is not looked for anywhere else
+
+
+def test_driver_has_the_commit_of_its_model_and_a_process_keeps_its_first(
+    standin: HubStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", standin.url)
+    first = standin.repository(NAME).push(FILES, "first")
+    assert model_folder(NAME).name == first
+    second = standin.repository(NAME).push({**FILES, "config.json": b"{  }"}, "second")
+    assert model_folder(NAME).name == first  # the reference and the actor of one run are of one commit
+    monkeypatch.setenv(COMMITS_VARIABLE, json.dumps({NAME: second}))
+    assert model_folder(NAME).name == second
+    standin.repository(NAME).push({"config.json": b"{   }"}, "third")
+    assert model_folder(NAME).name == second
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert model_folder(NAME).name == second
+
+
+def _model(status: dict[str, Any] | None = None, **spec: Any) -> StoredObject:
+    layer = Layer("apply", {"service": "s", "backend": "vllm", **spec}, None, "", 0.0)
+    return StoredObject("Model", "m", "u", layers=(layer,), created_at=0.0, status=status or {})
+
+
+def test_commits_of_a_model_are_those_that_it_recorded() -> None:
+    recorded = {"commits": {f"{NAME}@v2": "b", f"{NAME}@main": "a", "org/t@main": "c"}}
+    stored = _model(recorded, path=NAME, revision="v2", tokenizerPath="org/t")
+    assert commits_of(stored, effective("Model", stored.spec)) == {NAME: "b", "org/t": "c"}
+
+
+def test_engine_that_runs_already_needs_no_weights(
+    standin: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", standin.url)
+    standin.repository(NAME).push(FILES, "first")
+    (tmp_path / "here").mkdir()
+    attached: dict[str, Any] = {"path": NAME, "engineUrl": "http://127.0.0.1:9"}
+    own = _model(**attached, tokenizerPath=str(tmp_path / "here"))
+    require_models({"Model/m": (own, effective("Model", own.spec))}, lambda ref, what: None)
+    assert list(hub_models(own, effective("Model", own.spec))) == [] and standin.asked == []
+    shared = _model(**attached)
+    (model,) = hub_models(shared, effective("Model", shared.spec))
+    folder = Hub(tmp_path / "cache", standin.url).snapshot(model.id, model.revision, only=model.only)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json", "tokenizer [special].json"}

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, UsageFault
+from areal.hub import COMMITS_VARIABLE
 from areal.reconcilers.driver_choice import choose_driver, read_config
 from areal.reconcilers.hands import Hands
 from areal.reconcilers.job_phase import DRIVER
 from areal.reconcilers.job_service import services_of
 from areal.reconcilers.launch import Slot, secret_of, source_file
+from areal.reconcilers.model_files import commits_of
 from areal.reconcilers.plan import Op
 from areal.resources.bind import base_url
 from areal.resources.inference_service import InferenceServiceSpec
@@ -145,7 +147,13 @@ def _service(hands: Hands, spec: TrainJobSpec) -> dict[str, str]:
         "AREAL_INFERENCE_ADDR": base_url(service.gateway.host, service.gateway.port),
         "AREAL_INFERENCE_KEY_FILE": hands.key_file(ref),
     }
-    return {**told, **({"AREAL_INFERENCE_MODEL": spec.rollout.model} if spec.rollout.model else {})}
+    if not spec.rollout.model:
+        return told
+    told["AREAL_INFERENCE_MODEL"] = spec.rollout.model
+    model = hands.store.get(parse_ref(f"Model/{spec.rollout.model}"))
+    if model is not None and (commits := commits_of(model, effective("Model", model.spec))):
+        told[COMMITS_VARIABLE] = json.dumps(commits)
+    return told
 
 
 def _restart(spec: TrainJobSpec, allowed: int) -> RestartPolicy:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from areal.errors import ArealError
-from areal.hub import MAIN, Hub, Told, is_id
+from areal.hub import MAIN, TOKENIZER_FILES, Hub, Told, is_id
 from areal.reconcilers.launch import secret_of, source_file
 from areal.resources.model import ModelSpec
 from areal.resources.paths import looks_local, resolve_model_path
@@ -30,10 +30,11 @@ _PARALLEL = 8
 
 @dataclass(frozen=True)
 class HubModel:
-    """An id of a Model, and the revision that it is wanted at."""
+    """An id of a Model, and the revision that it is wanted at. ``only``: the files of it."""
 
     id: str
     revision: str
+    only: tuple[str, ...] | None = None
 
     @property
     def key(self) -> str:
@@ -41,16 +42,24 @@ class HubModel:
 
 
 def hub_models(stored: StoredObject, spec: ModelSpec) -> Iterator[HubModel]:
-    """The ids among a Model's paths: weights, tokenizer, adapters."""
+    """The ids among a Model's paths: weights, tokenizer, adapters. An engine that runs already has its weights: only
+    the tokenizer is needed."""
     if spec.external is not None:
         return
-    paths = {spec.path: spec.revision or MAIN} if spec.path else {}
+    attached = spec.engine_url is not None
+    paths = {spec.path: spec.revision or MAIN} if spec.path and not (attached and spec.tokenizer_path) else {}
     for path in (spec.tokenizer_path, *spec.lora.values()):
         if path:
             paths.setdefault(path, MAIN)
     for path, revision in paths.items():
         if not looks_local(path) and is_id(path) and resolve_model_path(path, source_file(stored)) is None:
-            yield HubModel(path, revision)
+            yield HubModel(path, revision, TOKENIZER_FILES if attached else None)
+
+
+def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
+    """The recorded commit of each id."""
+    known = stored.status.get(COMMITS, {})
+    return {model.id: known[model.key] for model in hub_models(stored, spec) if model.key in known}
 
 
 def hub_of(stored: StoredObject, spec: ModelSpec) -> Hub:
@@ -113,7 +122,7 @@ class ModelFiles:
         folder = hub.cached(model.id, known) if known else None
         if folder is None:
             began = time.monotonic()
-            folder = hub.snapshot(model.id, known or model.revision, told=told)
+            folder = hub.snapshot(model.id, known or model.revision, only=model.only, told=told)
             self.waited_s += time.monotonic() - began
         if known != folder.name:
             with self._lock:

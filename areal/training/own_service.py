@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal import hub
 from areal.api.alloc_mode import AllocationMode
 from areal.api.cli_args import PPOConfig
 from areal.client.rollouts.service import ADDRESS
@@ -161,6 +162,5 @@ def _name(text: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    """A folder here; a name on a hub as it is."""
-    local = Path(path).expanduser()
-    return str(local.absolute()) if local.exists() else path
+    """A folder here, or that of the commit which the trainer has of a name on a hub."""
+    return str(hub.model_folder(path).absolute())

@@ -1,5 +1,6 @@
 """GRPO against a running service: rollouts within their staleness, weights that arrive, prompts that are counted."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from areal.api.cli_args import (
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
 from areal.cli.remote import Gateway
+from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
 from areal.training.algorithms.rewards import kl_estimate
 from areal.training.metrics import read_metrics
@@ -35,6 +37,7 @@ from areal.trajectories.reading import read_episodes
 from areal.trajectories.record import Episode
 from areal.workflow.rlvr import RLVRWorkflow
 from areal.workflow.tensors import Answered, answered
+from tests.hub_standin import files_of, hub_standin
 from tests.services.processes import Process, Processes, wait_until
 from tests.services.weight_update.conftest import embedded_worker
 from tests.training.test_prometheus import scrape
@@ -288,6 +291,27 @@ def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path,
     assert line["rollout/reward/ended"] > 0
     assert 0 < line["reward/mean"] <= 1.25
     assert line["reward/mean"] != line["rollout/reward/reversed_digits"]
+
+
+def test_ids_of_the_hub_are_trained_as_folders_are(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in prompts(16))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with hub_standin() as standin:
+        monkeypatch.setenv("HF_ENDPOINT", standin.url)
+        standin.repository("org/reverse").push(files_of(MODEL), "model")
+        standin.repository("org/digits", "dataset").push({"train.jsonl": lines.encode()}, "rows")
+        config = _config(tmp_path, service, 1, actor={"path": "org/reverse"})
+        config.tokenizer_path = "org/reverse"
+        config.train_dataset.path = "org/digits"
+        rows = get_custom_dataset("train", config.train_dataset, type="rl")
+        with PPOTrainer(config, rows) as trainer:
+            kwargs = {**WORKFLOW["workflow_kwargs"], "tokenizer": "org/reverse"}
+            trainer.train(workflow=WORKFLOW["workflow"], workflow_kwargs=kwargs)
+        assert [line["step"] for line in read_metrics(trainer.folder.metrics)] == [1]
+        weights = [line for line in standin.asked if line.startswith("GET") and line.endswith("model.safetensors")]
+        assert len(weights) == 1
 
 
 def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: Service) -> None:

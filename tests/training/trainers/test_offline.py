@@ -1,5 +1,6 @@
 """Fine-tuning, reward models and DPO each get better at what they are for, and resume where they stood."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from areal.api.cli_args import (
     load_expr_config,
 )
 from areal.errors import UsageFault
+from areal.training.drivers import sft
 from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.failures import NonFinite
 from areal.training.metrics import read_metrics
@@ -25,7 +27,8 @@ from areal.training.ranks import Ranks
 from areal.training.trainers.dpo import DPOTrainer
 from areal.training.trainers.rw import RWTrainer
 from areal.training.trainers.sft import SFTTrainer
-from tests.training.trainers.reversing import engine, experiment, optimizer, preferences, solved
+from tests.hub_standin import files_of, hub_standin
+from tests.training.trainers.reversing import MODEL, engine, experiment, optimizer, preferences, solved
 
 
 def _common(tmp_path: Path, steps: int, **more) -> dict:
@@ -186,3 +189,19 @@ def test_no_rows_at_all_is_an_error(tmp_path: Path) -> None:
     config = SFTConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine()))
     with pytest.raises(UsageFault, match="needs a train_dataset"):
         SFTTrainer(config, [])
+
+
+def test_sft_of_ids_of_the_hub_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"question": text, "answer": text[::-1]} for text in ("1234", "5678", "9012", "3456")]
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with hub_standin() as standin:
+        monkeypatch.setenv("HF_ENDPOINT", standin.url)
+        standin.repository("org/reverse").push(files_of(MODEL), "model")
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        standin.repository("org/digits", "dataset").push({"train.jsonl": lines.encode()}, "rows")
+        words = ["experiment_name=e", "trial_name=t", f"cluster.fileroot={tmp_path}", "total_train_steps=2"]
+        words += ["model.path=org/reverse", "model.dtype=float32", "tokenizer_path=org/reverse"]
+        words += ["train_dataset.path=org/digits:train", "train_dataset.batch_size=4", "model.optimizer.lr=1e-3"]
+        sft(words)
+    lines_ = read_metrics(tmp_path / "runs" / "e" / "t" / "metrics.jsonl")
+    assert [line["step"] for line in lines_] == [1, 2] and lines_[1]["loss"] < lines_[0]["loss"]
