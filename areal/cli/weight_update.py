@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 
 from areal.cli import options
-from areal.cli.inf.address import gateway_of
+from areal.cli.inf.address import gateway_of, model_at
 from areal.cli.inf.flags import service_option
 from areal.cli.invocation import Invocation, fancy, pass_invocation
 from areal.cli.options import Seconds
@@ -209,6 +209,7 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     the trainer is alive. ``--service`` and ``--gateway`` are those of the inference service.
     """
     chosen = gateway_of(cli, service)._replace(timeout_s=cli.timeout_s or _RELEASE_S)
+    model = model_at(cli, service, model) or model
     workers = [each["worker_id"] for each in chosen.get("/workers")["workers"] if each["model"] == model]
     if not workers:
         raise NotFound(f"no worker of the model {model!r} is known to {chosen.url}", hint="areal inf status")

@@ -140,7 +140,7 @@ def _prepare(desk: Desk, request: ApplyRequest, wish: _Wish, refused: dict[str, 
         if refused is not None:
             return _possible(desk, request, wish, stored, refused)
         if wish.rendered is not None:
-            check_against_state(wish.rendered, {item.ref for item in stored})
+            check_against_state(wish.rendered, stored)
         anew = _anew(request, wish, stored)
         if faults := _job_faults(desk.ctx, wish, wish.resources, stored, anew):
             raise ManifestError(fault for found in faults.values() for fault in found)
@@ -217,7 +217,7 @@ def _possible(
     refused |= wish.spoiled
     if wish.rendered is not None:
         named = {parse_ref(ref) for ref in wish.spoiled}
-        for ref, faults in faults_against_state(wish.rendered, {item.ref for item in stored} | named).items():
+        for ref, faults in faults_against_state(wish.rendered, stored, {item.ref for item in stored} | named).items():
             refused[str(ref)] = ManifestError(faults)
     read = [item for item in wish.resources if item.ref not in refused]
     anew = _anew(request, wish, stored)

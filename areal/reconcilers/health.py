@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 from areal.reconcilers.document import iso
 from areal.reconcilers.job_phase import FAILED_REASON, JobPhase, standing
 from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.resources.kinds import served_name
 from areal.runtime.backends.base import Phase
 
 DIED = "ProcessDied"  # nobody restarts it but a reconcile
@@ -117,7 +118,8 @@ def _assess_model(name: str, spec: Mapping[str, Any], seen: Observed, service: M
     owner = f"InferenceService/{spec.get('service', 'default')}"
     names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
     runs, table = seen.of(f"Model/{name}"), seen.routes.get(owner)
-    picked = {uid for uid, _, state in table.models.get(name, ()) if state == "ready"} if _is_table(table) else set()
+    served = served_name(name, spec)
+    picked = {uid for uid, _, state in table.models.get(served, ()) if state == "ready"} if _is_table(table) else set()
     best = [_best(runs, component, index) for index in range(count) for component in names]
     serving = [index for index in range(count) if all(_serves(_best(runs, each, index)) for each in names)]
     sent = {run.replica for run in runs if _serves(run) and run.uid in picked}

@@ -19,7 +19,7 @@ from areal.reconcilers.model_files import commits_of
 from areal.reconcilers.plan import Op
 from areal.resources.bind import base_url
 from areal.resources.inference_service import InferenceServiceSpec
-from areal.resources.kinds import check_name, parse_ref
+from areal.resources.kinds import check_name, parse_ref, served_name
 from areal.resources.registry import effective
 from areal.resources.train_job import TrainJobSpec
 from areal.runtime.backends.base import RestartPolicy, RunSpec
@@ -149,9 +149,11 @@ def _service(hands: Hands, spec: TrainJobSpec) -> dict[str, str]:
     }
     if not spec.rollout.model:
         return told
-    told["AREAL_INFERENCE_MODEL"] = spec.rollout.model
     model = hands.store.get(parse_ref(f"Model/{spec.rollout.model}"))
-    if model is not None and (commits := commits_of(model, effective("Model", model.spec))):
+    if model is None:
+        return {**told, "AREAL_INFERENCE_MODEL": spec.rollout.model}
+    told["AREAL_INFERENCE_MODEL"] = served_name(model.name, model.spec)
+    if commits := commits_of(model, effective("Model", model.spec)):
         told[COMMITS_VARIABLE] = json.dumps(commits)
     return told
 

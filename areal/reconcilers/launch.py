@@ -80,15 +80,16 @@ def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
 
 def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     argv = _python("areal.services.inference.data_proxy", launch, service.log_level)
-    argv += ["--model", launch.object.name, "--drain-timeout", str(_strategy(spec, service).drain_timeout_seconds)]
+    argv += ["--model", spec.served_model_name or launch.object.name]
+    argv += ["--drain-timeout", str(_strategy(spec, service).drain_timeout_seconds)]
     argv += ["--state-dir", launch.data_folder, "--registration", json.dumps(_registration(launch, spec))]
     secret_env: dict[str, str] = {}
     if spec.external is not None:
         argv += ["--engine", "external", "--engine-url", spec.external.url, "--provider-api", spec.external.api]
         if spec.external.allow_private:
             argv.append("--allow-private")
-        if spec.external.model:
-            argv += ["--provider-model", spec.external.model]
+        if spec.external.model or spec.served_model_name:
+            argv += ["--provider-model", spec.external.model or launch.object.name]
         if spec.external.api_key_from is not None:
             secret_env["AREAL_PROVIDER_API_KEY"] = secret_of(spec.external.api_key_from, launch.object)
     else:

@@ -10,12 +10,14 @@ from typing import Any
 from areal.hub import is_id
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.requests import Source
+from areal.resources.crosscheck import served_as, served_twice
 from areal.resources.diagnostics import Diagnostic, ManifestError
 from areal.resources.kinds import Ref
 from areal.resources.paths import looks_local, resolve_model_path, with_absolute_paths
 from areal.resources.render import RenderRequest, render
 from areal.resources.resource import Rendered, Resource
 from areal.resources.suggest import did_you_mean
+from areal.state.records import StoredObject
 
 
 def rendered(source: Source) -> Rendered:
@@ -59,16 +61,22 @@ def wanted_of(resource: Resource) -> Wanted:
     )
 
 
-def check_against_state(found: Rendered, known: set[Ref]) -> None:
+def check_against_state(found: Rendered, stored: Sequence[StoredObject]) -> None:
     """Raises ManifestError with every fault of every object."""
-    faults = [fault for each in faults_against_state(found, known).values() for fault in each]
+    known = {item.ref for item in stored}
+    faults = [fault for each in faults_against_state(found, stored, known).values() for fault in each]
     if faults:
         raise ManifestError(faults)
 
 
-def faults_against_state(found: Rendered, known: Collection[Ref]) -> dict[Ref, list[Diagnostic]]:
-    """References to nothing and model folders that do not exist, with positions, by the object that has them."""
+def faults_against_state(
+    found: Rendered, stored: Sequence[StoredObject], known: Collection[Ref]
+) -> dict[Ref, list[Diagnostic]]:
+    """References to nothing, model folders that do not exist, and served names that another model of the service has,
+    with positions, by the object that has them. ``known``: what may be referred to."""
     faults: dict[Ref, list[Diagnostic]] = {}
+    declared = {resource.ref for resource in found.resources}
+    taken = {served_as(item.name, item.spec): item.ref for item in stored if _is_other_model(item.ref, declared)}
     for reference in found.unresolved:
         if reference.target not in known:
             message = (
@@ -79,7 +87,13 @@ def faults_against_state(found: Rendered, known: Collection[Ref]) -> dict[Ref, l
     for resource in found.resources:
         if missing := _missing_folders(resource):
             faults.setdefault(resource.ref, []).extend(missing)
+        if resource.kind == "Model" and (other := taken.get(served_as(resource.name, resource.spec))) is not None:
+            faults.setdefault(resource.ref, []).append(Diagnostic(*served_twice(resource, str(other))))
     return faults
+
+
+def _is_other_model(ref: Ref, declared: Collection[Ref]) -> bool:
+    return ref.kind == "Model" and ref not in declared
 
 
 def names_of(known: Iterable[Ref], kind: str) -> list[str]:

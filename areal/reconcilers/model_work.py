@@ -62,7 +62,8 @@ class ModelWork:
 
     @property
     def name(self) -> str:
-        return self.target.object.name
+        """The router's name of it."""
+        return self.spec.served_model_name or self.target.object.name
 
     @property
     def suspended(self) -> bool:
@@ -157,7 +158,7 @@ class ModelWork:
         """Drain every data proxy and forget the model at the router; to be waited for, whatever becomes of it."""
         seconds = self.policy.drain_s(self.strategy.drain_timeout_seconds)
         drains = self.drain([run.uid for run in proxies], (), cause, seconds=seconds)
-        args = {**self._router, "after": list(drains)}
+        args = {**self._router, **self._own_name, "after": list(drains)}
         needs = (*self.service.router_ready, *self.service.synced)
         gone = self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
         return (*drains, gone)
@@ -184,7 +185,14 @@ class ModelWork:
 
     def unroute(self, cause: str, needs: Sequence[int]) -> int:
         needs = (*needs, *self.service.router_ready)
-        return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=self._router)
+        return self.build.add(
+            Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args={**self._router, **self._own_name}
+        )
+
+    @property
+    def _own_name(self) -> dict[str, str]:
+        """Of an object that will be gone, or another one, when its routes go."""
+        return {"model": self.name} if self.spec.served_model_name else {}
 
     def drain(
         self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None

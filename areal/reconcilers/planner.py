@@ -37,7 +37,7 @@ from areal.reconcilers.processes import erase, slot_of, unseen
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica, replica_count
 from areal.reconcilers.train_job import JobWork, plan_job, plan_job_end, plan_job_stop
 from areal.resources.inference_service import InferenceServiceSpec
-from areal.resources.kinds import KINDS
+from areal.resources.kinds import KINDS, served_name
 from areal.resources.model import ModelSpec
 from areal.resources.registry import effective
 from areal.resources.train_job import TrainJobSpec
@@ -267,12 +267,13 @@ class _Planning:
 
     def _unroute_strangers(self) -> None:
         """Models in a router's table that no object declares."""
-        declared = {target.ref for target in self.scope.all}
+        objects = [item for target in self.scope.all for item in (target.object, target.replaces) if item is not None]
+        declared = {served_name(item.name, item.spec) for item in objects if item.kind == _MODEL}
         for view in self.services.values():
             if not isinstance(view.table, RouteTable) or view.gone:
                 continue
             for name in sorted(view.table.models):
-                if f"{_MODEL}/{name}" not in declared:
+                if name not in declared:
                     args = {"service": view.ref, "router": view.router, "model": name}
                     cause = f"route-extra: no object declares model {name}"
                     self.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)

@@ -18,7 +18,7 @@ from areal.reconcilers.observe import key_headers, probe_run, ready_path
 from areal.reconcilers.observed import Seen
 from areal.reconcilers.plan import Op
 from areal.reconcilers.replicas import ENGINE, gpus_per_replica
-from areal.resources.kinds import parse_ref
+from areal.resources.kinds import parse_ref, served_name
 from areal.runtime.backends.base import Phase, RunSpec
 from areal.runtime.probes import Response
 from areal.runtime.readiness import failure, wait_ready
@@ -172,7 +172,14 @@ def warm(hands: Hands, op: Op, number: int) -> None:
     """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
     hands.say(op, "warming up")
     client = hands.admin(hands.service_of(op.ref), hands.url(op.run), WARM_TIMEOUT_S)
-    body = {"model": hands.object(op.ref).name, "prompt": "1", "max_tokens": 1, "temperature": 0, "store": False}
+    model = hands.object(op.ref)
+    body = {
+        "model": served_name(model.name, model.spec),
+        "prompt": "1",
+        "max_tokens": 1,
+        "temperature": 0,
+        "store": False,
+    }
     logs = f"areal logs {op.ref.lower()}"
     try:
         status, answer = client.post("/v1/completions", body)

@@ -11,6 +11,7 @@ from areal.client.admin import AdminClient
 from areal.errors import ArealError, TargetFailed
 from areal.reconcilers.hands import Hands, brief
 from areal.reconcilers.plan import Op
+from areal.resources.kinds import served_name
 from areal.runtime.probes import Unreachable, http_get
 
 POLL_S = 0.02
@@ -26,7 +27,7 @@ def route(hands: Hands, op: Op, number: int) -> None:
         {"worker_id": hands.uid(run), "worker_addr": hands.url(run), **({"cordoned": True} if run in cordoned else {})}
         for run in op.runs
     ]
-    body = {"model": hands.object(op.ref).name, "workers": workers, "expected": op.args["expected"]}
+    body = {"model": _served(hands, op), "workers": workers, "expected": op.args["expected"]}
     body["readiness"] = op.args["readiness"]
     answer = _ask(hands, op, "/register_model", body)
     for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
@@ -36,8 +37,13 @@ def route(hands: Hands, op: Op, number: int) -> None:
 
 
 def unroute(hands: Hands, op: Op, number: int) -> None:
-    name = op.args.get("model") or op.ref.partition("/")[2]
+    name = op.args.get("model") or _served(hands, op)
     _ask(hands, op, "/remove_model", {"model": name}, missing_is_fine=True)
+
+
+def _served(hands: Hands, op: Op) -> str:
+    model = hands.object(op.ref)
+    return served_name(model.name, model.spec)
 
 
 def configure(hands: Hands, op: Op, number: int) -> None:
@@ -75,7 +81,7 @@ def _in_flight(url: str) -> int | None:
 def settle(hands: Hands, op: Op, number: int) -> None:
     """The gateway lists the model, and the router sends requests to its replicas: what `Ready` promises is what a
     user's client sees. A replica that the router does not find well is waited for a moment, and is no failure here."""
-    service, name = str(op.args["service"]), op.ref.partition("/")[2]
+    service, name = str(op.args["service"]), _served(hands, op)
     gateway = _gateway_url(hands, service)
     if gateway is None:
         raise TargetFailed(f"{service} has no running gateway", hint=f"areal describe {service.lower()}")

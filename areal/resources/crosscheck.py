@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from areal.resources import registry
 from areal.resources.diagnostics import Pos, Problems
-from areal.resources.kinds import Ref, parse_ref
+from areal.resources.kinds import SERVED, Ref, parse_ref, served_name
 from areal.resources.nodes import locate
 from areal.resources.resource import PlacedReference, Resource
 
@@ -20,6 +21,29 @@ def unique(resources: Sequence[Resource], problems: Problems) -> None:
             path = "metadata.name" if resource.owned_by is None else resource.text_of(("name",))
             message = f"{resource.ref} is declared twice: first at {earlier.pos}{_item(earlier)}"
             problems.add(resource.pos, path, message + (f", again by {resource.origin}" if resource.origin else ""))
+
+
+def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
+    """The service of a Model, and what its gateway calls it: no two models have the same."""
+    return str(spec.get("service", "default")), served_name(name, spec)
+
+
+def served_twice(resource: Resource, other: str) -> tuple[Pos, str, str]:
+    """Place, field and fault of a Model whose served name ``other`` has."""
+    service, name = served_as(resource.name, resource.spec)
+    said = SERVED in resource.spec
+    pos, path = (resource.pos_of((SERVED,)), resource.text_of((SERVED,))) if said else (resource.pos, "metadata.name")
+    return pos, path, f'"{name}" is what clients of InferenceService/{service} call {other}: give one of them another'
+
+
+def served_once(resources: Sequence[Resource], problems: Problems) -> None:
+    """One Model for each name that a service's clients send."""
+    first: dict[tuple[str, str], Resource] = {}
+    for resource in (each for each in resources if each.kind == "Model"):
+        earlier = first.setdefault(served_as(resource.name, resource.spec), resource)
+        if earlier.ref != resource.ref:
+            pos, path, message = served_twice(resource, f"{earlier.ref} ({earlier.pos})")
+            problems.add(pos, path, message)
 
 
 def _item(resource: Resource) -> str:

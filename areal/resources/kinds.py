@@ -7,11 +7,14 @@ form is ``Model/qwen``. A name is one path segment by construction: it can never
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from areal.errors import NotFound, UsageFault
 from areal.resources.suggest import did_you_mean
 
+SERVED = "servedModelName"
 API_VERSION = "areal.dev/v1alpha1"
 MAX_NAME_LENGTH = 63
 
@@ -105,3 +108,8 @@ def check_name(name: str) -> str:
     if problem is not None:
         raise UsageFault(problem)
     return name
+
+
+def served_name(name: str, spec: Mapping[str, Any]) -> str:
+    """What clients, the gateway and the router call the Model ``name``."""
+    return str(spec.get(SERVED) or name)

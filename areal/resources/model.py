@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, JsonValue, WithJsonSchema
+from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from areal.resources.backend_grammar import BACKEND_PATTERN, INFERENCE_ENGINES, BackendError, parse_backend
@@ -18,6 +18,7 @@ from areal.resources.rules import EXPRESSION, Schema, given, text, when, without
 from areal.resources.tree import Path
 from areal.resources.update import Update
 
+SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # without ":", which tells an adapter from its model
 _ENGINE_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/?")
 
 _BASE_URL = r"[Hh][Tt][Tt][Pp][Ss]?://[^\s\\/?#@]+(?:/[^\s\\?#]*)?"
@@ -81,6 +82,9 @@ class ServedModel(SpecModel):
     lora: Annotated[dict[str, str], Update.ROLL] = {}
     """LoRA adapters served beside the model: name to folder (vllm and sglang take Hugging Face ids too). A call names
     one as its model: `adapter`, or `model:adapter`."""
+    served_model_name: Annotated[str | None, Field(pattern=SERVED_NAME, max_length=255), Update.IMMUTABLE] = None
+    """What clients send as `model`, and `/v1/models` lists: `Qwen/Qwen3-8B`. Models of one service have different ones;
+    of two services they may be the same. Absent: the object's name."""
     replicas: Annotated[Replicas | None, Update.HOT] = None
     """Number of replicas; wins over `d` of the backend. Absent: `d`."""
     resources: Annotated[Resources, Update.ROLL] = Resources()
@@ -185,4 +189,4 @@ class InlineModel(ServedModel):
     """A Model written inside its service. It becomes an object of its own, owned by the service."""
 
     name: Annotated[Name, Update.IMMUTABLE]
-    """Name of the Model; clients ask for it by this name."""
+    """Name of the Model; clients ask for it by this name, or by its `servedModelName`."""

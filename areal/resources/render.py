@@ -141,6 +141,7 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
 
 def _cross_check(resources: list[Resource], problems: Problems) -> tuple[PlacedReference, ...]:
     crosscheck.unique(resources, problems)
+    crosscheck.served_once(resources, problems)
     references = crosscheck.place_references(resources)
     crosscheck.acyclic(references, problems)
     return references

@@ -63,6 +63,18 @@ def test_field_that_another_layer_holds_is_told_by_its_flag(
     assert moved.code == 4, "the service is not there"
 
 
+def test_served_name_that_another_model_of_the_service_has_is_refused(
+    areal: Areal, record: Callable[..., Any], tmp_path: Path
+) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    record("Model", "m", {"backend": "embedded", "path": str(tmp_path), "servedModelName": "Q/q"})
+    words = ("inf", "register", "--backend", "embedded", "--model-path", str(tmp_path), "--dry-run")
+    taken = areal(*words, "--model", "n", "--served-model-name", "Q/q")
+    assert taken.code == 3 and '--served-model-name: "Q/q" is what clients' in taken.err and "Model/m" in taken.err
+    assert areal(*words, "--model", "n", "--served-model-name", "Q/other").code == 0
+    assert areal("inf", "models", "--json").json[0]["servedModelName"] == "Q/q"
+
+
 @pytest.mark.parametrize(
     ("path", "flag"),
     [

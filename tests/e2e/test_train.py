@@ -176,7 +176,7 @@ def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(j
 
 
 def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is(jobs: Box) -> None:
-    manifest = Path(jobs.manifest())
+    manifest = Path(jobs.manifest(model="servedModelName: Acme/Reverse-1.5"))
     manifest.write_text(
         manifest.read_text()
         + "---\napiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: sampling}\nspec:\n"
@@ -185,7 +185,11 @@ def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is
     jobs.ok("apply", "-f", str(manifest))
     wait_phase(jobs, "sampling", "Succeeded")
     output = jobs.ok("train", "logs", "sampling").out
-    assert f"inference {jobs.url} reverse" in output
+    assert f"inference {jobs.url} Acme/Reverse-1.5" in output
+    jobs.chat("12", model="Acme/Reverse-1.5")
+    jobs.ok("inf", "chat", "--model", "reverse", "-m", "12")
+    assert "model/reverse unchanged" in jobs.ok("apply", "-f", str(manifest)).out
+    assert json.loads(jobs.ok("get", "model/reverse", "-o", "json").out)["status"]["phase"] == "Ready"
     refused = jobs.areal("delete", "model/reverse", "--yes")
     assert refused.code == 5 and "TrainJob/sampling" in refused.err
     jobs.ok("delete", "-f", str(manifest), "--yes")

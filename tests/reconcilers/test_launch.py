@@ -82,3 +82,14 @@ def test_key_of_an_engine_that_runs_already_goes_by_a_secret(tmp_path: Path) -> 
     run = proxy_run(tmp_path, backend="vllm", engineUrl="http://10.0.0.2:8000", engineApiKeyFrom=source)
     assert run.secret_env == {"AREAL_ENGINE_API_KEY": "sk-of-the-engine"}
     assert "sk-of-the-engine" not in str((run.argv, run.env, run.spec, run.inputs))
+
+
+def test_data_proxy_serves_the_name_that_clients_send(tmp_path: Path) -> None:
+    def said(argv: tuple[str, ...], flag: str) -> str | None:
+        return argv[argv.index(flag) + 1] if flag in argv else None
+
+    assert said(proxy_argv(tmp_path), "--model") == "qwen"
+    assert said(proxy_argv(tmp_path, servedModelName="Qwen/Qwen3-8B"), "--model") == "Qwen/Qwen3-8B"
+    external = {"backend": None, "path": None, "external": {"url": "https://api.example.com/v1"}}
+    named = proxy_argv(tmp_path, servedModelName="best", **external)
+    assert (said(named, "--model"), said(named, "--provider-model")) == ("best", "qwen"), "over there, the object's"

@@ -150,6 +150,25 @@ def test_same_object_twice_names_both_places(tmp_path: Path) -> None:
     assert str(fault) == f"{two}:3:18: metadata.name: Model/qwen is declared twice: first at {one}:3:18"
 
 
+def test_two_models_of_a_service_have_different_names_for_its_clients() -> None:
+    named = f"{HEAD}kind: Model\nmetadata: {{name: %s}}\nspec: {{backend: embedded, path: m, service: %s, %s}}\n"
+    same = named % ("a", "s", "servedModelName: Q/q") + "---\n" + named % ("b", "s", "servedModelName: Q/q")
+    (fault,) = faults(same)
+    assert "spec.servedModelName" in fault and "call Model/a" in fault
+    (plain,) = faults(named % ("b", "s", "servedModelName: a") + "---\n" + named % ("a", "s", "replicas: 1"))
+    assert "metadata.name" in plain and "call Model/b" in plain
+    both = named % ("a", "s", "servedModelName: Q/q") + "---\n" + named % ("b", "t", "servedModelName: Q/q")
+    assert len(render(RenderRequest(("-",), stdin=both)).resources) == 2, "of two services they may be the same"
+    inline = f"{HEAD}kind: InferenceService\nmetadata: {{name: s}}\nspec:\n  models:\n"
+    inline += (
+        "  - {name: a, backend: embedded, path: m}\n  - {name: b, backend: embedded, path: m, servedModelName: a}\n"
+    )
+    (third,) = faults(inline)
+    assert "spec.models[b].servedModelName" in third
+    for bad in ("''", "'a:b'", "'/a'", "'a b'", "3"):
+        assert faults(named % ("a", "s", f"servedModelName: {bad}"))
+
+
 def test_inline_model_and_document_of_one_name_collide() -> None:
     service = f"{HEAD}kind: InferenceService\nmetadata: {{name: s}}\nspec:\n  models:\n"
     service += "  - {name: qwen, backend: embedded, path: m}\n"

@@ -7,7 +7,7 @@ from areal.cli.invocation import Invocation
 from areal.cli.remote import Gateway, gateway, read_key
 from areal.cli.targets import stored
 from areal.errors import ArealError
-from areal.resources.kinds import Ref
+from areal.resources.kinds import Ref, name_problem, served_name
 
 
 def gateway_of(cli: Invocation, service: str | None) -> Gateway:
@@ -17,6 +17,18 @@ def gateway_of(cli: Invocation, service: str | None) -> Gateway:
         return chosen
     name = service_name(cli, service)
     return Gateway(_address(cli, name), _local_key(cli, name))
+
+
+def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:
+    """What the gateway calls the model that was named: by its object's name here, or as clients call it."""
+    from areal.state.objects import ObjectStore
+
+    if model is None or gateway(cli) is not None or name_problem(model) is not None:
+        return model
+    found = ObjectStore(cli.home).get(Ref("Model", model))
+    if found is None or found.spec.get("service", "default") != service_name(cli, service):
+        return model
+    return served_name(found.name, found.spec)
 
 
 def _address(cli: Invocation, service: str) -> str:

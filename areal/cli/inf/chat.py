@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.inf.address import gateway_of
+from areal.cli.inf.address import gateway_of, model_at
 from areal.cli.inf.flags import model_name_option, service_option
 from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.output.emit import compact, dump, write
@@ -50,6 +50,7 @@ def chat(
     """
     from areal.cli.inf.conversation import Conversation
 
+    given["model"] = model_at(cli, service, given["model"])
     talk = Conversation(_client(cli, service), _settings(given))
     text = message if message is not None else None if sys.stdin.isatty() else _piped()
     if text is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.inf.address import gateway_of
+from areal.cli.inf.address import gateway_of, model_at
 from areal.cli.inf.flags import model_name_option, service_option
 from areal.cli.interrupts import EXIT_INTERRUPTED, graceful
 from areal.cli.invocation import Invocation, pass_invocation
@@ -96,7 +96,7 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     chosen = gateway_of(cli, given["service"])
     dataset = load_dataset(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
     agent = _agent(given)
-    given["model"] = given["model"] or _only_model(chosen)
+    given["model"] = model_at(cli, given["service"], given["model"]) or _only_model(chosen)
     interrupted = threading.Event()
     with _open(given, dataset) as output:
         began = time.monotonic()

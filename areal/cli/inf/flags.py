@@ -60,6 +60,7 @@ class ModelFlags(NamedTuple):
     tokenizer_path: str | None
     engine_args: tuple[str, ...]
     proxy_args: tuple[str, ...]
+    served_model_name: str | None
     replicas: int | None
     model_health_timeout: float | None
 
@@ -74,6 +75,7 @@ class ModelFlags(NamedTuple):
             "tokenizerPath": self.tokenizer_path,
             "engineArgs": arguments(self.engine_args, "--engine-args"),
             "proxyArgs": arguments(self.proxy_args, "--proxy-args"),
+            "servedModelName": self.served_model_name,
             "replicas": self.replicas,
         }
         if self.model_health_timeout is not None:
@@ -87,6 +89,7 @@ _MODEL = (
     click.option("--tokenizer-path", metavar="PATH", help="Hugging Face id or folder  [default: the model's]."),
     click.option("--engine-args", multiple=True, metavar="ARGS", help="'--max-model-len 8192 --enable-x', or JSON."),
     click.option("--proxy-args", multiple=True, metavar="ARGS", help="The same, for the data proxies."),
+    click.option("--served-model-name", metavar="NAME", help="What clients send as `model`  [default: --model]."),
     click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="Replicas; overrides d of the backend."),
     click.option(
         "--model-health-timeout", type=Seconds(), metavar="TIME", help="A replica must be ready within  [default: 30m]."

@@ -25,7 +25,7 @@ from areal.cli.output.table import field
 from areal.cli.remote import gateway
 from areal.cli.targets import missing, stored
 from areal.errors import Conflict, UsageFault
-from areal.resources.kinds import Ref
+from areal.resources.kinds import Ref, served_name
 
 _MODEL_S = 1800.0
 _COLUMNS = (
@@ -34,6 +34,7 @@ _COLUMNS = (
     field("READY", "ready"),
     field("BACKEND", "backend"),
     field("PATH", "path"),
+    field("SERVED AS", "servedModelName", wide=True),
     field("SERVICE", "service", wide=True),
     field("MESSAGE", "message", wide=True),
 )
@@ -98,9 +99,11 @@ def _spec(flags: ModelFlags, url: str | None, external: dict[str, Any]) -> dict[
         if absent:
             raise UsageFault(f"{absent[0]} is missing", hint="give --backend and --model-path, or --api-url")
         return flags.spec()
+    served, flags = flags.served_model_name, flags._replace(served_model_name=None)
     if flags.given:
         raise UsageFault(f"{flags.given[0]} does not go with --api-url, which has no engine of ours")
-    return {"external": {"url": _external_url(url, allow_private="allowPrivate" in external), **external}}
+    spec: dict[str, Any] = {"servedModelName": served} if served else {}
+    return {**spec, "external": {"url": _external_url(url, allow_private="allowPrivate" in external), **external}}
 
 
 def _external_url(text: str, *, allow_private: bool) -> str:
@@ -193,6 +196,7 @@ def _rows(cli: Invocation, service: str) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": item.name,
+                "servedModelName": served_name(item.name, item.spec),
                 "service": service,
                 "backend": item.spec.get("backend") or ("external" if external else None),
                 "path": item.spec.get("path") or external.get("url"),

@@ -192,14 +192,12 @@ def _decoder(cli: Invocation, named: str | None, episodes: list[Episode], chosen
 
 
 def _folder_here(cli: Invocation, model: str) -> str | None:
-    from areal.resources.kinds import Ref, check_name
+    from areal.resources.kinds import served_name
     from areal.resources.paths import resolve_model_path
     from areal.state.objects import ObjectStore
 
-    try:
-        found = ObjectStore(cli.home).get(Ref("Model", check_name(model)))
-    except ArealError:  # a name that no object can have, or one whose file is damaged: then it is not known here
-        return None
+    mine = (item for item in ObjectStore(cli.home).list("Model") if served_name(item.name, item.spec) == model)
+    found = next(mine, None)
     path = (found.spec.get("tokenizerPath") or found.spec.get("path")) if found is not None else None
     if found is None or path is None:
         return None
