@@ -59,6 +59,11 @@ class Health:
     seen: bool = False
     was_healthy: bool = False
 
+    @property
+    def in_doubt(self) -> bool:
+        """Some more answers decide whether it is dead, or back."""
+        return self.failures > 0 if self.healthy else self.successes > 0
+
     def after(self, answer: Answer, rules: Readiness = DEFAULT) -> Health:
         if answer is Answer.READY:
             successes = self.successes + 1

@@ -44,8 +44,11 @@ class Prober:
         for worker in self._registry.workers():
             if worker.expires_at is not None:
                 continue
-            if (period_s := periods.get(worker.model)) is None:
-                period_s = periods[worker.model] = self._registry.renew_s(worker)
+            period_s = periods.get(worker.model) if not worker.health.in_doubt else None
+            if period_s is None:
+                period_s = self._registry.renew_s(worker)
+                if not worker.health.in_doubt:
+                    periods[worker.model] = period_s
             left_s = worker.probed_at + period_s - now
             if left_s <= 0:
                 due.append(worker)
@@ -54,7 +57,7 @@ class Prober:
                 next_s = left_s
         if due:
             probes.create_task(self.probe(due), name="probes-due")
-        if not periods:
+        if next_s == math.inf:
             return until_beat(_NOBODY_S)
         took_s = time.monotonic() - now
         return max(min(next_s, _LOOK_AGAIN_S), took_s * _REST)

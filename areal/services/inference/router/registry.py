@@ -8,6 +8,7 @@ declared, and who has joined, outlives the router (``Declared``).
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import deque
@@ -70,6 +71,7 @@ class Worker:
     report: Report = field(default_factory=Report)
     probed_at: float = -1e9  # monotonic: when it was last asked
     expires_at: float | None = None  # monotonic: its lease's end; None: it has none, and is probed
+    granted_s: float = math.inf  # how long its lease was
     was_ready: bool = False
 
     @property
@@ -202,8 +204,9 @@ class Registry:
         worker = self._workers.get(lease.worker_id)
         if worker is None or worker.addr != lease.addr or worker.model != lease.model:
             worker = self._join(lease, worker)
-        worker.expires_at = now + self.lease_s(worker)
         self.observe(worker, answer, report)
+        worker.granted_s = self.lease_s(worker)
+        worker.expires_at = now + worker.granted_s
         self._publish(worker)
         return worker
 
@@ -236,22 +239,31 @@ class Registry:
             model.were_ready += 1
         if model.were_ready < model.expected:
             return
-        if sum(worker.state == READY for worker in self.workers(name)) >= model.expected:
+        workers = self.workers(name)
+        for each in workers:  # some may have gone since: they count again once they are back
+            each.was_ready = each.state == READY
+        model.were_ready = sum(each.was_ready for each in workers)
+        if model.were_ready >= model.expected:
             model.withheld = False
             self._changed()
 
     def renew_s(self, worker: Worker) -> float:
-        """How often it has to renew its lease: more seldom the more there are, so that we keep up with all."""
-        return max(self.readiness(worker).period_seconds, len(self._workers) / _RENEWALS_PER_S)
+        """How often it has to renew its lease: more seldom the more there are, so that we keep up with all, but as
+        often as its model says while it is in doubt."""
+        period_s = self.readiness(worker).period_seconds
+        return period_s if worker.health.in_doubt else max(period_s, len(self._workers) / _RENEWALS_PER_S)
 
     def lease_s(self, worker: Worker) -> float:
         rules = self.readiness(worker)
         return self.renew_s(worker) * rules.failure_threshold + rules.timeout_seconds
 
     def expire(self, now: float) -> None:
-        """Who has not renewed its lease is dead."""
+        """Who has not renewed its lease is dead. Where many have joined since it did, it waited for them: it has as
+        long as they have."""
         for worker in self._workers.values():
-            if worker.expires_at is not None and worker.expires_at < now and worker.health.healthy:
+            if worker.expires_at is None or worker.expires_at >= now or not worker.health.healthy:
+                continue
+            if worker.expires_at + max(0.0, self.lease_s(worker) - worker.granted_s) < now:
                 worker.health = replace(worker.health, healthy=False, successes=0)
                 self._changed(worker)
 

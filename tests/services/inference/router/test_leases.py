@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from areal.services.inference.router.declared_file import DeclaredFile
 from areal.services.inference.router.health import Answer
-from areal.services.inference.router.registry import Lease, Registry, Report
+from areal.services.inference.router.registry import Lease, Registry, Report, Worker
 from areal.services.inference.router.table import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
 
 
@@ -45,6 +45,57 @@ def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> 
     renewed(registry, 0, now=6.0)
     renewed(registry, 0, now=7.0)
     assert states(registry) == {"w0": READY}
+
+
+def test_worker_that_joined_first_has_as_long_as_those_that_it_waits_for() -> None:
+    registry = Registry()
+    for number in range(2_000):
+        renewed(registry, number, expected=2_000)
+    registry.expire(5.1)  # as long as the first ones' leases were when they joined
+    assert registry.workers()[0].state == READY
+    assert registry.snapshot().models["m"].published
+    registry.expire(4.0 * 3 + 2.1)  # 2,000 renew every 4 seconds
+    assert set(states(registry).values()) == {DEAD}
+
+
+def test_worker_that_is_coming_back_is_heard_soon_however_many_there_are() -> None:
+    registry = Registry()
+    for number in range(2_000):
+        renewed(registry, number)
+    first = registry.workers()[0]
+    assert registry.renew_s(first) == 4.0
+    registry.expire(20.0)
+    renewed(registry, 0, now=21.0)
+    assert (first.state, registry.renew_s(first)) == (DEAD, 1.0), "one more answer decides"
+    renewed(registry, 0, now=22.0)
+    assert (first.state, registry.renew_s(first)) == (READY, 4.0)
+    registry.observe(first, Answer.LOST, None)
+    assert (first.state, registry.renew_s(first)) == (READY, 1.0), "it may be dead: that is soon known"
+
+
+def test_renewing_looks_at_its_own_worker_only_though_some_of_a_large_pool_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry, count, looked = Registry(), 300, 0
+    for number in range(count - 1):
+        renewed(registry, number, expected=count)
+    registry.expire(100.0)
+    renewed(registry, count - 1, expected=count, now=100.0)  # as many were ready as there have to be, not at one time
+    state_of = Worker.state
+
+    def counted(worker: Worker) -> str:
+        nonlocal looked
+        looked += 1
+        return str(state_of.fget(worker))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Worker, "state", property(counted))
+    for number in range(100):
+        renewed(registry, number, expected=count, now=101.0)
+    assert looked < 10 * 100
+    for number in range(count):
+        renewed(registry, number, expected=count, now=102.0)
+        renewed(registry, number, expected=count, now=103.0)
+    assert registry.snapshot().models["m"].published
 
 
 def test_lease_brings_back_nobody_that_was_removed_until_it_is_declared_again() -> None:
