@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from areal.cli import view
 from areal.errors import UsageFault
 from areal.resources.kinds import API_VERSION, Ref, check_name, name_problem
-from areal.state.job_metrics import bottleneck, newest_step
+from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
     from areal.cli.invocation import Invocation
@@ -93,14 +93,6 @@ def _why(cli: Invocation, message: str, state: RunState | None) -> str:
     return f"{message}: {said[-1].removeprefix('error: ')[:_LONGEST_WORD]}" if said else message
 
 
-def _eta_s(last: Mapping[str, Any]) -> float | None:
-    """Seconds to the run's end at the pace of its newest step."""
-    step, total, pace = (last.get(name) for name in ("step", "total_steps", "time/step"))
-    if not (isinstance(step, int) and isinstance(total, int) and isinstance(pace, int | float)):
-        return None
-    return max(0, total - step) * float(pace)
-
-
 def step_of(row: Mapping[str, Any]) -> str | None:
     """``12/200``."""
     if row["step"] is None:
@@ -124,7 +116,7 @@ def job_row(cli: Invocation, found: StoredObject, runs: Mapping[str, RunState]) 
         "attempt": now.attempt or None,
         "step": last.get("step"),
         "totalSteps": last.get("total_steps"),
-        "etaSeconds": _eta_s(last) if status.phase == "Running" else None,
+        "etaSeconds": eta_s(last) if status.phase == "Running" else None,
         "reward": last.get("reward/mean"),
         "tokensPerSecond": last.get("tokens_per_second"),
         "staleness": last.get("staleness/max"),

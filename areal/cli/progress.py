@@ -25,7 +25,7 @@ class ProgressPrinter:
 
     On a terminal every unfinished target keeps one line at the bottom, redrawn in place; a finished one is printed
     once above them and let go. Elsewhere a line is written when a target's stage changes, and only then (``verbose``:
-    also when its count does).
+    also when its count does; work that says how long it takes: also at each tenth of it).
     """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, stream: TextIO | None = None) -> None:
@@ -65,7 +65,8 @@ class ProgressPrinter:
                 self._stream.flush()
 
     def _differs(self, before: Progress, now: Progress) -> bool:
-        return before.stage != now.stage or (self._verbose and before.done != now.done)
+        changed = before.stage != now.stage or _tenth(before) < _tenth(now)
+        return changed or (self._verbose and before.done != now.done)
 
     def _tick(self) -> None:
         turn = 0
@@ -96,9 +97,19 @@ def _line(progress: Progress, *, waited: float = 0.0) -> str:
     if progress.done is not None and progress.total:
         parts.append(_counted(progress.done, progress.total))
     elapsed = progress.elapsed_s + waited
-    if elapsed >= 1:
-        parts.append(f"({age(elapsed)})")
+    times = [age(elapsed)] if elapsed >= 1 else []
+    if progress.eta_s is not None:
+        times.append(f"ETA {age(max(0.0, progress.eta_s - waited))}")
+    if times:
+        parts.append(f"({', '.join(times)})")
     return " ".join(parts)
+
+
+def _tenth(progress: Progress) -> int:
+    """How many tenths are done, of work that says how long it takes."""
+    if progress.eta_s is None or not progress.total:
+        return 0
+    return 10 * (progress.done or 0) // progress.total
 
 
 def _counted(done: int, total: int) -> str:

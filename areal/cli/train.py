@@ -295,6 +295,26 @@ def _sentences(row: dict[str, Any]) -> str:
 
 @click.command()
 @_job
+@options.timeout("7d")
+@_reading
+@pass_invocation
+def wait(cli: Invocation, /, name: str) -> int:
+    """Wait until the job NAME has ended: exit 0 where it succeeded, 8 where it failed or was stopped.
+
+    Its step, elapsed time and ETA are shown on a terminal; elsewhere a line at each tenth of the run.
+    """
+    from areal.reconcilers.waiting import wait as wait_for
+
+    not_remote(cli, "train wait")
+    with acting(cli) as context:
+        outcome = wait_for(
+            context, [jobs.ref_of(name)], (("completed",),), timeout_s(cli, 7 * 86400.0), stopped_fails=True
+        )
+    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+
+
+@click.command()
+@_job
 @click.option("-f", "--follow", is_flag=True, help="Go on, printing new lines.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="An earlier attempt  [default: the last].")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=200, show_default=True, help="The last N.")

@@ -98,6 +98,7 @@ TRAIN: dict[str, Leaf | Branch] = {
     "stop": _train("stop", "Stop a job by name."),
     "ps": _train("ps", "List jobs."),
     "status": _train("status", "One job: phase, step, reward, throughput, staleness."),
+    "wait": _train("wait", "Wait until a job has ended; shows its step and ETA."),
     "logs": _train("logs", "A job's output."),
     "metrics": _train("metrics", "Curves of jobs in the terminal or as a picture, compared."),
     "trajectories": Leaf(

@@ -14,7 +14,8 @@ from areal.state.home import Home
 class Progress:
     """One step of long work, for people: ``ref`` is the target ("Model/qwen engine/0"), times in seconds.
 
-    ``detail`` may change at any time, so it is shown only where a line can be written over.
+    ``detail`` may change at any time, so it is shown only where a line can be written over. ``eta_s``: what is left, of
+    work that says it; of that a line is written at each tenth elsewhere.
     """
 
     ref: str
@@ -23,6 +24,7 @@ class Progress:
     total: int | None = None
     elapsed_s: float = 0.0
     detail: str = ""
+    eta_s: float | None = None
 
 
 def _silent(progress: Progress) -> None:

@@ -13,7 +13,7 @@ from areal.reconcilers.status import ObjectStatus, statuses
 from areal.resources.kinds import Ref
 from areal.runtime.backends import open_backend
 from areal.state.home import Home
-from areal.state.job_metrics import bottleneck, newest_step
+from areal.state.job_metrics import bottleneck, eta_s, newest_step
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
@@ -23,8 +23,11 @@ POLL_S = 0.2
 Conditions = tuple[tuple[str, ...], ...]
 
 
-def wait(ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float) -> Outcome:
-    """Every object meets every condition (each one an or of alternatives). Raises TimedOut, TargetFailed, NotFound."""
+def wait(
+    ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float, *, stopped_fails: bool = False
+) -> Outcome:
+    """Every object meets every condition (each one an or of alternatives). ``stopped_fails``: a job that somebody stops
+    is not waited for. Raises TimedOut, TargetFailed, NotFound."""
     store = ObjectStore(ctx.home)
     backend = open_backend("local", ctx.home.root)
     deadline = time.monotonic() + timeout_s
@@ -47,8 +50,10 @@ def wait(ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: f
                 hint=f"areal describe {pending[0]}",
             )
         for ref in pending:
-            elapsed, stage = time.monotonic() - began, f"waiting for {_words(conditions)}"
-            ctx.progress(Progress(str(ref), stage, elapsed_s=elapsed, detail=_where_it_is(ctx.home, ref)))
+            status = seen.get(str(ref))
+            if stopped_fails and status is not None and status.phase == "Stopped":
+                raise TargetFailed(f"{ref} was stopped", hint=f"areal resume {ref} goes on with it")
+            ctx.progress(_progress(ctx.home, ref, status, _words(conditions), time.monotonic() - began))
         time.sleep(POLL_S)
 
 
@@ -104,14 +109,17 @@ def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Con
         )
 
 
-def _where_it_is(home: Home, ref: Ref) -> str:
-    """A job's last step; of other kinds there is nothing shorter than their conditions."""
+def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, waited_s: float) -> Progress:
+    """Of a job that runs: its step, since when, and how long it takes; of others, since when they are waited for."""
     step = newest_step(home.job_metrics(ref.name)) if ref.kind == "TrainJob" else {}
-    words = [f"step {step['step']}"] if step else []
+    if status is None or status.phase != "Running" or not step:
+        return Progress(str(ref), f"waiting for {words}", elapsed_s=waited_s)
     reward = step.get("reward/mean")
-    if isinstance(reward, int | float):
-        words.append(f"reward {reward:.3f}")
-    return ", ".join([*words, *filter(None, [bottleneck(step)])])
+    told = [f"reward {reward:.3f}"] if isinstance(reward, int | float) else []
+    detail = ", ".join([*told, *filter(None, [bottleneck(step)])])
+    total = step.get("total_steps")
+    stage = "step" if isinstance(total, int) else f"step {step['step']}"
+    return Progress(str(ref), stage, step["step"], total, status.age_s, detail, eta_s(step))
 
 
 def _words(conditions: Conditions) -> str:

@@ -45,6 +45,14 @@ def bottleneck(step: Mapping[str, Any]) -> str | None:
     return said if isinstance(said, str) else None
 
 
+def eta_s(step: Mapping[str, Any]) -> float | None:
+    """Seconds to the run's end at the pace of this step."""
+    done, total, pace = (step.get(name) for name in ("step", "total_steps", "time/step"))
+    if not (isinstance(done, int) and isinstance(total, int) and isinstance(pace, int | float)):
+        return None
+    return max(0, total - done) * float(pace)
+
+
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:

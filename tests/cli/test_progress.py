@@ -90,3 +90,32 @@ def test_no_color_means_no_moving_lines(monkeypatch: pytest.MonkeyPatch) -> None
     with ProgressPrinter(stream=stream) as progress:
         progress(Progress("a", "starting"))
     assert ESCAPE not in stream.getvalue() and "\x1b" not in stream.getvalue()
+
+
+def _step(done: int) -> Progress:
+    return Progress("TrainJob/x", "step", done, 200, elapsed_s=done, detail="reward 0.4", eta_s=200.9 - done)
+
+
+def test_run_off_a_terminal_is_a_line_at_each_tenth() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream) as progress:
+        progress(Progress("TrainJob/x", "waiting for completed"))
+        for done in (3, 5, 25, 30, 60, 199, 200):
+            progress(_step(done))
+    assert stream.getvalue().splitlines() == [
+        "TrainJob/x: waiting for completed",
+        "TrainJob/x: step 3/200 (3s, ETA 3m17s)",
+        "TrainJob/x: step 25/200 (25s, ETA 2m55s)",
+        "TrainJob/x: step 60/200 (60s, ETA 2m20s)",
+        "TrainJob/x: step 199/200 (3m19s, ETA 1s)",
+        "TrainJob/x: step 200/200 (3m20s, ETA 0s)",
+    ]
+
+
+def test_run_on_a_terminal_is_one_line_with_its_step_and_what_is_left() -> None:
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    with printer as progress:
+        progress(_step(12))
+        printer._draw("*")
+    assert "TrainJob/x: step 12/200 (12s, ETA 3m8s)  reward 0.4" in stream.getvalue()

@@ -122,7 +122,7 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
         "job.yaml",
     )
     jobs.ok("apply", "-f", manifest)
-    jobs.ok("wait", "trainjob/count", "--for", "completed", "--timeout", "200s")
+    jobs.ok("train", "wait", "count", "--timeout", "200s")
     now = status(jobs, "count")
     assert (now["phase"], now["attempt"], now["step"]) == ("Succeeded", 2, 10)
     assert "attempt 2 from 4" in jobs.ok("train", "logs", "count").out
@@ -159,6 +159,8 @@ def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(j
     wait_until(lambda: status(jobs, "count-to-ten")["step"] == 5, 60, "it hangs")
     assert jobs.areal("train", "start", "--config", "count.yaml").code == 5
     assert "Stopped" in jobs.ok("train", "stop", "count-to-ten", "--grace", "5s").out
+    unfinished = jobs.areal("train", "wait", "count-to-ten")
+    assert unfinished.code == 8 and "was stopped" in unfinished.err
     assert not jobs.processes()
     jobs.ok("reconcile")
     assert not jobs.processes(), "what was stopped stays so"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal.cli.jobs import _eta_s, step_of
+from areal.cli.jobs import step_of
+from areal.state.job_metrics import eta_s
 from areal.training.metrics import MetricsLog, read_metrics
 
 
@@ -36,6 +37,6 @@ def test_progress_of_a_job_is_step_n_of_m_and_what_is_left() -> None:
     assert step_of({"step": 12, "totalSteps": 200}) == "12/200"
     assert step_of({"step": 12, "totalSteps": None}) == "12"
     assert step_of({"step": None, "totalSteps": None}) is None
-    assert _eta_s({"step": 12, "total_steps": 200, "time/step": 0.5}) == 94.0
-    assert _eta_s({"step": 12, "time/step": 0.5}) is None
-    assert _eta_s({}) is None
+    assert eta_s({"step": 12, "total_steps": 200, "time/step": 0.5}) == 94.0
+    assert eta_s({"step": 12, "time/step": 0.5}) is None
+    assert eta_s({}) is None
