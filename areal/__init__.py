@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 
+from areal import interrupt
+
+interrupt.install()
 TYPE_CHECKING = False  # typing's own costs an import
 if TYPE_CHECKING:
     from areal.api import workflow_context

@@ -17,9 +17,9 @@ from areal.cli.invocation import Invocation
 from areal.cli.lazy import CONTEXT_SETTINGS, LazyGroup
 from areal.cli.options import global_options
 from areal.cli.tree import ROOT
+from areal.interrupt import STATUS, is_interrupt
 from areal.terminal import guarded
 
-_INTERRUPTED = 130
 _BROKEN_PIPE = 141
 _COMPLETE = "_AREAL_COMPLETE"
 
@@ -62,12 +62,18 @@ def _run(args: Sequence[str] | None) -> int:
     try:
         status = _invoke(list(sys.argv[1:] if args is None else args), invocation)
         sys.stdout.flush()
-    except (click.Abort, KeyboardInterrupt):
-        return _INTERRUPTED
+    except click.Abort:
+        return STATUS
+    except KeyboardInterrupt:
+        invocation.say("interrupted")
+        return STATUS
     except BrokenPipeError:
         _silence_stdout()
         return _BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the process boundary: every failure becomes a message and a status
+        if is_interrupt(error):
+            invocation.say("interrupted")
+            return STATUS
         from areal.cli.failures import report
 
         return report(error, invocation)

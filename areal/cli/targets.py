@@ -118,6 +118,24 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [CompletionItem(info.singular) for info in KINDS.values() if info.singular.startswith(incomplete.lower())]
 
 
+def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``KIND.FIELD...``: kinds, then the fields below what is typed."""
+    from click.shell_completion import CompletionItem
+
+    from areal.resources.explain import fields_below
+
+    if "." not in incomplete:
+        near = [info for info in KINDS.values() if info.kind.startswith(incomplete) and incomplete[:1].isupper()]
+        words = [info.kind for info in near] or [item.value for item in complete_kinds(ctx, param, incomplete)]
+        return [CompletionItem(word) for word in words]
+    above, _, begun = incomplete.rpartition(".")
+    return [
+        CompletionItem(f"{above}.{name}", help=text)
+        for name, text in fields_below(above).items()
+        if name.lower().startswith(begun.lower())
+    ]
+
+
 def home_of(ctx: click.Context) -> str:
     """The state folder as completion sees it: the flags typed so far, the environment, the default. Never fails."""
     from areal.cli.invocation import Invocation, home_path

@@ -49,6 +49,34 @@ def explain(path: str) -> str:
     return _explained(kind, registry.spec_model(kind), [root], steps)
 
 
+def fields_below(path: str) -> dict[str, str]:
+    """The fields of what ``path`` leads to, each with the first line of its explanation; none of what has none."""
+    from areal.resources.metadata import Metadata
+
+    first, *steps = [step.partition("[")[0] for step in path.split(".")]
+    try:
+        kind = resolve_kind(first)
+    except NotFound:
+        return {}
+    roots: dict[str, type[SpecModel]] = {"metadata": Metadata, "spec": registry.spec_model(kind)}
+    if not steps:
+        return {name: model_doc(model).partition("\n")[0] for name, model in roots.items()}
+    holder = roots.get(steps[0])
+    mapped = False
+    for step in steps[1:]:
+        fields = registry.fields_of(holder) if holder is not None else {}
+        if step in fields:
+            holder, mapped = fields[step].nested, fields[step].mapped
+        elif mapped:  # a key of a map
+            mapped = False
+        else:
+            return {}
+    if holder is None or mapped:
+        return {}
+    docs = field_docs(holder)
+    return {name: docs.get(info.attribute, "").partition("\n")[0] for name, info in registry.fields_of(holder).items()}
+
+
 def _kind_text(kind: str) -> str:
     from areal.resources.metadata import Metadata
 

@@ -30,11 +30,12 @@ from areal.api.config.uncaught import told
 from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
+from areal.interrupt import STATUS, is_interrupt
 from areal.services.web.options import die_with_parent
 from areal.training import stopping
 from areal.training.launch import is_quiet_rank, is_rank, leave_note
 
-_INTERRUPTED = 128 + signal.SIGTERM
+_TERMINATED = 128 + signal.SIGTERM
 _FAILED = 1
 
 
@@ -53,9 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _driver(given.driver)(given.args)
     except BaseException as error:
-        if stopping.requested() or isinstance(error, KeyboardInterrupt):  # libraries make other errors of an interrupt
-            _say("stopped\n", _INTERRUPTED, lost=is_rank())
-            return _INTERRUPTED
+        if stopping.requested() or is_interrupt(error):  # libraries make other errors of an interrupt
+            status = _TERMINATED if stopping.requested() else STATUS
+            _say("stopped\n", status, lost=is_rank())
+            return status
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing in _TRAIN_EXTRA:
             error = UsageFault(f"training needs the package {missing}", hint=install_command("train"))

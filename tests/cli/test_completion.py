@@ -45,6 +45,15 @@ def objects(record: Record) -> None:
         ("areal get --show-o", ["--show-origin"]),
         ("areal logs model/qwen -c e", ["engine"]),
         ("areal get nonsense/", []),
+        ("areal explain tr", ["trainjob"]),
+        ("areal explain Tr", ["TrainJob"]),
+        ("areal explain model.", ["model.metadata", "model.spec"]),
+        ("areal explain TrainJob.spec.ro", ["TrainJob.spec.rollout"]),
+        ("areal explain TrainJob.spec.rollout.", ["TrainJob.spec.rollout.service", "TrainJob.spec.rollout.model"]),
+        ("areal explain inf.spec.models.exter", ["inf.spec.models.external"]),
+        ("areal explain model.metadata.N", ["model.metadata.name"]),
+        ("areal explain model.spec.path.", []),
+        ("areal explain nothing.spec.", []),
     ],
 )
 def test_completion_offers_what_fits(spawn: Spawner, objects: None, line: str, offered: list[str]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Spawner
+from areal.interrupt import is_ours
+from tests.cli.conftest import REPOSITORY, Spawner
 
 # Stands for a reconciler: says that an operation has begun, ends it when told on stdin, then looks at the event.
 WORK = """
@@ -73,3 +78,65 @@ time.sleep = told
 from areal.cli.main import main
 sys.exit(main())
 """
+
+
+# Stands for a library that takes long to import, and for one that makes another error of an interrupt.
+SLOW = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
+SLY = """
+try:
+    print('importing', flush=True)
+    import time
+    time.sleep(60)
+except BaseException:
+    raise ImportError('broken')
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "source"),
+    [
+        (("areal.cli", "version"), "click", SLOW),
+        (("areal.cli", "version"), "click", SLY),
+        (("areal.cli", "render", "-f", "x"), "yaml", SLY),
+        (("areal.services.inference.router",), "orjson", SLOW),
+        (("areal.services.weight_update",), "orjson", SLY),
+        (("areal.training", "--driver", "slow_driver:main"), "slow_driver", SLOW),
+        (("areal.training", "--driver", "slow_driver:main"), "slow_driver", SLY),
+    ],
+)
+def test_interrupt_during_an_import_is_one_line(
+    tmp_path: Path, words: tuple[str, ...], library: str, source: str
+) -> None:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / f"{library}.py").write_text(source)
+    argv = [sys.executable, "-m", *words]
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}"},
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n", process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said in ("interrupted\n", "stopped\n"), said
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["python", "/usr/bin/areal", "get"], True),
+        (["python", "-X", "utf8", "-m", "areal.cli", "get"], True),
+        (["python", "-m", "areal"], True),
+        (["python", "-m", "arealx.cli"], False),
+        (["python", "driver.py", "areal"], False),
+        (["python", "-c", "import areal"], False),
+        (["python"], False),
+    ],
+)
+def test_programs_of_others_are_left_alone(words: list[str], ours: bool) -> None:
+    assert is_ours(words) is ours

@@ -95,6 +95,7 @@ def test_help_imports_no_verb(spawn: Spawner) -> None:
             "areal.cli.lazy",
             "areal.cli.options",
             "areal.cli.tree",
+            "areal.interrupt",
             "areal.terminal",
         )
     ]

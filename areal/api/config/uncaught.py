@@ -1,5 +1,5 @@
 """How a plain ``python driver.py`` tells what its user can mend: one line, a hint, and the exit status of its kind, as
-the command line and jobs do. Anything else keeps its traceback."""
+the command line and jobs do; an interrupt is one line. Anything else keeps its traceback."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from types import TracebackType
 
 from areal.errors import ArealError
+from areal.interrupt import STATUS, is_interrupt
 
 
 def told(error: ArealError) -> str:
@@ -20,6 +21,9 @@ def tell_plainly() -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if is_interrupt(error):
+        sys.stderr.write("interrupted\n")
+        sys.exit(STATUS)
     if not isinstance(error, ArealError):
         sys.__excepthook__(kind, error, trace)
         return

@@ -14,7 +14,7 @@ from areal.cli.invocation import Invocation, pass_invocation
 from areal.cli.output.emit import dump, emit_one, emit_rows, to_yaml, write
 from areal.cli.output.table import Column, field
 from areal.cli.source import SourceFlags, source_options
-from areal.cli.targets import complete_kinds
+from areal.cli.targets import complete_fields, complete_kinds
 from areal.errors import Conflict
 from areal.resources.kinds import check_name, resolve_kind
 
@@ -153,7 +153,7 @@ def _print_document(cli: Invocation, document: Mapping[str, Any], name: str) -> 
 
 
 @click.command()
-@click.argument("path", metavar="KIND[.FIELD]...")
+@click.argument("path", metavar="KIND[.FIELD]...", shell_complete=complete_fields)
 @options.output()
 @options.common
 @pass_invocation

@@ -1,0 +1,50 @@
+"""Ctrl-C before a program of ours can handle it, while it imports: one line and status 130 instead of a traceback.
+
+The first module that our programs import; it imports nothing. Programs of others are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+
+STATUS = 130
+TYPE_CHECKING = False  # typing's own costs an import
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Also where a library has made another error of it, as of one that ended its own imports."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_ours(words: list[str]) -> bool:
+    """Whether an interpreter that was started with these words runs a program of ours."""
+    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
+    program = module[0].partition(".")[0] if module else words[1:][:1]
+    return program == "areal" if module else any(word.rpartition("/")[2] == "areal" for word in program)
+
+
+def install() -> None:
+    if not is_ours(sys.orig_argv):
+        return
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not is_interrupt(error):
+            before(kind, error, trace)
+            return
+        import os
+
+        try:
+            sys.stdout.flush()
+            sys.stderr.write("interrupted\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(STATUS)
+
+    sys.excepthook = told
