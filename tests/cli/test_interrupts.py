@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.api.config import uncaught
 from areal.interrupt import is_ours
 from tests.cli.conftest import REPOSITORY, Spawner
 
@@ -140,3 +141,9 @@ def test_interrupt_during_an_import_is_one_line(
 )
 def test_programs_of_others_are_left_alone(words: list[str], ours: bool) -> None:
     assert is_ours(words) is ours
+
+
+def test_plain_driver_that_is_interrupted_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        uncaught._uncaught(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert ended.value.code == 130 and capsys.readouterr().err == "interrupted\n"
