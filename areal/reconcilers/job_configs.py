@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from areal.resources.importable import module_of
 from areal.resources.kinds import Ref
 from areal.resources.resource import Resource
 from areal.resources.suggest import did_you_mean
+from areal.resources.train_job import DRIVER
 from areal.resources.tree import path_text
 
 Job = tuple[Wanted, Resource]
@@ -62,7 +64,7 @@ def _faults_around(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
         yield _diagnostic(resource, ("workingDir",), f"there is no folder {str(folder)!r}")
     elif isinstance(spec.get("config"), str) and not (folder / spec["config"]).expanduser().is_file():
         file = folder / spec["config"]
-        near = sorted(each.name for each in file.parent.iterdir()) if file.parent.is_dir() else []
+        near = sorted(each.name for each in file.parent.iterdir() if each.is_file()) if file.parent.is_dir() else []
         message = f"there is no file {spec['config']!r}{did_you_mean(file.name, near)}"
         yield _diagnostic(resource, ("config",), message, f"looked in {folder} and beside the manifest")
     for name, source in (spec.get("envFrom") or {}).items():
@@ -86,6 +88,8 @@ def _request(job: Wanted) -> dict[str, Any] | None:
     content = read_config(Path(file)) if file else given or {}
     overrides = [str(each) for each in spec.get("overrides") or ()]
     driver = choose_driver(spec.get("driver"), content, overrides, file or job.ref)
+    if re.fullmatch(DRIVER, driver) is None:
+        raise UsageFault(f"{driver!r} is no driver", hint="module:function, or path/driver.py")
     dotted = driver.replace(":", ".")
     kind = next((kind for kind, known in BUILT_IN.items() if known.replace(":", ".") == dotted), None)
     config = _CONFIGS[kind] if kind is not None else _config_of(job, driver)
@@ -125,16 +129,15 @@ def _answers(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """One process for all. Where it cannot run (an extra is missing), the driver says what is wrong."""
     if not requests:
         return []
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "areal.training.checking"],
-        input=json.dumps(requests),
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST_S,
-        check=False,
-    )
-    found: list[list[dict[str, Any]]] = json.loads(done.stdout) if done.returncode == 0 else [[] for _ in requests]
-    return found
+    nothing: list[list[dict[str, Any]]] = [[] for _ in requests]
+    command = [sys.executable, "-P", "-m", "areal.training.checking"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(requests), capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return nothing
+    return json.loads(done.stdout) if done.returncode == 0 else nothing
 
 
 def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:
@@ -145,7 +148,18 @@ def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, 
     if request["file"]:
         line, column = fault["mark"] or (1, 1)
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
-    return _diagnostic(resource, ("config", *path), message)
+    nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
+    places = [path, *nested] if path else [path]
+    said = next((each for each in places if _is_said(resource.spec.get("config"), each)), path)
+    return _diagnostic(resource, ("config", *said), message)
+
+
+def _is_said(node: Any, path: tuple[Any, ...]) -> bool:
+    for part in path:
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def _diagnostic(resource: Resource, path: tuple[str | int, ...], message: str, hint: str | None = None) -> Diagnostic:

@@ -46,6 +46,9 @@ def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
         JOB % "placed" + "  config: grpo.yaml\n  workingDir: ./none\n",
         JOB % "secret" + "  driver: m:f\n  envFrom:\n    TOKEN: {env: NO_SUCH_VARIABLE}\n",
         JOB % "unknown" + "  config: {trainer: {type: gropo}}\n",
+        JOB % "number" + "  config: {driver: 3}\n",
+        JOB % "nested" + "  config: {experiment_name: e, trial_name: t,\n"
+        "    train_dataset: {path: rows.jsonl}, trainer: {type: sft, sft: {model: {pth: x}}}}\n",
     ]
     (folder / "jobs.yaml").write_text("---\n".join(jobs))
     result = areal(*verb.split(), "-f", "jobs.yaml")
@@ -57,11 +60,13 @@ def test_faults_of_all_jobs_stand_where_manifests_and_files_say_them(
         "jobs.yaml:17:42: spec.config.model.optimizer.lr: must be a number, not 'fast'",
         "spec.config: there is no file 'grpoo.yaml' (did you mean \"grpo.yaml\"?)",
         "spec.workingDir: there is no folder",
+        "spec.config: '3' is no driver",
+        "spec.config.trainer.sft.model.pth: there is no such key",
         "spec.envFrom.TOKEN.env: environment variable NO_SUCH_VARIABLE is not set",
         "trainer.type 'gropo' has no built-in driver (did you mean \"grpo\"?)",
     ):
         assert said in result.err
-    assert ("8 errors in the manifests" if verb == "apply" else "6 blocked") in result.out + result.err
+    assert ("10 errors in the manifests" if verb == "apply" else "8 blocked") in result.out + result.err
     assert not (home.root / "objects").exists()
 
 
