@@ -61,8 +61,7 @@ class ValidPart:
 
 
 def render_valid(request: RenderRequest) -> ValidPart:
-    """Raises ManifestError for faults that touch every document: of flags, values, overlays, files that cannot be
-    read."""
+    """Raises ManifestError for faults that touch every document: of flags, values, overlays."""
     return _rendered(request, partly=True)
 
 
@@ -70,6 +69,7 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     problems = Problems()
     env = Environment(os.environ if request.env is None else request.env)
     sources = list(read_sources(request.files, request.recursive, request.stdin, problems))
+    manifests = tuple(problems.files)
     documents = _documents(request, sources, Reading(problems, env, request.profile))
     made = [(document, assemble(document, problems)) for document in documents]
     resources = [resource for _, each in made for resource in each]
@@ -77,7 +77,7 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     faults = tuple(problems.diagnostics())
     spoiled: dict[Ref, tuple[Diagnostic, ...]] = {}
     if faults and partly:
-        places = _Places(sources)
+        places = _Places(sources, manifests)
         by_place = places.of(faults)
         kept = []
         for document, each in made:
@@ -94,8 +94,9 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
 class _Places:
     """Which YAML document of which file a line belongs to. ``---`` at a line's start begins one wherever it stands."""
 
-    def __init__(self, sources: Iterable[SourceText]) -> None:
-        self._begins = {
+    def __init__(self, sources: Iterable[SourceText], manifests: Iterable[str]) -> None:
+        self._begins: dict[str, list[int]] = {file: [] for file in manifests}  # also those that could not be read
+        self._begins |= {
             source.file: [
                 number for number, line in enumerate(source.text.split("\n"), 1) if re.match(r"---(\s|$)", line)
             ]

@@ -156,6 +156,12 @@ def test_nothing_is_pruned_that_an_invalid_manifest_may_declare(areal: Areal, re
     assert shown.code == 3 and "to delete" not in shown.out and "not known while manifests have faults" in shown.err
 
 
+def test_file_that_cannot_be_read_hides_no_other(areal: Areal, tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(GOOD)
+    shown = areal("diff", "-f", str(tmp_path / "none.yaml"), "-f", str(tmp_path / "m.yaml"))
+    assert shown.code == 3 and "+ InferenceService/good create" in shown.out and "cannot be read" in shown.err
+
+
 def test_fault_of_a_flag_is_a_fault_of_everything(areal: Areal, tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(GOOD)
     shown = areal("diff", "-f", str(tmp_path / "m.yaml"), "--set", "spec.gatway.port=1")
