@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from areal.cli.invocation import fancy
@@ -91,6 +91,8 @@ WORDS = st.text(st.sampled_from("abcdefgh /.-0漢é"), max_size=70)
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example([["a" * 70, "", "x", "y" * 50]], 40, True)
+@example([["model/" + "b" * 63, "Ready", "http://127.0.0.1:8080", "c d " * 15]], 60, False)
 @given(st.lists(st.lists(WORDS, min_size=4, max_size=4), max_size=4), st.integers(20, 130), st.booleans())
 def test_table_on_a_terminal_is_never_wider_and_cuts_nothing(
     narrow: Callable[[int], None], rows: list[list[str]], columns: int, right: bool

@@ -73,7 +73,11 @@ def render_table(
         if room is not None and aligned == len(shown):
             lines += _hanging(row, widths, shown, paint, room)
             continue
-        lines.append(_line(row, widths, shown, aligned, paint))
+        if room is not None and row and cell_width(row[0]) > room:
+            first, *more = _wrapped(row[0], room, room - 2)
+            lines += [first, *(f"  {part}" for part in more)]
+        else:
+            lines.append(_line(row, widths, shown, aligned, paint))
         rest = [f"{titles[i]} {text}".lstrip() for i, text in enumerate(row) if i >= aligned and text != "-"]
         lines += _packed(rest, room) if room is not None else []
     return "\n".join(lines)
