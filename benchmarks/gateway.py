@@ -10,12 +10,13 @@ counts (all its threads, by the kernel's clock of the process). Four shapes, at 
     turn          gateway and data proxy before a mock engine: a short turn of a conversation in a session, templated,
                   tokenised (8,000 tokens, trained here), 64 tokens sampled one by one as an engine does, recorded on
                   disk before the last byte
-    turn stream   the same with each token an event
+    turn stream   the same, streamed to the caller; tokens that the data proxy has within 20 ms are one event
 
 Added latency is the mean through the system minus the mean direct of the same round (its p50 at one connection too).
 Systems take turns in each round, the order turns from round to round, the first round warms up, medians count. Streams
 are paced so that about 3,000 events a second arrive, each alone, as from an engine. ``scale`` adds a table of 1,000
-workers, 100,000 sessions and two relays. How to install the peers: ``benchmarks/README.md``.
+workers, 10,000 that are registered at once, 100,000 sessions and two relays. How to install the peers:
+``benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def at_scale(bench: Bench, rounds: int, *, quick: bool) -> dict[str, Any]:
     most_workers, most_sessions = (50, 2_000) if quick else (1_000, 100_000)
     return {
         "workers": scale.workers(bench.floor, (1, most_workers), rounds),
+        "registered": scale.registered(bench.floor, 500 if quick else 10_000),
         "relays": scale.relays(bench.floor, bench.mock, (1, 2), rounds),
         "sessions": scale.sessions(bench.floor, bench.mock, bench.tokenizer, most_sessions, rounds),
     }

@@ -5,11 +5,23 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.relaying.floor import PARTS, Floor, System, children, resident_bytes
+from benchmarks.relaying.floor import (
+    MODEL,
+    PARTS,
+    Floor,
+    System,
+    all_ready,
+    ask,
+    children,
+    cpu_us,
+    resident_bytes,
+    until,
+)
 from benchmarks.relaying.loads import Spent, relayed, start_sessions, talked
 from benchmarks.relaying.mock import host as mock_host
 
@@ -35,6 +47,24 @@ def workers(floor: Floor, counts: tuple[int, ...], rounds: int) -> list[dict[str
             if number:
                 spent[count].append(found.cpu_us)
     return [{"workers": count, "cpu_us": round(statistics.median(each), 1)} for count, each in spent.items()]
+
+
+def registered(floor: Floor, count: int) -> dict[str, Any]:
+    """How long it takes until as many workers, declared at once, are all ready. Two mocks: one has not enough
+    descriptors."""
+    half = -(-count // 2)
+    mocks = [floor.start(sys.executable, str(PARTS / "mock.py"), str(half))[1] for _ in range(2)]
+    urls = [f"http://{mock_host(place // 2)}:{mocks[place % 2]}" for place in range(count)]
+    pid, router = floor.service("router")
+    listed = [{"worker_id": f"mock-{place}", "worker_addr": url} for place, url in enumerate(urls)]
+    before, began = cpu_us(pid), time.monotonic()
+    ask(router, "POST", "/register_model", {"model": MODEL, "workers": listed})
+    until(lambda: all_ready(router, count) or None, f"{count} workers to be ready")
+    return {
+        "workers": count,
+        "seconds_until_ready": round(time.monotonic() - began, 1),
+        "router_cpu_seconds": round((cpu_us(pid) - before) / 1e6, 2),
+    }
 
 
 def sessions(floor: Floor, mock: int, tokenizer: Path, count: int, rounds: int) -> dict[str, Any]:

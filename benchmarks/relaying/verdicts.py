@@ -56,9 +56,12 @@ def _scale(found: dict[str, Any] | None) -> list[tuple[str, float, float, str]]:
     (one, *_, many), sessions = found["workers"], found["sessions"]
     among = sessions["cpu_us_among_them"] / sessions["cpu_us_alone"]
     single, double = found["relays"]
+    ready = found["registered"]
+    seconds = float(ready["seconds_until_ready"])
     return [
-        (f"a call with {many['workers']} workers over one with 1: CPU", many["cpu_us"] / one["cpu_us"], 1.25, "under"),
-        (f"a turn among {sessions['sessions']} sessions over one alone: CPU", among, 1.25, "under"),
+        (f"a call with {many['workers']} workers over one with 1: CPU", many["cpu_us"] / one["cpu_us"], 1.1, "under"),
+        (f"{ready['workers']} workers registered at once: seconds until ready", seconds, 30.0, "under"),
+        (f"a turn among {sessions['sessions']} sessions over one alone: CPU", among, 1.1, "under"),
         ("an idle session: bytes of memory", float(sessions["memory_bytes_a_session"]), 2048.0, "under"),
         ("two relays over one: CPU a call", double["cpu_us"] / single["cpu_us"], 1.25, "under"),
     ]
@@ -76,9 +79,11 @@ def scale_text(found: dict[str, Any]) -> str:
         f" {row['busiest_share']:.0%} of it in the busiest"
         for row in found["relays"]
     )
-    sessions = found["sessions"]
+    sessions, ready = found["sessions"], found["registered"]
     return (
         f"Workers in the table, and a call's CPU: {workers}.\n\n"
+        f"{ready['workers']:,} workers registered at once: all ready after {ready['seconds_until_ready']:.1f} s, for"
+        f" {ready['router_cpu_seconds']:.1f} s of the router's CPU.\n\n"
         f"Relays on one port: {relays}.\n\n"
         f"{sessions['sessions']:,} sessions that talked once: {sessions['memory_bytes_a_session']} bytes of memory"
         f" each; a turn costs {sessions['cpu_us_alone']:.0f} us without them and"

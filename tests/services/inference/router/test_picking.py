@@ -126,3 +126,17 @@ def test_prefix_of_a_large_pool_stays_unless_a_worker_near_it_left(key: bytes, g
     part = picking._Ring(pool).part(key)
     assert after == before or pool[gone] in part
     assert len(part) == 8
+
+
+@given(st.integers(2, 50), st.integers(0, 2**32))
+def test_two_candidates_are_never_one(count: int, seed: int) -> None:
+    workers = [WorkerEntry(f"w{n}", f"http://h:{n}") for n in range(count)]
+    one, other = Picker(random.Random(seed))._two(workers)
+    assert one is not other and one in workers and other in workers
+
+
+def test_each_pair_of_candidates_is_as_likely_as_another() -> None:
+    workers = [WorkerEntry(f"w{n}", f"http://h:{n}") for n in range(4)]
+    picker = Picker(random.Random(1))
+    drawn = Counter((one.id, other.id) for one, other in (picker._two(workers) for _ in range(12_000)))
+    assert len(drawn) == 12 and all(800 < times < 1200 for times in drawn.values())
