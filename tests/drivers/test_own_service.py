@@ -36,7 +36,7 @@ def argv(gsm8k: Path, runs: Path, *overrides: str) -> list[str]:
 
 
 def objects(environment: dict[str, str]) -> list[str]:
-    words = [sys.executable, "-m", "areal.cli.main", "get", "all", "-o", "name"]
+    words = [sys.executable, "-m", "areal.cli.main", "get", "--all", "-o", "name"]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return ran.stdout.split()
 

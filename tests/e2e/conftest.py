@@ -160,7 +160,7 @@ def make_box(tmp: Path) -> Box:
 
 
 def tear_down(box: Box) -> None:
-    names = box.areal("get", "-o", "name", timeout=60).out.split()
+    names = box.areal("get", "--all", "-o", "name", timeout=60).out.split()
     if names:
         box.areal("delete", *names, "--yes", "--cascade", "--grace", "1", timeout=60)
     box.areal("doctor", "--fix", "--yes", timeout=60)

@@ -193,7 +193,8 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
 def test_job_with_an_allocation_that_cannot_be_starts_nothing(
     bare: Box, overrides: list[str], spec: str, code: int, says: str
 ) -> None:
-    config = "{trainer: {type: grpo}, actor: {path: " + str(MODEL) + "}, rollout: {max_head_offpolicyness: 1}}"
+    bare.write("def main(args): ...\n", "mine.py")  # whose configuration nobody can check
+    config = "{driver: mine.py, actor: {path: " + str(MODEL) + "}, rollout: {max_head_offpolicyness: 1}}"
     text = f"{HEAD}kind: TrainJob\nmetadata: {{name: j}}\nspec:\n  config: {config}\n  overrides: {overrides}\n{spec}"
     result = bare.areal("apply", "-f", bare.write(text))
     assert result.code == code, result.text

@@ -49,7 +49,7 @@ def jobs(box: Box) -> Box:
 
 
 def objects(box: Box) -> list[str]:
-    return sorted(box.ok("get", "all", "-o", "name").out.split())
+    return sorted(box.ok("get", "--all", "-o", "name").out.split())
 
 
 def servers(box: Box) -> dict[str, int]:
@@ -75,6 +75,7 @@ def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box
     wait_phase(jobs, "own", "Succeeded")
     wait_until(lambda: not jobs.living(), 60, "nothing of it runs")
     assert objects(jobs) == ALL
+    assert jobs.ok("get", "-o", "name").out == jobs.ok("get", "processes", "-o", "name").out == ""
     jobs.ok("reconcile")
     assert not jobs.living(), "it rests for as long as its job does"
     jobs.ok("delete", "trainjob/own", "--yes")
