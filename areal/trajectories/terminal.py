@@ -70,7 +70,8 @@ def _head(episode: Episode, paint: Paint | None) -> str:
     reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"
     generated = sum(row.generated_tokens for row in rows)
     models = ", ".join(sorted({row.model for row in rows}))
-    turns_ = f"{len(rows)} turn" + ("s" if len(rows) != 1 else "")
+    count = sum(len({turn for turn in row.turn_ids if turn >= 0}) or 1 for row in rows)
+    turns_ = f"{count} turn" + ("s" if count != 1 else "")
     parts = [f"episode {safe(episode.episode)}", *origin(episode), reward, turns_]
     parts += [f"{generated} tokens generated", safe(models)]
     if episode.failures:

@@ -21,6 +21,7 @@ from areal.terminal import spelled
 from areal.trajectories import terminal
 from areal.trajectories.decoding import Decoder, load_decoder
 from areal.trajectories.html import harmless, page
+from areal.trajectories.record import Episode
 from areal.trajectories.view import Stretch, stretches, turns
 from tests.services.tokenizer_folder import write_tokenizer
 from tests.trajectories.samples import branched, external, interaction
@@ -218,3 +219,12 @@ def test_data_in_a_page_is_read_back_and_ends_no_element(document: object) -> No
     text = harmless(document)
     assert json.loads(text) == document
     assert not set("<>&\u2028\u2029") & set(text)
+
+
+def test_row_of_several_turns_counts_and_names_each() -> None:
+    row = interaction("a", [1, 2], [3, 4, 5, 6])
+    row = replace(row, loss_mask=[0, 0, 1, 0, 1, 1], turn_ids=[-1, -1, 0, -1, 1, 1])
+    episode = Episode("t-0/1", (row,), 0, 1, 0.0, group="t-0", step=3)
+    text = terminal.render(episode, turns(episode, None), paint=None)
+    assert "2 turns" in text and "answer of turn 1:" in text and "answer of turn 2:" in text
+    assert "training step 3  ·  sample 1 of group t-0" in text

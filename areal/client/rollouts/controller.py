@@ -353,7 +353,8 @@ class RolloutController:
 
         async def keep() -> None:
             while True:
-                with contextlib.suppress(ClientError):  # it is away, or of an older release: then it is not listed
+                # A service that is away, or of an older release, does not list it.
+                with contextlib.suppress(ClientError, TimeoutError, OSError):
                     await self._client.register_scrape_target(target, labels, _TARGET_TTL_S)
                 await asyncio.sleep(_TARGET_TTL_S / 3)
 

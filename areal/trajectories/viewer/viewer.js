@@ -102,7 +102,8 @@
   function fillMain() {
     const episode = data.episodes[state.at];
     if (!episode) return main.replaceChildren(make("p", { class: "quiet" }, "No trajectory here."));
-    const facts = [...episode.origin, plural(episode.turns.length, "turn"), plural(episode.generated, "generated token")];
+    const count = episode.turns.reduce((sum, turn) => sum + new Set(turn.turns || [0]).size, 0);
+    const facts = [...episode.origin, plural(count, "turn"), plural(episode.generated, "generated token")];
     if (episode.mean !== null) facts.push(`mean logprob ${number(episode.mean)}`);
     if (episode.versions.length) facts.push(`version ${episode.versions.join(", ")}`);
     if (episode.seconds) facts.push(`${number(episode.seconds, 2)} s`);
