@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from areal.errors import ArealError, NotFound
 from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
+from areal.reconcilers.job_effects import _service
 from areal.reconcilers.model_files import commits_of, hub_models, require_models
+from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.registry import effective
+from areal.state.home import Home
 from areal.state.layers import Layer
+from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 from tests.hub_standin import HubStandin, commit_of, fill_cache, hub_standin
 
@@ -255,3 +260,14 @@ def test_engine_that_runs_already_needs_no_weights(
     (model,) = hub_models(shared, effective("Model", shared.spec))
     folder = Hub(tmp_path / "cache", standin.url).snapshot(model.id, model.revision, only=model.only)
     assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json", "tokenizer [special].json"}
+
+
+def test_driver_is_told_the_commits_of_its_model(tmp_path: Path) -> None:
+    store = ObjectStore(Home(tmp_path))
+    store.put(_model({"commits": {f"{NAME}@v2": "b"}}, path=NAME, revision="v2"))
+    hands: Any = SimpleNamespace(store=store, service_spec=lambda ref: InferenceServiceSpec(), key_file=lambda ref: "k")
+    spec = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "m"}})
+    told = _service(hands, spec)
+    assert (told["AREAL_INFERENCE_MODEL"], json.loads(told[COMMITS_VARIABLE])) == ("m", {NAME: "b"})
+    elsewhere = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "other"}})
+    assert COMMITS_VARIABLE not in _service(hands, elsewhere)
