@@ -66,8 +66,8 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     "components",
     [
         ("gateway", "router"),
-        ("router", "data-proxy"),
-        ("gateway", "router", "data-proxy"),
+        pytest.param(("router", "data-proxy"), marks=pytest.mark.slow),
+        pytest.param(("gateway", "router", "data-proxy"), marks=pytest.mark.slow),
         ("gateway", "router", "data-proxy", "engine"),
     ],
     ids="+".join,
@@ -98,7 +98,9 @@ def background(box: Box) -> int | None:
     return box.pids().get("reconcile/0")
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "killed"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(False, marks=pytest.mark.slow, id="undisturbed"), pytest.param(True, id="killed")]
+)
 def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: Box, killed: bool) -> None:
     box.ok("apply", "-f", box.manifest(), "--no-wait")
     pid = background(box)

@@ -22,10 +22,7 @@ from areal.state.crash import CRASH_POINTS
 from tests.e2e.conftest import Box, make_box, tear_down
 
 COMMANDS = ("create", "update", "delete")
-BY_DEFAULT = (
-    *("write-synced", "delete-before", "journal-append-after", "journal-commit-before", "intent-after"),
-    *("fork-after", "go-after", "stop-signalled", "forget-before"),
-)
+BY_DEFAULT = ("journal-commit-before", "fork-after", "stop-signalled")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +142,7 @@ def kill_at_random(box: Box, times: int, seed: int) -> None:
 
 
 def test_some_kills_at_random_moments_leak_nothing(crashing: Box) -> None:
-    kill_at_random(crashing, 6, seed=1)
+    kill_at_random(crashing, 4, seed=1)
 
 
 @pytest.mark.crash

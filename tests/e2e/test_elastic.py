@@ -202,7 +202,7 @@ def _both(run: Run) -> None:
 @pytest.mark.parametrize(
     ("trouble", "mode", "replicas"),
     [
-        (_engine, "shm", 1),
+        pytest.param(_engine, "shm", 1, marks=pytest.mark.slow),
         pytest.param(_data_proxy, "shm", 1, marks=pytest.mark.slow),
         pytest.param(_data_proxy, "xccl", 2, marks=pytest.mark.slow),
         pytest.param(_both, "disk", 2, marks=pytest.mark.slow),

@@ -93,6 +93,7 @@ def test_model_that_cannot_be_had_is_said_before_anything_starts(
     assert not (box.home / "objects").exists() and not (box.home / "runs").exists()
 
 
+@pytest.mark.slow
 def test_token_of_the_manifest_is_used(box: Box, standin: HubStandin, tmp_path: Path) -> None:
     standin.repository(NAME).push(files_of(MODEL), "first")
     standin.repository(NAME).token = "hf_mine"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import MODEL, Box
 from tests.e2e.traffic import Traffic
 
@@ -23,6 +25,7 @@ def test_rolling_update_under_traffic_breaks_no_request(served: Box) -> None:
     assert served.areal("diff", "-f", edited).code == 0
 
 
+@pytest.mark.slow
 def test_restart_under_traffic_breaks_no_request(served: Box) -> None:
     before = served.pids()
     with Traffic(served) as traffic:

@@ -192,6 +192,7 @@ def assert_nothing_lost(job: Job) -> None:
     assert job.box.chat("1234")
 
 
+@pytest.mark.slow
 def test_trainer_killed_while_it_writes_a_checkpoint_and_in_a_step_loses_nothing(box: Box) -> None:
     job = started(box, "learn", steps=12, mode="shm")
     job.kill(writing_a_checkpoint)
