@@ -1,6 +1,7 @@
 """The built-in drivers, one a trainer type: ``main(args)`` as a driver of one's own would be.
 
-What a driver of one's own says in code (the workflow, the reward) is said in the configuration here.
+What a driver of one's own says in code (the workflow, the reward) is said in the configuration here. Trainers are
+imported once the configuration and the data are there: a fault in those is not to wait for torch.
 """
 
 from __future__ import annotations
@@ -32,48 +33,53 @@ def ppo(args: Sequence[str]) -> None:
 
 def evaluate(args: Sequence[str]) -> None:
     """Rollouts of the validation set, no training."""
+    config = load_expr_config(args, PPOConfig)[0]
+    rows = _rows(config, None, "valid")
     from areal.training.trainers.evaluation import Evaluation
 
-    config = load_expr_config(args, PPOConfig)[0]
-    with Evaluation(config, _rows(config, None, "valid")) as evaluation:
+    with Evaluation(config, rows) as evaluation:
         evaluation.run(**_workflow(config))
 
 
 def sft(args: Sequence[str]) -> None:
     """Supervised fine-tuning."""
-    from areal.training.trainers.sft import SFTTrainer
-
     config = load_expr_config(args, SFTConfig)[0]
     tokenizer = _tokenizer(config)
-    with SFTTrainer(config, _rows(config, tokenizer, "train", "sft"), _rows(config, tokenizer, "valid", "sft")) as run:
+    rows = [_rows(config, tokenizer, which, "sft") for which in ("train", "valid")]
+    from areal.training.trainers.sft import SFTTrainer
+
+    with SFTTrainer(config, *rows) as run:
         run.train()
 
 
 def rw(args: Sequence[str]) -> None:
     """A reward model of preferences."""
-    from areal.training.trainers.rw import RWTrainer
-
     config = load_expr_config(args, RWConfig)[0]
     tokenizer = _tokenizer(config)
-    with RWTrainer(config, _rows(config, tokenizer, "train", "rw"), _rows(config, tokenizer, "valid", "rw")) as run:
+    rows = [_rows(config, tokenizer, which, "rw") for which in ("train", "valid")]
+    from areal.training.trainers.rw import RWTrainer
+
+    with RWTrainer(config, *rows) as run:
         run.train()
 
 
 def dpo(args: Sequence[str]) -> None:
     """Direct preference optimisation."""
-    from areal.training.trainers.dpo import DPOTrainer
-
     config = load_expr_config(args, DPOConfig)[0]
     tokenizer = _tokenizer(config)
-    with DPOTrainer(config, _rows(config, tokenizer, "train", "rw"), _rows(config, tokenizer, "valid", "rw")) as run:
+    rows = [_rows(config, tokenizer, which, "rw") for which in ("train", "valid")]
+    from areal.training.trainers.dpo import DPOTrainer
+
+    with DPOTrainer(config, *rows) as run:
         run.train()
 
 
 def _online(config: PPOConfig) -> None:
+    train = None if config.is_online and not config.train_dataset.path else _rows(config, None, "train")
+    valid = _rows(config, None, "valid")
     from areal.training.trainers.ppo import PPOTrainer
 
-    train = None if config.is_online and not config.train_dataset.path else _rows(config, None, "train")
-    with PPOTrainer(config, train, _rows(config, None, "valid")) as run:
+    with PPOTrainer(config, train, valid) as run:
         run.train(**_workflow(config))
 
 

@@ -22,8 +22,13 @@ PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_gr
     ("kind", "flags", "expected"),
     [
         ("vllm-standin", ["--logprobs-mode", "raw_logprobs"], RAW),
-        ("vllm-standin", ["--logprobs-mode", "processed_logprobs"], PROCESSED),
-        ("sglang-standin", [], LogprobsMode(before_penalties=False, before_grammars=False)),
+        pytest.param("vllm-standin", ["--logprobs-mode", "processed_logprobs"], PROCESSED, marks=pytest.mark.slow),
+        pytest.param(
+            "sglang-standin",
+            [],
+            LogprobsMode(before_penalties=False, before_grammars=False),
+            marks=pytest.mark.slow,
+        ),
         # In the stand-in also before penalties, which SGLANG_RETURN_ORIGINAL_LOGPROB is not.
         ("sglang-standin", ["--logprobs-mode", "raw_logprobs"], RAW),
     ],

@@ -151,10 +151,10 @@ async def test_client_that_leaves_frees_its_row(client: Client, stream: bool) ->
 
 
 async def test_pause_of_open_streams_returns_after_their_last_old_token(tmp_path: Path) -> None:
-    """1,500 tokens take long enough for a pause to come in between."""
+    """1,000 tokens take long enough for a pause to come in between."""
     make_model(tmp_path / "old", seed=1, max_position_embeddings=2048)
     make_model(tmp_path / "new", seed=2, max_position_embeddings=2048)
-    body = {"input_ids": PROMPT, "sampling": {"max_new_tokens": 1500, "ignore_eos": True}, "stream": True}
+    body = {"input_ids": PROMPT, "sampling": {"max_new_tokens": 1000, "ignore_eos": True}, "stream": True}
     received: list[list[int]] = [[] for _ in range(6)]
 
     async def follow(client: Client, into: list[int]) -> None:
@@ -179,7 +179,7 @@ async def test_pause_of_open_streams_returns_after_their_last_old_token(tmp_path
         process.kill()
     for versions in received:
         assert versions == sorted(versions)
-        assert (len(versions), set(versions)) == (1500, {0, 7})
+        assert (len(versions), set(versions)) == (1000, {0, 7})
 
 
 async def test_load_weights_changes_what_is_served_and_back(client: Client, tmp_path: Path) -> None:
