@@ -9,14 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from areal.errors import InvalidManifest, UsageFault
 from areal.installation import install_command
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.job_config import JobConfig
-from areal.resources.importable import file_fault, import_fault
+from areal.resources.importable import file_fault, import_fault, module_of
 
 _TRACKERS = {  # the setting, what turns the tracker off, its package
     "wandb": ("stats_logger.wandb.mode", "disabled"),
@@ -79,5 +78,5 @@ def _require_extra(job: Wanted) -> None:
     """Raises UsageFault where this installation cannot train at all."""
     places = import_places(job)
     for package in _TRAINING:
-        if PathFinder.find_spec(package, places) is None:
+        if isinstance(module_of(package, places), str):
             raise UsageFault(f"{job.ref}: training needs the package {package}", hint=install_command("train"))

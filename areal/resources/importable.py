@@ -7,8 +7,11 @@ names in another way (``import *``, ``__getattr__``, an extension) is given the 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import os
+import pkgutil
 from collections.abc import Iterator, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from areal.resources.suggest import did_you_mean
@@ -25,7 +28,7 @@ def import_fault(name: str, places: Sequence[str]) -> str | None:
         return f"there is no module {found}"
     file, rest, folders = found
     attribute = [*rest, *attributes.split(".")][0]
-    if not rest and PathFinder.find_spec(f"{module}.{attribute}", folders) is not None:
+    if not rest and _find(f"{module}.{attribute}", folders) is not None:
         return None  # a module of the package
     return file_fault(file, attribute)
 
@@ -37,7 +40,7 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
     file = Path()
     for count in range(1, len(parts) + 1):
         here = ".".join(parts[:count])
-        spec = PathFinder.find_spec(here, folders)
+        spec = _find(here, folders) or (_installed(here) if count == 1 else None)
         if spec is None:
             return here
         file = Path(spec.origin or "")
@@ -45,6 +48,30 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
             return file, parts[count:], []
         folders = list(spec.submodule_search_locations)
     return file, [], folders
+
+
+def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """As ``PathFinder`` does, which however wants the parents of a namespace package to be imported."""
+    portions: list[str] = []
+    for folder in folders:
+        importer = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - a string is wanted
+        spec = importer.find_spec(name) if importer is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec.submodule_search_locations or ()) if spec is not None else ()
+    if not portions:
+        return None
+    namespace = ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    """By whatever finds modules in this interpreter: built-in ones, and those of editable installations."""
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
 
 
 def file_fault(file: Path, attribute: str) -> str | None:

@@ -130,11 +130,18 @@ def test_class_that_a_driver_reads_is_told_only_where_there_is_no_doubt(text: st
         ("pack.dep:there", "no module pack.dep"),
         ("pak.deep.there", "no module pak"),
         ("pack.broken:there", "broken.py:1"),
+        ("space.deeper.mod:there", None),
+        ("space.deeper:mod", None),
+        ("space.deeper.mod:ther", 'did you mean "there"'),
+        ("space.deper.mod:there", "no module space.deper"),
+        ("sys:exit", None),
     ],
 )
 def test_name_is_looked_for_without_an_import(tmp_path: Path, name: str, fault: str | None) -> None:
     import sys
 
+    (tmp_path / "space" / "deeper").mkdir(parents=True)  # no __init__.py
+    (tmp_path / "space" / "deeper" / "mod.py").write_text("def there(): pass\n")
     (tmp_path / "pack").mkdir()
     for file, text in {
         "__init__": "",
