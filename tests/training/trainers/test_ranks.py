@@ -15,6 +15,7 @@ import pytest
 
 from areal.training.checkpoints import Checkpoints
 from areal.training.metrics import read_metrics
+from areal.trajectories.reading import read_episodes
 from tests.services.processes import Processes
 from tests.services.weight_update.conftest import embedded_worker
 from tests.training.trainers.reversing import MODEL, prompts, solved
@@ -119,11 +120,14 @@ def test_grpo_on_two_ranks_goes_on_with_one_and_with_two_again(tmp_path: Path, s
     folder = _folder(tmp_path, "run")
     lines: list[dict[str, Any]] = []
     for ranks, steps in ((2, 4), (1, 6), (2, 8)):
-        words = (f"total_train_steps={steps}", f"actor.backend=fsdp:d{ranks}")
+        words = (f"total_train_steps={steps}", f"actor.backend=fsdp:d{ranks}", "rollout.dump_to_file=true")
         lines = run("grpo", ranks, folder, *words, env=service)
         assert lines[-1]["step"] == steps
     assert [line["prompts/consumed"] for line in lines] == [8.0 * step for step in range(1, 9)]
     assert max(line["staleness/max"] for line in lines) == 0
+    written = list(read_episodes(folder / "run" / "trajectories"))
+    assert {each.step for each in written} == set(range(1, 9)) and len({each.group for each in written}) == 64
+    assert all(row.advantage is not None for each in written for row in each.interactions), "of both ranks"
     versions = [line["version"] for line in lines]
     assert versions == sorted(set(versions))
     assert all(abs(line["mismatch_kl"]) < 1e-4 for line in lines), "the engine samples from what both ranks hold"
