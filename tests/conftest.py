@@ -16,3 +16,6 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # `--hypothesis-profile=default`: a busy machine is no failure of a property.
 settings.register_profile("default", settings.get_profile("default"), deadline=None)
+
+# The default suite's: always the same examples, fewer than `--hypothesis-profile=default` tries.
+settings.register_profile("ci", settings.get_profile("ci"), max_examples=50)

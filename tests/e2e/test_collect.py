@@ -60,6 +60,7 @@ def assert_exact(box: Box, name: str) -> None:
         assert all(logprob <= 0 for logprob in row["logprobs"])
 
 
+@pytest.mark.slow
 def test_collection_outlives_a_data_proxy_that_is_killed(pair: Box) -> None:
     process = pair.start(*collecting("lost-proxy"))
     begun(pair, "lost-proxy")

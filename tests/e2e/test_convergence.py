@@ -115,6 +115,7 @@ def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: 
     assert box.areal("diff", "--drift").code == 0
 
 
+@pytest.mark.slow
 def test_command_takes_over_what_the_one_before_left_and_what_it_does_not_touch_goes_on(box: Box) -> None:
     box.ok("apply", "-f", box.manifest(), "--no-wait")
     box.ok("apply", "-f", box.manifest())

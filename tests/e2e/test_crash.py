@@ -22,7 +22,7 @@ from areal.state.crash import CRASH_POINTS
 from tests.e2e.conftest import Box, make_box, tear_down
 
 COMMANDS = ("create", "update", "delete")
-BY_DEFAULT = ("journal-commit-before", "fork-after", "stop-signalled")
+BY_DEFAULT = ("fork-after", "stop-signalled")
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def status_of(url: str, key: str | None = None) -> int:
         return error.code
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])
 def test_gateway_beyond_loopback_becomes_ready_and_is_reached_by_every_verb(box: Box, host: str) -> None:
     file = exposed(box, host)
     box.ok("apply", "-f", file, "--timeout", "120s")

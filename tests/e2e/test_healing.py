@@ -11,7 +11,15 @@ import pytest
 from tests.e2e.conftest import Box
 
 
-@pytest.mark.parametrize("component", ["engine", "router", "gateway", "data-proxy"])
+@pytest.mark.parametrize(
+    "component",
+    [
+        "engine",
+        pytest.param("router", marks=pytest.mark.slow),
+        "gateway",
+        pytest.param("data-proxy", marks=pytest.mark.slow),
+    ],
+)
 def test_apply_heals_only_what_was_killed(served: Box, component: str) -> None:
     before = served.processes()
     os.kill(before[f"{component}/0"]["pid"], signal.SIGKILL)
@@ -26,6 +34,7 @@ def test_apply_heals_only_what_was_killed(served: Box, component: str) -> None:
     assert served.areal("diff", "--drift").code == 0
 
 
+@pytest.mark.slow
 def test_reconcile_heals_a_killed_shim_with_its_whole_session(served: Box) -> None:
     before = served.processes()
     engine = before["engine/0"]["pid"]

@@ -44,6 +44,7 @@ def test_id_is_served_from_a_filled_cache_without_a_network(box: Box, tmp_path: 
     assert "unchanged" in box.ok("apply", "-f", manifest(box)).out
 
 
+@pytest.mark.slow
 def test_id_is_downloaded_once_and_its_commit_stays_when_the_branch_moves(
     box: Box,
     standin: HubStandin,

@@ -59,6 +59,7 @@ def servers(box: Box) -> dict[str, int]:
 ALL = ["inferenceservice/own", "model/own", "trainjob/own"]
 
 
+@pytest.mark.slow
 def test_job_brings_a_service_that_rests_when_it_ends_and_goes_with_it(jobs: Box) -> None:
     done = jobs.folder / "done"
     arguments = ("--config", "own.yaml", "--name", "own", "--restart", "on-failure", f"until={done}", "fail=1")

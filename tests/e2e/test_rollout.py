@@ -58,6 +58,7 @@ def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box)
     assert served.areal("diff", "-f", manifest).code == 0
 
 
+@pytest.mark.slow
 def test_scale_up_and_down_under_traffic_breaks_no_request(served: Box) -> None:
     manifest = served.manifest()
     served.ok("apply", "-f", manifest)
@@ -76,6 +77,7 @@ def test_scale_up_and_down_under_traffic_breaks_no_request(served: Box) -> None:
     assert "engine/1" not in served.pids()
 
 
+@pytest.mark.slow
 def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
     served.ok("apply", "-f", served.manifest())
     served.ok("apply", "-f", served.manifest(model="chatTemplate: " + str(MODEL / "chat_template.jinja")))

@@ -69,6 +69,7 @@ def finished_session(box: Box) -> str:
     return str(session["session_id"])
 
 
+@pytest.mark.slow
 def test_deleted_model_keeps_what_nobody_exported_and_the_next_one_serves_it(box: Box) -> None:
     manifest = box.manifest()
     box.ok("apply", "-f", manifest)

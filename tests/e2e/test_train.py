@@ -199,6 +199,7 @@ def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is
     assert (jobs.home / "jobs" / "sampling" / "metrics.jsonl").exists(), "what a job made outlives it"
 
 
+@pytest.mark.slow
 def test_job_of_two_processes_that_fails_once_leaves_no_log_files_outside_its_folder(jobs: Box) -> None:
     jobs.write(
         "import os\n\n\ndef main(args):\n    if os.environ['AREAL_ATTEMPT'] == '1':\n"

@@ -76,7 +76,7 @@ def at_rest(areal: Areal) -> None:
     [
         ("engine", "Ready", "Unknown"),
         pytest.param("data-proxy", "Ready", "Unknown", marks=pytest.mark.slow),
-        ("router", "Degraded", "Unknown"),
+        pytest.param("router", "Degraded", "Unknown", marks=pytest.mark.slow),
         pytest.param("gateway", "Degraded", "Unknown", marks=pytest.mark.slow),
     ],
 )

@@ -71,6 +71,7 @@ def test_killed_engine_under_load_costs_at_most_the_streams_that_it_had_begun(tw
     assert changed(before, two.pids()) == {"engine/0"}
 
 
+@pytest.mark.slow
 def test_killed_router_under_load_is_told_again_and_no_engine_is_touched(two: Box) -> None:
     before = two.pids()
     with Load(two) as load:

@@ -150,6 +150,7 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
     image.remove()
 
 
+@pytest.mark.slow
 async def test_group_and_broadcast_that_nobody_waits_for_any_more_hold_the_next_ones_up_for_nothing(
     engine: Subject,
 ) -> None:

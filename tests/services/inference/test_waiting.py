@@ -286,7 +286,7 @@ async def test_client_of_a_model_that_is_not_there_is_told_at_once_unless_someth
     house = build_house(processes, tokenizer)
     async with AsyncInferenceClient(house.gateway.url, house.key, model="tinny") as client:
         with pytest.raises(DeadlineExceeded, match="'tinny' is not served"):  # the router may hear of it yet
-            await client.wait_ready(5.0)
+            await client.wait_ready(2.0)
         assert house.router.call("POST", "/synced", {}, key=house.key).status == 200
         with pytest.raises(UnknownName) as told:
             await client.wait_ready(300.0)
@@ -296,6 +296,6 @@ async def test_client_of_a_model_that_is_not_there_is_told_at_once_unless_someth
         house.proxy.kill()
         house.wait_state("tiny-0", "dead")
         with pytest.raises(DeadlineExceeded):
-            await client.wait_ready(5.0)
+            await client.wait_ready(2.0)
         processes.register(house.router, proxy, model="tinny")
         await client.wait_ready(30.0)

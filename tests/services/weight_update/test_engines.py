@@ -27,8 +27,8 @@ def standin_worker(processes: Processes, kind: str, *flags: str, state: Path | N
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [("vllm", "xccl"), ("sglang", "xccl"), pytest.param("sglang", "disk", marks=pytest.mark.slow)]
-    + [pytest.param("vllm", mode, marks=pytest.mark.slow) for mode in ("disk", "shm")],
+    [("vllm", "xccl"), pytest.param("sglang", "xccl", marks=pytest.mark.slow)]
+    + [pytest.param(*each, marks=pytest.mark.slow) for each in (("sglang", "disk"), ("vllm", "disk"), ("vllm", "shm"))],
 )
 def test_update_of_another_engine_is_what_a_plain_forward_pass_has_and_a_refusal_keeps_the_old(
     side: Build, kind: str, mode: str

@@ -109,6 +109,7 @@ def test_worker_that_starts_has_the_published_version_before_it_is_ready(
     wait_until(lambda: [each["state"] for each in at.here.pairs()[0]["inference_workers"]] == ["ready", "dead"])
 
 
+@pytest.mark.slow
 def test_engine_that_is_killed_comes_back_with_the_published_version(served: Callable[[str], Served]) -> None:
     at = served("shm")
     proxy, engine = at.here.proxies[0], at.here.engines[0]

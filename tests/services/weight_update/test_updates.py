@@ -249,7 +249,7 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
     pair.connect()
 
 
-@pytest.mark.parametrize("mode", ["disk", "xccl"])
+@pytest.mark.parametrize("mode", [pytest.param("disk", marks=pytest.mark.slow), "xccl"])
 def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: Build, mode: str) -> None:
     here = side(1)
     first = here.pair(mode)
@@ -290,6 +290,7 @@ def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(
     pair.publish(3, weights(model(3)))
 
 
+@pytest.mark.slow
 def test_broadcast_that_loses_a_worker_goes_on_in_a_group_without_it(side: Build) -> None:
     here = side(2)
     router = here.processes.router()

@@ -100,6 +100,7 @@ def test_config_fault_names_file_line_and_key_and_exits_3(tmp_path: Path, config
     assert "lr" in done.stderr.split("did you mean")[1]
 
 
+@pytest.mark.slow
 def test_dataset_that_is_not_there_exits_4(tmp_path: Path, config: Path) -> None:
     done = _run(
         tmp_path,

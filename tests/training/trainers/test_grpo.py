@@ -1,5 +1,6 @@
 """GRPO against a running service: rollouts within their staleness, weights that arrive, prompts that are counted."""
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -134,10 +135,15 @@ class Scraped(PPOTrainer):
                 told = Gateway(self.config.rollout.gateway_addr, None).get("/http_sd")
                 return [f"http://{each['targets'][0]}" for each in told if each["labels"]["job"] == "areal-trainer"]
 
-            wait_until(listed)
-            (url,) = listed()
-            page = scrape(url)
-            self.found.append((page.total("areal_trainer_step"), page.total("areal_trainer_reward")))
+            def ours() -> tuple[float | None, float | None] | None:
+                """Trainers of the tests before may be listed for a while."""
+                for url in listed():
+                    with contextlib.suppress(OSError):
+                        page = scrape(url)
+                        return page.total("areal_trainer_step"), page.total("areal_trainer_reward")
+                return None
+
+            self.found.append(wait_until(ours))
         return super().train_step()
 
 

@@ -6,7 +6,7 @@ Only what may be asked twice is asked here: a call whose answer was lost is aske
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class Said:
     status: int
     body: bytes
     headers: Mapping[str, str]
+    journals: tuple[str, ...] = ()
+    """Tags of what the data proxy held when it was asked."""
 
     def object(self) -> dict[str, Any]:
         """The JSON object in the body. Raises ValueError where there is none."""
@@ -114,14 +116,13 @@ class JournalClient:
         said = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, said, strict=True) if answer is not None}
 
-    def away(self, answered: Container[str], model: str | None = None) -> list[str]:
-        """Tags of the journals of all but these data proxies, and of those that none serves."""
+    def away(self, answers: Mapping[str, Said], model: str | None = None) -> list[str]:
+        """Tags of the journals of which these answers do not speak: of data proxies that did not answer, of those that
+        none serves, and of those that came to a data proxy after it was asked."""
         models = [each for each in self._table.snapshot.models.values() if model in (None, each.name)]
-        workers = [worker for model in models for worker in model.workers if worker.addr not in answered]
-        tags = [tag for worker in workers for tag in worker.journals] + [
-            tag for model in models for tag in model.orphans
-        ]
-        return sorted(set(tags))
+        known = {tag for each in models for worker in each.workers for tag in worker.journals}
+        known |= {tag for each in models for tag in each.orphans}
+        return sorted(known - {tag for said in answers.values() for tag in said.journals})
 
     def keepers(self, model: str | None = None) -> list[WorkerEntry]:
         """Data proxies that record and serve, each once."""
@@ -154,4 +155,4 @@ class JournalClient:
             )
         except (CallFailed, TimeoutError):
             return None
-        return Said(said.status, said.body, said.headers)
+        return Said(said.status, said.body, said.headers, tuple(worker.journals))
