@@ -49,8 +49,7 @@ def test_tools(served: Served) -> None:
 
 @covers("anthropic", "errors")
 def test_errors(served: Served) -> None:
-    import anthropic
-
+    anthropic = pytest.importorskip("anthropic")
     with pytest.raises(anthropic.NotFoundError):
         client(served).messages.create(**{**ASKED, "model": "nobody"})
     with pytest.raises(anthropic.AuthenticationError):
