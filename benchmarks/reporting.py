@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
+import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +21,27 @@ def header(name: str, **versions: str) -> dict[str, Any]:
     return {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python_ms": python_ms(),
+        },
         "versions": {"python": platform.python_version(), **versions},
     }
+
+
+def python_ms() -> float:
+    """CPU milliseconds of ``python -c pass``: what figures of two days are to be divided by before they are compared. A
+    shared machine of one name has been 2.4 times slower on one day than on another."""
+
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-I", "-c", "pass"], check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
+
+    return round(statistics.median(once() for _ in range(15)), 1)
 
 
 def cpu_name() -> str:
@@ -38,7 +60,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def publish(found: dict[str, Any], text: str, write: bool) -> None:
     """Print the table; with ``write`` keep it and the JSON under ``benchmarks/results``."""
     machine = found["machine"]
-    title = f"# {found['benchmark']}\n\n{found['date']}, {machine['cpu']}, {machine['cores']} cores\n\n{text}\n"
+    speed = f"`python -c pass` takes {machine['python_ms']} ms of CPU"
+    where = f"{found['date']}, {machine['cpu']}, {machine['cores']} cores; {speed}"
+    title = f"# {found['benchmark']}\n\n{where}\n\n{text}\n"
     print(title)
     if write:
         RESULTS.mkdir(exist_ok=True)
