@@ -45,7 +45,7 @@ def call(number: int, prompt: list[int], messages: list[dict[str, Any]]) -> tupl
     said = {"role": "assistant", "content": f"answer {number}"}
     asked = conversation(messages)
     output = [(number + place) % 150_000 for place in range(ANSWER)]
-    sample = TokenSample(prompt, output, [-0.5] * ANSWER, [1] * ANSWER, "stop", asked.after(said))
+    sample = TokenSample(prompt, output, [-0.5] * ANSWER, [1] * ANSWER, "stop", after=asked.after(said))
     return Call(f"chatcmpl-{number}", "m", 0, body_digest(str(number).encode()), [sample], asked), said
 
 

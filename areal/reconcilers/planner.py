@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from areal.errors import NoCapacity
@@ -63,7 +64,7 @@ class Scope:
     targets: tuple[Target, ...]
     context: tuple[Target, ...] = ()
 
-    @property
+    @cached_property
     def all(self) -> tuple[Target, ...]:
         ordered = sorted((*self.targets, *self.context), key=lambda t: (KINDS[t.object.kind].order, t.object.name))
         return tuple(ordered)
@@ -196,17 +197,25 @@ class _Planning:
     def _trainer_of(self, model: Target) -> str:
         """The job that trains the model and whose driver does not run yet: it starts when the model's processes are
         there, and the model may wait for its weights."""
-        name, service = model.object.name, model.object.spec.get("service", "default")
-        for job in self._of(_JOB):
+        service = model.object.spec.get("service", "default")
+        found = [
+            self._trainers[key] for key in ((service, None), (service, model.object.name)) if key in self._trainers
+        ]
+        return min(found)[1] if found else ""
+
+    @cached_property
+    def _trainers(self) -> dict[tuple[str, str | None], tuple[int, str]]:
+        """Of each service and model (None: any of the service's) the first job that is to start: its place, its ref."""
+        first: dict[tuple[str, str | None], tuple[int, str]] = {}
+        for place, job in enumerate(self._of(_JOB)):
             spec: TrainJobSpec = effective(_JOB, job.object.spec)
             rollout = spec.rollout
-            if job.gone or spec.suspend or rollout is None or rollout.service != service:
+            if job.gone or spec.suspend or rollout is None:
                 continue
             seen = self.observed.without(job.ref) if _ending(job) is not None else self.observed
-            now = standing(seen.of(job.ref, DRIVER), suspended=False)
-            if rollout.model in (None, name) and now.phase in _TO_START:
-                return job.ref
-        return ""
+            if standing(seen.of(job.ref, DRIVER), suspended=False).phase in _TO_START:
+                first.setdefault((rollout.service, rollout.model), (place, job.ref))
+        return first
 
     def _end_models(self) -> dict[str, tuple[int, ...]]:
         """Plan the end of every deleted model; the last ops, by service."""

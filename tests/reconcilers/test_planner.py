@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import FrameType
 
 import pytest
 
@@ -376,3 +378,28 @@ def test_plan_of_a_model_with_an_engine_that_runs_already_starts_and_stops_its_d
     assert [op.target for op in started] == ["data-proxy/0"]
     assert all("engine" not in op.args and not op.args.get("gpus") for op in started)
     assert "warm-up" in {op.verb.value for op in plan.ops if op.ref == "Model/qwen"}
+
+
+def calls_of_a_plan(models: int) -> int:
+    """Functions that are called to plan a service that runs with so many models that are suspended."""
+    home, _, observed = steady(1)
+    spec = {"service": "default", "backend": "embedded:d1", "path": "m", "suspend": True}
+    targets = [unchanged(home), *(created("Model", f"m{number}", spec) for number in range(models))]
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        make_plan(Scope(tuple(targets)), observed, Policy())
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_work_of_a_plan_grows_with_the_number_of_models_and_no_faster() -> None:
+    calls_of_a_plan(10)  # what is done once
+    assert calls_of_a_plan(400) < 5 * calls_of_a_plan(100)
