@@ -11,7 +11,7 @@ import pytest
 from areal.services.inference.recording.database import open_writer
 from areal.services.inference.recording.exporting import ExportRequest
 from areal.services.inference.recording.folder import DATABASE
-from areal.services.inference.recording.journal import Rules
+from areal.services.inference.recording.journal import Journal, Rules
 from areal.services.inference.recording.leases import Leases
 from areal.services.inference.recording.names import GroupName
 from areal.services.inference.recording.packing import pack, unpack
@@ -157,6 +157,17 @@ async def test_finish_timeout_of_a_damaged_trajectory_wakes_nobody(tmp_path: Pat
     await journal.close()
 
 
+async def rewarded_sessions(journal: Journal, calls: Calls, count: int) -> list[str]:
+    """Names of new sessions, each with one turn and its reward."""
+    names = []
+    for _ in range(count):
+        session, name = await start(journal)
+        await journal.record(session, calls.tokens([session], [7]))
+        await journal.reward(session, 1.0)
+        names.append(name)
+    return names
+
+
 EXPORT_DAMAGE = {
     "checksum": "UPDATE exports SET crc=crc+1",
     "text": "UPDATE exports SET request='[[1,'",
@@ -170,12 +181,7 @@ EXPORT_DAMAGE = {
 async def test_export_whose_record_is_damaged_is_answered_from_what_it_took(tmp_path: Path, damage: str) -> None:
     clock = Clock()
     journal, calls = await journal_in(tmp_path / "run", clock), Calls()
-    names = []
-    for _ in range(3):
-        session, name = await start(journal)
-        await journal.record(session, calls.tokens([session], [7]))
-        await journal.reward(session, 1.0)
-        names.append(name)
+    names = await rewarded_sessions(journal, calls, 3)
     request, other = ExportRequest((names[0], names[1])), ExportRequest((names[2],))
     kept, export = await journal.export(request)
     assert journal._db.execute(EXPORT_DAMAGE[damage]).rowcount == 1
@@ -192,12 +198,7 @@ async def test_export_whose_record_is_damaged_is_answered_from_what_it_took(tmp_
 
 async def test_export_of_which_nothing_is_known_names_its_sessions_and_stops_no_other(tmp_path: Path) -> None:
     journal, calls = await journal_in(tmp_path / "run"), Calls()
-    names = []
-    for _ in range(2):
-        session, name = await start(journal)
-        await journal.record(session, calls.tokens([session], [7]))
-        await journal.reward(session, 1.0)
-        names.append(name)
+    names = await rewarded_sessions(journal, calls, 2)
     await journal.export(ExportRequest((names[0],)))
     journal._db.execute("UPDATE exports SET crc=crc+1")
     journal._db.execute("UPDATE trajectories SET export=NULL")
@@ -211,12 +212,7 @@ async def test_export_of_which_nothing_is_known_names_its_sessions_and_stops_no_
 
 async def test_session_that_a_damaged_export_did_not_take_is_an_error_of_its_answer(tmp_path: Path) -> None:
     journal, calls = await journal_in(tmp_path / "run"), Calls()
-    names = []
-    for _ in range(2):
-        session, name = await start(journal)
-        await journal.record(session, calls.tokens([session], [7]))
-        await journal.reward(session, 1.0)
-        names.append(name)
+    names = await rewarded_sessions(journal, calls, 2)
     journal._db.execute("UPDATE interactions SET data=substr(data, 1, length(data)-1) WHERE session=1")
     request = ExportRequest(tuple(names))
     await journal.export(request)
