@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from areal.api.workflow_api import RolloutWorkflow
     from areal.client import AsyncInferenceClient, InferenceClient, RolloutController, RolloutControllerV2
     from areal.dataset import get_custom_dataset
-    from areal.training.trainers.dpo import DPOTrainer
+    from areal.training.trainers.offline import DPOTrainer, RWTrainer, SFTTrainer
     from areal.training.trainers.ppo import PPOTrainer
-    from areal.training.trainers.rw import RWTrainer
-    from areal.training.trainers.sft import SFTTrainer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,10 +44,10 @@ _HOMES = {
     "get_custom_dataset": "areal.dataset",
     "load_expr_config": "areal.api.cli_args",
     "workflow_context": "areal.api",
-    "DPOTrainer": "areal.training.trainers.dpo",
+    "DPOTrainer": "areal.training.trainers.offline",
     "PPOTrainer": "areal.training.trainers.ppo",
-    "RWTrainer": "areal.training.trainers.rw",
-    "SFTTrainer": "areal.training.trainers.sft",
+    "RWTrainer": "areal.training.trainers.offline",
+    "SFTTrainer": "areal.training.trainers.offline",
 }
 
 

@@ -157,7 +157,7 @@ class Hub:
         folder = self._needed(repo, revision, kind)
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
-    def _about(self, repo: str, revision: str, kind: Kind) -> _Revision | None:
+    def _about(self, repo: str, revision: str, kind: Kind) -> _HubRevision | None:
         """What the hub says of a revision; None where it is not to be asked, or says nothing and the cache has it."""
         if not is_id(repo):
             raise NotFound(f"{repo!r} is neither a folder nor a {kind} id of the Hugging Face hub")
@@ -181,7 +181,7 @@ class Hub:
             if self.cached(repo, revision, kind) is not None:
                 return None
             raise
-        return _Revision(found.sha, {file.rfilename: file.size or 0 for file in found.siblings or ()})
+        return _HubRevision(found.sha, {file.rfilename: file.size or 0 for file in found.siblings or ()})
 
     def _needed(self, repo: str, revision: str, kind: Kind) -> Path:
         folder = self.cached(repo, revision, kind)
@@ -234,7 +234,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class _Revision:
+class _HubRevision:
     commit: str
     sizes: Mapping[str, int]
 

@@ -50,6 +50,18 @@ def _spelled(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{{{code:x}}}"
 
 
+def fancy(stream: Any) -> bool:
+    """Whether colour and moving lines are welcome on ``stream`` (https://no-color.org)."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, **look: Any) -> str:
+    """``text`` in a colour, for a ``Screen``."""
+    import click
+
+    return click.style(safe(text), **look).replace("\x1b", ESCAPE)
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
     """Within, people read through a ``Screen``: standard error always, standard output where it is a terminal."""

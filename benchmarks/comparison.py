@@ -18,19 +18,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 Better = Literal["lower", "higher"]
+_AS_FAST = 1.25
 _SIZES = ("batch", "concurrency", "connections", "objects", "relays", "sessions", "share", "threads", "workers")
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """``measures``: paths of the repository whose change makes the result old. ``figures``: patterns of paths that are
-    compared, and which direction is better. ``interval``: names of a middle, a low and a high value beside a figure."""
+    compared, and which direction is better. ``interval``: names of a middle, a low and a high value beside a figure.
+    ``ratios``: every figure is a ratio within one run; others cannot be compared between two machines."""
 
     name: str
     measures: tuple[str, ...]
     figures: Mapping[str, Better] = field(default_factory=dict)
     interval: tuple[str, str, str] | None = None
     least_spread: float = 0.1
+    ratios: bool = False
 
     @property
     def script(self) -> str:
@@ -57,10 +60,11 @@ class Change:
     after: float | None
     by: float = 0.0
     allowed: float = 0.0
+    comparable: bool = True  # False: of two machines
 
     @property
     def worse(self) -> bool:
-        return self.by > self.allowed
+        return self.comparable and self.by > self.allowed
 
 
 def figures_of(benchmark: Benchmark, result: Mapping[str, Any]) -> dict[str, Figure]:
@@ -111,18 +115,28 @@ def _label(item: Mapping[str, Any]) -> str:
 
 
 def compare(benchmark: Benchmark, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Every figure of either result, in order."""
+    """Every figure of either result, in order. Absolute figures of two machines are shown and not judged."""
     before, after = figures_of(benchmark, old), figures_of(benchmark, new)
+    comparable = benchmark.ratios or _same_machine(old.get("machine"), new.get("machine"))
     changes = []
     for path in dict.fromkeys([*before, *after]):
         was, now = before.get(path), after.get(path)
         if was is None or now is None:
-            changes.append(Change(path, was and was.value, now and now.value))
+            changes.append(Change(path, was.value if was else None, now.value if now else None))
             continue
         up = (now.value - was.value) / abs(was.value) if was.value else float(now.value != 0)
         allowed = max(benchmark.least_spread, was.spread, now.spread)
-        changes.append(Change(path, was.value, now.value, up if was.better == "lower" else -up, allowed))
+        changes.append(Change(path, was.value, now.value, up if was.better == "lower" else -up, allowed, comparable))
     return changes
+
+
+def _same_machine(old: Any, new: Any) -> bool:
+    """Of one processor, and as fast on the day: shared machines of one name have differed by 2.4 times."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return True
+    before, after = old.get("python_ms"), new.get("python_ms")
+    as_fast = before is None or after is None or max(before, after) <= _AS_FAST * min(before, after)
+    return bool(old.get("cpu") == new.get("cpu") and as_fast)
 
 
 def commits_since(repository: Path, paths: Sequence[str], date: str) -> list[str]:

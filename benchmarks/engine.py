@@ -102,22 +102,25 @@ class Embedded:
     def __init__(self, folder: Path, model: Model) -> None:
         import torch
 
-        from areal.services.inference.engines.embedded.loading import inspect, load
-        from areal.services.inference.engines.embedded.settings import Settings
+        from areal.services.inference.engines.embedded.loading import inspect_folder, load_model
+        from areal.wire.processes import EmbeddedEngineConfig
 
         self._ended = threading.Event()
         self._open: list[Any] = []
-        settings = Settings(folder, max_batch_size=max(model.batches), threads=torch.get_num_threads())
-        loaded = load(inspect(folder), settings, lambda *stage: None, self._progress, self._failed)
+        config = EmbeddedEngineConfig(
+            model_path=str(folder), max_batch_size=max(model.batches), threads=torch.get_num_threads()
+        )
+        loaded = load_model(inspect_folder(folder), config, {}, lambda *stage: None, self._progress, self._failed)
         self._engine, self._tokens = loaded.engine, model.tokens
 
     def run(self, prompts: Prompts) -> None:
-        from areal.services.inference.engines.embedded.sampling import Sampling, stream_key
-        from areal.services.inference.engines.embedded.sequence import Sequence
+        from areal.services.inference.engines.embedded.sampler import stream_key
+        from areal.services.inference.engines.embedded.steps import TokenSequence
+        from areal.wire.sampling import SamplingParams
 
         self._ended.clear()
         self._open = [
-            Sequence(prompt, Sampling(), allowance=self._tokens, key=stream_key(index, 0))
+            TokenSequence(prompt, SamplingParams(), allowance=self._tokens, key=stream_key(index, 0))
             for index, prompt in enumerate(prompts)
         ]
         self._engine.submit(self._open)
@@ -259,12 +262,13 @@ def weight_bytes(model: Model) -> int:
     """Read in one decode step: every weight once (a tied head is read as head; its embedding's rows are nothing)."""
     import math
 
-    from areal.services.inference.engines.embedded.layout import buffers
-    from areal.services.inference.engines.embedded.model_config import parse
+    from areal.services.inference.engines.embedded.model_config import buffer_shapes, parse
 
     config = parse({**model.shape, "model_type": model.family.lower()})
     width = {"float32": 4, "bfloat16": 2}[model.dtype]
-    return width * sum(math.prod(shape) for name, shape in buffers(config).items() if config.tied or name != "embed")
+    return width * sum(
+        math.prod(shape) for name, shape in buffer_shapes(config).items() if config.tied or name != "embed"
+    )
 
 
 def document(name: str, rounds: int, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -303,8 +307,20 @@ def document(name: str, rounds: int, threads: int, say: Callable[[str], None]) -
         "limitTokensPerSecond": round(limit, 1),
         "loadBefore": round(load_before, 2),
         "loadAfter": round(os.getloadavg()[0], 2),
-        "rows": rows,
+        "rows": with_ratios(rows),
     }
+
+
+def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Beside each other engine, how many times as fast the embedded one is."""
+    ours = {row["batch"]: row for row in rows if row["arm"] == "embedded"}
+    titles = {"embeddedIs": "tokensPerSecond", "embeddedIsByCpu": "tokensPerCpuSecond"}
+    return [
+        row
+        if row["arm"] == "embedded"
+        else row | {title: round(ours[row["batch"]][key] / row[key], 3) for title, key in titles.items()}
+        for row in rows
+    ]
 
 
 def cpu_name() -> str:
@@ -351,13 +367,9 @@ def _run_table(run: dict[str, Any]) -> list[str]:
         "| batch | engine | tokens/s (lowest-highest) | embedded is | tokens/CPU-s | embedded is | of limit |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    ours = {row["batch"]: row for row in run["rows"] if row["arm"] == "embedded"}
     for row in run["rows"]:
-        own = ours[row["batch"]]
-        wall, cpu = (f"{own[key] / row[key]:.2f}x" for key in ("tokensPerSecond", "tokensPerCpuSecond"))
+        wall, cpu = (f"{row[key]:.2f}x" if key in row else "" for key in ("embeddedIs", "embeddedIsByCpu"))
         share = f"{row['shareOfBandwidthLimit']:.0%}" if "shareOfBandwidthLimit" in row else ""
-        if row is own:
-            wall = cpu = ""
         lines.append(
             f"| {row['batch']} | {row['arm']} | {row['tokensPerSecond']} ({row['lowest']}-{row['highest']}) | {wall} "
             f"| {row['tokensPerCpuSecond']} | {cpu} | {share} |"

@@ -2,7 +2,7 @@
 
     AREAL_BENCH_TRL=peers/trl/bin/python python benchmarks/grpo.py [--seeds 5] [--steps 240] [--quick] [--write]
 
-The same model, rows, batch (16 prompts x 8 samples), loss (mean over tokens, clip 0.2 / 0.28, no KL), normalisation
+The same model, rows, batch (16 prompts x 8 samples), loss (mean over tokens, clip 0.2 / 0.28, no KL), normalization
 (mean and deviation of the group), AdamW and temperature. *Synchronous* is TRL's algorithm to the letter: every batch is
 sampled from the weights that it trains. *Asynchronous* lets samples be two versions old and corrects for it. CPU time
 is that of all processes: for ours gateway, router, data proxy, engine, trainer, weight-update gateway, reward workers.

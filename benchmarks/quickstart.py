@@ -37,10 +37,11 @@ MODEL = ROOT / "examples" / "reverse_digits" / "model"
 ENGINE_ALONE = """
 import os, sys
 from pathlib import Path
-from areal.services.inference.engines.embedded.loading import inspect, load
-from areal.services.inference.engines.embedded.settings import Settings
+from areal.services.inference.engines.embedded.loading import inspect_folder, load_model
+from areal.wire.processes import EmbeddedEngineConfig
 path = Path(sys.argv[1])
-load(inspect(path), Settings(model_path=path), lambda *_: None, lambda _: None, lambda error: None)
+config = EmbeddedEngineConfig(model_path=str(path))
+load_model(inspect_folder(path), config, {}, lambda *_: None, lambda _: None, lambda error: None)
 os._exit(0)
 """
 

@@ -24,36 +24,35 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from areal.services.inference.recording.conversation import body_digest, conversation
-from areal.services.inference.recording.folder import hold
-from areal.services.inference.recording.journal import Journal, Rules, open_journal
-from areal.services.inference.recording.names import SessionName
-from areal.services.inference.recording.values import Call, TokenSample
+from areal.services.inference.recorder.journal import SessionJournal, open_journal
+from areal.services.inference.recorder.records import ModelCall, TokenSample, body_digest, digest_conversation
+from areal.services.inference.recorder.session import Retention, SessionName
+from areal.services.inference.recorder.storage import lock_folder
 from benchmarks.reporting import header, publish, table
 
 PROMPT, ANSWER = 600, 200
 TURNS = 8
 
 
-async def journal_in(folder: Path) -> Journal:
-    held = hold(folder)
+async def journal_in(folder: Path) -> SessionJournal:
+    held = lock_folder(folder)
     assert held is not None
-    return await open_journal(held, Rules())
+    return await open_journal(held, Retention())
 
 
-def call(number: int, prompt: list[int], messages: list[dict[str, Any]]) -> tuple[Call, dict[str, Any]]:
+def call(number: int, prompt: list[int], messages: list[dict[str, Any]]) -> tuple[ModelCall, dict[str, Any]]:
     said = {"role": "assistant", "content": f"answer {number}"}
-    asked = conversation(messages)
+    asked = digest_conversation(messages)
     output = [(number + place) % 150_000 for place in range(ANSWER)]
     sample = TokenSample(prompt, output, [-0.5] * ANSWER, [1] * ANSWER, "stop", after=asked.after(said))
-    return Call(f"chatcmpl-{number}", "m", 0, body_digest(str(number).encode()), [sample], asked), said
+    return ModelCall(f"chatcmpl-{number}", "m", 0, body_digest(str(number).encode()), [sample], asked), said
 
 
 @dataclass
 class Load:
     """Callers, each with a session of its own, that record one interaction after another."""
 
-    journal: Journal
+    journal: SessionJournal
     left: int
     recording: bool = True
     count: int = 0
@@ -65,7 +64,7 @@ class Load:
         await asyncio.gather(*(work() for _ in range(concurrency)))
         return time.process_time() - cpu
 
-    async def record(self, session: int, made: Call) -> None:
+    async def record(self, session: int, made: ModelCall) -> None:
         if self.recording:
             await self.journal.record(session, made)
 

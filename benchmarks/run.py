@@ -28,14 +28,20 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.comparison import Benchmark, Change, commits_since, compare
 from benchmarks.reporting import RESULTS, table
 
-_WEB = ("areal/services/web",)
-_PROXY = ("areal/services/inference/data_proxy", "areal/services/inference/recording", *_WEB)
+_WEB = ("areal/services/http",)
+_PROXY = ("areal/services/inference/data_proxy", "areal/services/inference/recorder", *_WEB)
 _EMBEDDED = "areal/services/inference/engines/embedded"
-_TRAINING = ("areal/training", "areal/client/rollouts", "areal/workflow", "areal/reward", _EMBEDDED, *_PROXY)
+_TRAINING = ("areal/training", "areal/rollout", "areal/reward", _EMBEDDED, *_PROXY)
 _COMMANDS = ("areal/cli", "areal/state", "areal/resources", "areal/reconcilers", "areal/runtime")
 
 CATALOG = (
-    Benchmark("cli", ("areal/cli", "areal/state"), {"rows.areal *.ratio": "lower"}, ("cpuMilliseconds", "p10", "p90")),
+    Benchmark(
+        "cli",
+        ("areal/cli", "areal/state"),
+        {"rows.areal *.ratio": "lower"},
+        ("cpuMilliseconds", "p10", "p90"),
+        ratios=True,
+    ),
     Benchmark("apply", _COMMANDS, {"rows.*.cpuSeconds": "lower", "rows.*.peakMiB": "lower"}, least_spread=0.25),
     Benchmark(
         "quickstart",
@@ -46,8 +52,9 @@ CATALOG = (
     Benchmark(
         "engine",
         (_EMBEDDED,),
-        {"runs.*.rows.embedded *.tokensPerCpuSecond": "higher"},
+        {"runs.*.rows.*.embeddedIsByCpu": "higher"},
         ("tokensPerSecond", "lowest", "highest"),
+        ratios=True,
     ),
     Benchmark(
         "gateway",
@@ -57,11 +64,12 @@ CATALOG = (
     ),
     Benchmark(
         "weight_push",
-        ("areal/services/weight_update", "areal/training/weights", _EMBEDDED),
+        ("areal/services/weight_update", _EMBEDDED),
         {"*.wall_ratio_lowest": "lower", "*.cpu_ratio": "lower"},
         least_spread=0.2,
+        ratios=True,
     ),
-    Benchmark("recording", ("areal/services/inference/recording",), {"interactions.*.cpu_us": "lower"}, None, 0.2),
+    Benchmark("recording", ("areal/services/inference/recorder",), {"interactions.*.cpu_us": "lower"}, None, 0.2),
     Benchmark(
         "grpo",
         _TRAINING,
@@ -70,9 +78,7 @@ CATALOG = (
     ),
     Benchmark("async_training", _TRAINING, {"cases.*.stepsPerSecond": "higher"}, None, 0.15),
     Benchmark("sft", ("areal/training", "areal/dataset"), {"arms.areal*.tokensPerCpuSecond": "higher"}, None, 0.15),
-    Benchmark(
-        "staleness", ("areal/client/rollouts", "areal/workflow", *_PROXY), {"arms.*.per_cpu_s": "higher"}, None, 0.15
-    ),
+    Benchmark("staleness", ("areal/rollout", *_PROXY), {"arms.*.per_cpu_s": "higher"}, None, 0.15),
 )
 
 
@@ -150,6 +156,7 @@ def report(changes: Sequence[Change]) -> str:
             verdict, by = "not measured now" if change.after is None else "new", ""
         else:
             verdict = "WORSE" if change.worse else "better" if -change.by > change.allowed else "as before"
+            verdict = verdict if change.comparable else "another machine"
             by = f"{abs(change.by):.0%} {'worse' if change.by > 0 else 'better'} (+-{change.allowed:.0%})"
         rows.append((change.path, _number(change.before), _number(change.after), by, verdict))
     return table(("figure", "checked in", "now", "change (spread)", ""), rows)

@@ -40,14 +40,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from areal.services.web.keys import load_admin_key
+from areal.services.http.auth import load_admin_key
 from areal.services.weight_update.group import BroadcastGroup, join_store, open_store
-from areal.services.weight_update.memory_file import MemoryFile
-from areal.training.model_folder import config_files
-from areal.training.weights.broadcast import BroadcastOutlet
-from areal.training.weights.endpoint import Outlet, serving
-from areal.training.weights.folders import Folders, probe
-from areal.training.weights.publisher import FolderOutlet, Pair
+from areal.services.weight_update.memory import MemoryFile
+from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, WeightPublisher, serving
+from areal.services.weight_update.staging import BroadcastPublisher, Folders, probe
+from areal.training.run_folder import config_files
 from benchmarks.relaying.floor import KEY, Floor, answers, cpu_us, until
 from benchmarks.reporting import header, publish, table
 
@@ -109,13 +107,13 @@ class Push:
 
     def __init__(self, mode: str, pids: list[int], urls: dict[str, str], folder: Path, ahead: bool) -> None:
         self.mode, self._pids, self.taken, self._ahead = mode, pids, Taken(), ahead
-        self._outlet = outlet(mode, folder / f"weights-{mode}", config_files(folder / "model"))
+        self._publisher = publisher(mode, folder / f"weights-{mode}", config_files(folder / "model"))
         self._stack = ExitStack()
-        self._stack.callback(self._outlet.remove)
+        self._stack.callback(self._publisher.remove)
         key_file = folder / "key"
-        endpoint = self._stack.enter_context(serving({mode: self._outlet}, load_admin_key(str(key_file))))
+        endpoint = self._stack.enter_context(serving({mode: self._publisher}, load_admin_key(str(key_file))))
         workers = {"inference_worker_urls": [urls["proxy"]]}
-        self._pair = Pair(mode, mode, urls["gateway"], endpoint, workers, self._outlet, KEY)
+        self._pair = TrainerPair(mode, mode, urls["gateway"], endpoint, workers, self._publisher, KEY)
         self._pair.connect()
         self._stack.callback(self._pair.disconnect)
 
@@ -135,10 +133,10 @@ class Push:
         self._stack.close()
 
 
-def outlet(mode: str, folder: Path, files: tuple[Path, ...]) -> Outlet:
+def publisher(mode: str, folder: Path, files: tuple[Path, ...]) -> WeightPublisher:
     if mode == "xccl":
-        return BroadcastOutlet(folder)
-    return FolderOutlet(Folders.on_disk(folder, files) if mode == "disk" else Folders.in_memory_at(folder, files))
+        return BroadcastPublisher(folder)
+    return FolderPublisher(Folders.on_disk(folder, files) if mode == "disk" else Folders.in_memory_at(folder, files))
 
 
 # -- the raw copies

@@ -12,8 +12,8 @@ import pytest
 
 from areal.errors import ArealError, NotFound
 from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
-from areal.reconcilers.job_effects import _service
-from areal.reconcilers.model_files import commits_of, hub_models, require_models
+from areal.reconcilers.kinds.job_launch import _service
+from areal.reconcilers.kinds.model_files import commits_of, hub_models, require_models
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.registry import effective
 from areal.state.home import Home
@@ -265,7 +265,7 @@ def test_engine_that_runs_already_needs_no_weights(
 def test_driver_is_told_the_commits_of_its_model(tmp_path: Path) -> None:
     store = ObjectStore(Home(tmp_path))
     store.put(_model({"commits": {f"{NAME}@v2": "b"}}, path=NAME, revision="v2"))
-    hands: Any = SimpleNamespace(store=store, service_spec=lambda ref: InferenceServiceSpec(), key_file=lambda ref: "k")
+    hands: Any = SimpleNamespace(store=store, spec_of=lambda ref: InferenceServiceSpec(), key_file=lambda ref: "k")
     spec = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "m"}})
     told = _service(hands, spec)
     assert (told["AREAL_INFERENCE_MODEL"], json.loads(told[COMMITS_VARIABLE])) == ("m", {NAME: "b"})

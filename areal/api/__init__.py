@@ -1,4 +1,4 @@
-"""What user code imports.
+"""The interface of user code.
 
 cli_args        configuration classes, load_expr_config
 workflow_api    RolloutWorkflow, agents, what a trajectory is

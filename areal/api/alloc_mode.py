@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from areal.resources.backend_grammar import TRAIN_ENGINES, Allocation, BackendError, Part, parse_backend
+from areal.resources.backend import TRAIN_ENGINES, Allocation, BackendError, Part, parse_backend
 
 __all__ = ["AllocationMode", "BackendError", "ModelAllocation", "ParallelStrategy", "Part"]
 
@@ -42,7 +42,7 @@ class AllocationMode:
 
 @dataclass(frozen=True)
 class ParallelStrategy:
-    """How the devices of one engine are laid out, under AReaL's names."""
+    """The layout of the devices of one engine, under AReaL's names."""
 
     dp_size: int = 1
     tp_size: int = 1

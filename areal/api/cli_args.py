@@ -5,48 +5,44 @@ from dataclasses import dataclass, field
 
 from areal.api.config.experiment import (
     BaseExperimentConfig,
-    DPOConfig,
-    GRPOConfig,
-    PPOConfig,
-    RWConfig,
-    SFTConfig,
-    TrainerConfig,
-)
-from areal.api.config.generation import GenerationHyperparameters
-from areal.api.config.loading import ConfigError, load_expr_config
-from areal.api.config.placement import (
-    ClusterSpecConfig,
-    NameResolveConfig,
-    SchedulerConfig,
-    SchedulingSpec,
-    SchedulingStrategy,
-)
-from areal.api.config.presets import PRESETS
-from areal.api.config.rollout import (
-    AgentConfig,
-    EngineArgs,
-    InferenceEngineConfig,
-    OpenAIProxyConfig,
-    SGLangConfig,
-    vLLMConfig,
-)
-from areal.api.config.running import (
     CheckpointerConfig,
     DatasetConfig,
+    DPOConfig,
     EvaluatorConfig,
+    GRPOConfig,
     PerfTracerConfig,
+    PPOConfig,
     PrometheusConfig,
     RecoverConfig,
+    RWConfig,
     SaverConfig,
+    SFTConfig,
     StatsLoggerConfig,
     SwanlabConfig,
     TensorBoardConfig,
     TrackioConfig,
     TrainDatasetConfig,
+    TrainerConfig,
     ValidDatasetConfig,
     WandBConfig,
 )
+from areal.api.config.loading import ConfigError, load_expr_config
+from areal.api.config.rollout import (
+    AgentConfig,
+    ClusterSpecConfig,
+    EngineArgs,
+    GenerationHyperparameters,
+    InferenceEngineConfig,
+    NameResolveConfig,
+    OpenAIProxyConfig,
+    SchedulerConfig,
+    SchedulingSpec,
+    SchedulingStrategy,
+    SGLangConfig,
+    vLLMConfig,
+)
 from areal.api.config.training import (
+    PRESETS,
     DPOEngineConfig,
     FSDPEngineConfig,
     FSDPWrapPolicy,

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from areal.errors import ArealError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
+    from areal.api.config.training import TrainEngineConfig
     from areal.api.io_struct import ModelRequest, ModelResponse
-    from areal.client.sessions import AsyncGroup
+    from areal.client.inference import AsyncGroup
 
 Batch = Mapping[str, "torch.Tensor"]
 LossFn = Callable[["torch.Tensor", Any], "torch.Tensor"]
-"""(outputs of the model, micro-batch) -> the mean loss of the micro-batch."""
+"""(outputs of the model, micro-batch) -> the mean loss of the micro-batch, a scalar with a gradient."""
 WeightFn = Callable[[Any], "torch.Tensor"]
 """micro-batch -> how much its mean counts: tokens, sequences, pairs."""
 
@@ -37,19 +43,111 @@ class InferenceEngine(Protocol):
         ...
 
 
+class NonFinite(ArealError):
+    """A NaN or infinite loss or gradient, found before the optimizer step: weights and moments are intact."""
+
+
+class CheckpointUnreadable(ArealError):
+    """A checkpoint that the engine cannot load: damaged, or of another model or layout of parameters."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimizer step. ``loss`` is the weighted mean over all micro-batches of all ranks, ``grad_norm`` the norm of
+    the whole gradient before clipping, ``learning_rate`` that of this step, ``micro_batches`` those of this rank."""
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    micro_batches: int
+
+
 class TrainEngine(Protocol):
-    """A model, its optimizer and its ranks. The engine alone owns normalisation: ``loss_fn`` gives a micro-batch's
-    mean, ``loss_weight_fn`` its weight, and every micro-batch of every rank counts ``mean * weight / total``."""
+    """A model, its optimizer and its ranks. Trainers know an engine by this contract alone.
 
+    ``actor.backend: NAME:d4`` names the engine, which ``areal.training.engines.open_engine`` opens on every rank as
+    ``factory(config, ranks, total_steps)``: the ``TrainEngineConfig`` of one model, the ``areal.training.ranks.Ranks``
+    of the run, and the number of optimizer steps that the learning rate's schedule spans. Another package registers its
+    factory in ``areal.resources.plugins.TRAIN_ENGINES`` or as an entry point of the group ``areal.train_engines``.
+
+    **Batches** are mappings of tensors with B rows. ``input_ids`` int64 [B, T] is padded on the right;
+    ``attention_mask`` bool [B, T] is True for real tokens, ``loss_mask`` [B, T] for those that are trained on. Other
+    columns are [B, T] or [B]. Tensors may be on the CPU: the engine moves what it needs to its device, and passes
+    micro-batches on that device, cut to their longest row, to the functions that it is given. Ranks get different
+    rows. With ``config.mb_spec.granularity`` n, n neighboring rows stay in one micro-batch, in their order.
+
+    **Outputs** that the functions get are logits [b, t, V] (``config.is_critic``: values [b, t, 1]) of a micro-batch,
+    in ``dtype``; those of padding mean nothing. Logits at position t are of token t + 1.
+
+    **Normalization** is the engine's alone: ``loss_fn`` gives the mean of a micro-batch, ``loss_weight_fn`` how much
+    that mean counts (tokens, sequences, pairs), and every micro-batch of every rank counts ``mean * weight / total
+    weight``. So one rank and N ranks, one micro-batch and many, give the same gradient. A micro-batch of weight 0 adds
+    nothing, whatever its loss is.
+
+    Every rank calls every method, in the same order: any of them may be a collective.
+    """
+
+    config: TrainEngineConfig
     steps: int
+    """Optimizer steps taken, 0 in a new engine; part of a checkpoint. The learning rate follows it."""
     version: int
+    """Version of the weights as they are served, 0 in a new engine; set by the trainer, part of a checkpoint."""
 
-    def train_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> Any:
-        """One optimizer step over this rank's rows. Raises before the step where loss or gradient is no number."""
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has an optimizer (``config.optimizer``); a reference has none, and is not in checkpoints."""
         ...
 
-    def eval_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> float: ...
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding: every token id is smaller."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the computation (``config.dtype``); weights are published and saved in it."""
+        ...
+
+    def train_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
+        """One optimizer step over this rank's rows: schedule, gradient, clipping to ``gradient_clipping``, step;
+        ``steps`` grows by one. Raises NonFinite before the step where loss or gradient is NaN or infinite, and
+        UsageFault where the engine is not trained; then nothing has changed."""
+        ...
+
+    def eval_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
+        """The loss as ``train_batch`` would have it, over all ranks; without gradients and without dropout."""
+        ...
 
     def forward(self, batch: Batch, of: Callable[[torch.Tensor, Any], torch.Tensor]) -> torch.Tensor:
-        """``of(outputs, micro-batch)`` for every row, in the batch's order, without gradients."""
+        """``of(outputs, micro-batch)``, which is [b, t] or [b], for every row of ``batch`` in its order: [B, T] padded
+        with zeros, or [B], on the engine's device. Without gradients and without dropout."""
+        ...
+
+    def next_token_logprobs(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities, float32 [V] on the CPU, of the token after ``input_ids`` [T], at temperature 1. Engines
+        that serve the weights are compared with them."""
+        ...
+
+    def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, whole tensor) of every weight as in a Hugging Face checkpoint of the model, in the same order each
+        time: gathered from all ranks, adapters merged into what they adapt, a tied head left out. In the dtype of the
+        master weights, or cast to ``dtype``. Every rank consumes all of it; each tensor is valid until the next one is
+        asked for, and may be on any device."""
+        ...
+
+    def save_model(self, folder: Path, tokenizer: str = "") -> None:
+        """Write a Hugging Face folder that ``from_pretrained`` reads, in ``dtype``, whole or absent: what ``folder``
+        held is replaced. The first rank writes. ``tokenizer``: a folder or an id of the hub whose tokenizer goes along.
+        Raises OSError on the first rank."""
+        ...
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Write everything that a resumed run needs into ``folder``, which is this engine's own and does not exist yet:
+        weights, optimizer, ``steps``, ``version`` and torch's random state. Any number of ranks can read it. File names
+        of rank N begin with ``__N_``; others are the first rank's. Raises OSError where the disk fails."""
+        ...
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """The inverse, by whatever number of ranks. Raises CheckpointUnreadable; the engine is then to be given up or
+        loaded from another checkpoint."""
         ...

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any, Literal, Self
 from uuid import uuid4
 
-from areal.api.config.generation import GenerationHyperparameters
+from areal.api.config.rollout import GenerationHyperparameters
 
 StopReason = Literal["length", "stop", "tool_calls", "abort"]
 
@@ -61,7 +61,7 @@ class ModelResponse:
 
 @dataclass(frozen=True)
 class FinetuneSpec:
-    """How long a run is. ``train_batch_size`` in rows of the data set."""
+    """The length of a run. ``train_batch_size`` in rows of the data set."""
 
     total_train_epochs: int
     dataset_size: int
@@ -103,7 +103,7 @@ class ParamSpec:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         count = 1
         for length in self.shape:
             count *= length

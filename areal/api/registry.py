@@ -3,13 +3,14 @@ can be imported."""
 
 from __future__ import annotations
 
-import importlib
-import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from areal.errors import ArealError, UsageFault
+from areal.errors import UsageFault
+from areal.loading import load_attr
 from areal.resources.suggest import did_you_mean
+
+__all__ = ["Registry", "load_attr"]
 
 T = TypeVar("T")
 
@@ -45,39 +46,3 @@ class Registry(Generic[T]):
             )
         found: T = load_attr(name, self.kind)
         return found
-
-
-def load_attr(path: str, kind: str = "object") -> Any:
-    """``package.module:attr.attr``, or all with dots. Raises UsageFault: no such module, no such attribute, or an
-    import error of the module's own."""
-    if ":" in path:
-        module, _, attribute = path.partition(":")
-        return _attribute(_module(module, path, kind), attribute, path, kind)
-    module, _, attribute = path.rpartition(".")
-    if not module:
-        raise UsageFault(f"{kind} {path!r}: write module:attr")
-    return _attribute(_module(module, path, kind), attribute, path, kind)
-
-
-def _module(name: str, path: str, kind: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        why = f"there is no module {missing}" if name.startswith(missing) else f"its import of {missing} failed"
-        raise UsageFault(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
-    except ArealError:
-        raise
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename}:{last.lineno}"
-        raise UsageFault(f"{kind} {path!r} cannot be imported: {where}: {type(error).__name__}: {error}") from error
-
-
-def _attribute(found: Any, attribute: str, path: str, kind: str) -> Any:
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            known = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
-            raise UsageFault(f"{kind} {path!r}: no {part!r} there{did_you_mean(part, known)}")
-        found = getattr(found, part)
-    return found

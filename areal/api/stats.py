@@ -30,7 +30,7 @@ _TIMES = "timeperf"
 
 
 class ReduceType(Enum):
-    """What becomes of the values under one key. ``AVG_MIN_MAX`` has three: ``key/avg``, ``key/min``, ``key/max``."""
+    """The reduction of the values under one key. ``AVG_MIN_MAX`` has three: ``key/avg``, ``key/min``, ``key/max``."""
 
     AVG_MIN_MAX = "avg_min_max"
     AVG = "avg"
@@ -75,7 +75,7 @@ Recorded = dict[str, Sums]
 
 
 def merged(parts: Iterable[Mapping[str, Sums]]) -> Recorded:
-    """Of several ranks, or several times."""
+    """The sum of several ranks, or of several times."""
     found: Recorded = {}
     for part in parts:
         for key, sums in part.items():
@@ -151,7 +151,7 @@ class StatsTracker:
             self._add(f"{_TIMES}/{self._key(key)}", _one(time.perf_counter() - began))
 
     def taken(self, key: str | None = None, *, reset: bool = True) -> Recorded:
-        """What was recorded since the last call, or only what is under ``key``."""
+        """Values since the last call, or only those under ``key``."""
         with self._lock:
             self._read_tensors()
             found = {name: sums for name, sums in self._recorded.items() if key is None or _is_under(name, key)}
@@ -161,7 +161,7 @@ class StatsTracker:
         return found
 
     def export(self, key: str | None = None, reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
-        """As numbers. ``reduce_group``: a process group, all of whose ranks call this."""
+        """Reduced numbers. ``reduce_group``: a process group, all of whose ranks call this."""
         return numbers_of(_of_all_ranks(self.taken(key, reset=reset), reduce_group))
 
     def _key(self, key: str) -> str:
@@ -169,7 +169,7 @@ class StatsTracker:
         return "/".join(filter(None, (self.name, *inside, key)))
 
     def _mask(self, name: str) -> Tensor:
-        """Of this scope, or of the nearest one around it."""
+        """The value of this scope, or of the nearest one around it."""
         key, found = self._key(name), None
         parents = key.split("/")[: -len(name.split("/"))]
         while (found := self._masks.get("/".join((*parents, name)))) is None and parents:
@@ -227,7 +227,7 @@ def get(name: str = "") -> StatsTracker:
 
 
 def taken() -> Recorded:
-    """What every tracker recorded since the last call."""
+    """Values of every tracker since the last call."""
     with _lock:
         trackers = list(_trackers.values())
     return merged(tracker.taken() for tracker in trackers)

@@ -1,4 +1,4 @@
-"""What user code writes to sample episodes: a workflow, or an agent.
+"""Contracts of user code that samples episodes: a workflow, or an agent.
 
 A *workflow* samples through the engine and returns training rows itself. An *agent* is any object with ``async run``:
 it talks to an OpenAI or Anthropic base URL with whatever client it likes, and returns its reward.
@@ -29,7 +29,7 @@ Rows without a temperature have that of ``gconfig``.
 """
 
 Reward: TypeAlias = float | Mapping[str, float] | None
-"""Of the whole episode, by interaction (``completion.id``), or None: the episode is rejected."""
+"""The reward of the whole episode, by interaction (``completion.id``), or None: the episode is rejected."""
 
 
 class RolloutWorkflow(ABC):

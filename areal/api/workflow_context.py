@@ -1,4 +1,4 @@
-"""Which episode the code that asks runs in: each is a task of its own, and so is what it calls."""
+"""The episode that the calling code runs in: each episode is an asyncio task with its own context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves of jobs, in groups of numbers that belong together: lines of the terminal, or a picture.
+"""``areal train metrics``: curves of jobs, in groups of numbers that belong together, in the terminal or as a picture.
 
 The numbers of a group have one unit, so they share a scale; and all curves share an axis of steps, so that those of
 several runs, which may be of different lengths, can be compared point by point.
@@ -7,14 +7,27 @@ several runs, which may be of different lengths, can be compared point by point.
 from __future__ import annotations
 
 import math
+import shutil
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError
+import click
+
+from areal.cli.options import Invocation, read_options
+from areal.cli.output import clear, emit_rows, show
+from areal.cli.remote import not_remote
+from areal.cli.table import Column, field, render_table, text_of
+from areal.cli.targets import complete_names, stored
+from areal.errors import ArealError, NotFound
 from areal.installation import install_command
+from areal.resources.kinds import Ref, check_name
+from areal.state.job_metrics import steps_of
+from areal.terminal import fancy
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -35,7 +48,7 @@ MAIN = (
     "tokens_per_second",
     "time/step",
 )
-"""What tells how a run goes; of an algorithm's own numbers it writes about ten."""
+"""The metrics shown by default; a run writes about ten of them."""
 
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward/*", "eval/reward/*", "rollout/reward", "rollout/reward/*")),
@@ -72,7 +85,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Group:
+class CurveGroup:
     title: str
     series: tuple[Series, ...]
 
@@ -83,7 +96,7 @@ class Group:
 
 
 def curves_of(steps: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) -> dict[str, Curve]:
-    """By name: (step, value) of every number, in order of steps; without ``wanted`` all of them."""
+    """(step, value) of each metric in order of steps, by name; of all metrics without ``wanted``."""
     found: dict[str, Curve] = {}
     for step in steps:
         for name, value in step.items():
@@ -93,14 +106,14 @@ def curves_of(steps: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) ->
     return found
 
 
-def grouped(runs: Mapping[str, Mapping[str, Curve]]) -> list[Group]:
+def grouped(runs: Mapping[str, Mapping[str, Curve]]) -> list[CurveGroup]:
     """``runs``: curves by name, by job. A metric's curves of all jobs stand side by side."""
     found: dict[tuple[int, str], list[Series]] = {}
     metrics = sorted({metric for curves in runs.values() for metric in curves})
     for metric in metrics:
         series = [Series(metric, job, curves[metric]) for job, curves in runs.items() if metric in curves]
         found.setdefault(_group_of(metric), []).extend(series)
-    return [Group(title, tuple(found[place, title])) for place, title in sorted(found)]
+    return [CurveGroup(title, tuple(found[place, title])) for place, title in sorted(found)]
 
 
 def _group_of(metric: str) -> tuple[int, str]:
@@ -113,7 +126,7 @@ def _group_of(metric: str) -> tuple[int, str]:
     return len(_GROUPS), name if name and summary in _SUMMARIES else metric
 
 
-def span_of(groups: Iterable[Group]) -> Span:
+def span_of(groups: Iterable[CurveGroup]) -> Span:
     steps = [step for group in groups for each in group.series for step, _ in each.curve]
     return min(steps), max(steps)
 
@@ -132,7 +145,7 @@ def sparkline(curve: Curve, span: Span, scale: tuple[float, float], width: int =
     return "".join(_BARS[levels[place]] if place in levels else " " for place in range(count)).rstrip()
 
 
-def plot(groups: Sequence[Group], path: str) -> None:
+def draw(groups: Sequence[CurveGroup], path: str) -> None:
     """A picture with a diagram for each group: jobs by colour, and where there are several, numbers by the form of the
     line. Raises ArealError where there is nothing to draw with."""
     try:
@@ -175,3 +188,128 @@ def plot(groups: Sequence[Group], path: str) -> None:
 def _label(series: Series, *, several_metrics: bool, several_jobs: bool) -> str:
     words = [series.metric] if several_metrics or not several_jobs else []
     return " ".join([*words, *([series.job] if several_jobs else [])])
+
+
+# -- the verb
+
+JOB = "TrainJob"
+_WATCH_S = 2.0
+_NARROWEST = 10  # characters of a curve
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names(JOB))
+@click.option("--plot", metavar="FILE.png", help="Also draw the curves into a file.")
+@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
+@click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
+@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@read_options()
+def metrics(
+    cli: Invocation, /, names: tuple[str, ...], plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool
+) -> int:
+    """The jobs' curves in the terminal, numbers that belong together on one scale. Several jobs are compared.
+
+    \b
+    areal train metrics NAME --all
+    areal train metrics NAME OTHER --metric reward/mean --plot both.png
+
+    NAME may also be the folder of a run that was started by hand; it has a / in it.
+    """
+    not_remote(cli, "train metrics")
+    while True:
+        runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        _require(cli, runs, metrics)
+        if cli.format.is_table and not (all_ or metrics):
+            runs = _main(cli, runs)
+        groups = grouped(runs)
+        if plot:
+            draw(groups, plot)
+        if watch and fancy(sys.stdout):
+            clear()
+        _emit_curves(cli, groups, several=len(runs) > 1)
+        if not watch:
+            return 0
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+
+
+def _metrics_file(cli: Invocation, name: str) -> Path:
+    """Raises NotFound."""
+    if "/" in name:
+        path = Path(name).expanduser() / "metrics.jsonl"
+        if not path.is_file():
+            raise NotFound(f"there is no {path}")
+        return path
+    stored(cli.home, Ref(JOB, check_name(name)))
+    return cli.home.job_metrics(name)
+
+
+def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: Sequence[str]) -> None:
+    """Raises NotFound for a metric that no job has, and where none has any."""
+    known = {metric for curves in runs.values() for metric in curves}
+    first = next(iter(runs))
+    if missing := [metric for metric in wanted if metric not in known]:
+        hint = f"areal train metrics {first} --all lists them"
+        raise NotFound(
+            f"{' and '.join(runs)} {'have' if len(runs) > 1 else 'has'} no metric {', '.join(missing)}", hint=hint
+        )
+    empty = [name for name, curves in runs.items() if not curves]
+    if len(empty) == len(runs):
+        raise NotFound(f"{', '.join(empty)} has written no metrics yet", hint=f"areal train status {first}")
+    if empty:
+        cli.say(f"no such metrics yet: {', '.join(empty)}")
+
+
+def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
+    """The ten that matter; all, where a driver writes none of them."""
+    chosen = {job: {name: curves[name] for name in MAIN if name in curves} for job, curves in runs.items()}
+    known, shown = ({metric for curves in every.values() for metric in curves} for every in (runs, chosen))
+    if not shown:
+        return {job: dict(curves) for job, curves in runs.items()}
+    if hidden := len(known - shown):
+        cli.say(f"{hidden} more: --all")
+    return chosen
+
+
+def _emit_curves(cli: Invocation, groups: Sequence[CurveGroup], *, several: bool) -> None:
+    rows = [
+        {
+            "group": group.title,
+            "metric": each.metric,
+            "job": each.job,
+            "steps": [step for step, _ in each.curve],
+            "values": [value for _, value in each.curve],
+        }
+        for group in groups
+        for each in group.series
+    ]
+    if not cli.format.is_table:
+        emit_rows(cli, rows, (), name=lambda row: str(row["metric"]))
+        return
+    show(_charts(groups, rows, several=several, wide=cli.format.kind == "wide"))
+
+
+def _charts(groups: Sequence[CurveGroup], rows: Sequence[Mapping[str, Any]], *, several: bool, wide: bool) -> str:
+    """A table with the groups' titles between its lines; the curves have the room that is left on a terminal."""
+    titled = {group.title for group in groups if len({each.metric for each in group.series}) > 1}
+    columns = [
+        Column("METRIC", lambda row: row["metric"]),
+        *([field("JOB", "job")] if several else []),
+        Column("STEP", lambda row: row["steps"][-1], right=True),
+        Column("FIRST", lambda row: row["values"][0], right=True),
+        Column("LAST", lambda row: row["values"][-1], right=True),
+        Column("MIN", lambda row: min(row["values"]), wide=True, right=True),
+        Column("MAX", lambda row: max(row["values"]), wide=True, right=True),
+    ]
+    head, *lines = render_table(rows, columns, wide=wide).split("\n")
+    width = max(map(len, (head, *lines))) + 2
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else WIDTH
+    span, found, rest = span_of(groups), [f"  {head:<{width}}CURVE"], iter(lines)
+    for group in groups:
+        low, high = group.scale
+        if group.title in titled:
+            found.append(f"{group.title}: {text_of(low)} to {text_of(high)}")
+        for each in group.series:
+            curve = sparkline(each.curve, span, (low, high), max(_NARROWEST, min(WIDTH, room)))
+            found.append(f"  {next(rest):<{width}}{curve}")
+    return "\n".join(found)

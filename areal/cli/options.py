@@ -1,34 +1,163 @@
-"""Options that many verbs share, as decorators. They write into the ``Invocation`` and reach no verb's signature."""
+"""The invocation, the value of -o, and the options that many verbs share.
+
+An option writes into the ``Invocation``, on the root, on a group or on the verb: the last one wins. It reaches no
+verb's signature. ``areal --help`` imports this module, so it imports click and nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from areal.cli.invocation import Invocation
-
 if TYPE_CHECKING:
-    from areal.cli.output.formats import Format
+    from collections.abc import Mapping
+
+    from areal.state.home import Home
+
+
+# -- the value of -o
+
+FORMATS = ("table", "wide", "json", "yaml", "name", "jsonl")
+_JSONPATH = "jsonpath="
+
+
+class Format(NamedTuple):
+    kind: str  # one of FORMATS, "jsonpath", or a verb's own
+    expression: str = ""  # of a jsonpath
+
+    @property
+    def is_table(self) -> bool:
+        return self.kind in ("table", "wide")
+
+
+def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
+    if text.startswith(_JSONPATH):
+        from areal.resources.jsonpath import compile_template
+
+        compile_template(text[len(_JSONPATH) :])
+        return Format("jsonpath", text[len(_JSONPATH) :])
+    if text in (*FORMATS, *extra):
+        return Format(text)
+    from areal.errors import UsageFault
+    from areal.resources.suggest import did_you_mean
+
+    choices = (*FORMATS, *extra, "jsonpath=EXPR")
+    raise UsageFault(f'no output format "{text}"{did_you_mean(text, choices)}', hint=f"one of {', '.join(choices)}")
+
+
+# -- the invocation
+
+
+class Invocation:
+    """Flags as given (None: not given), and the few things derived from them on first use."""
+
+    def __init__(self) -> None:
+        self.home_flag: str | None = None
+        self.context_flag: str | None = None
+        self.gateway_flag: str | None = None
+        self.key_file_flag: str | None = None
+        self.format_flag: Format | None = None
+        self.timeout_s: float | None = None
+        self.lock_timeout_flag: float | None = None
+        self.quiet = False
+        self.verbose = 0
+        self.debug = False
+        self.yes = False
+        self._home: Home | None = None
+        self._config: Mapping[str, Any] | None = None
+
+    @property
+    def home(self) -> Home:
+        if self._home is None:
+            from areal.state.home import Home
+
+            self._home = Home.resolve(self.home_flag)
+            if self._home.root.exists() and not self._home.root.is_dir():
+                from areal.errors import ArealError
+
+                raise ArealError(
+                    f"{self._home.root} is not a folder", hint="choose a home with --home DIR or AREAL_HOME"
+                )
+        return self._home
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """``config.yaml`` of the home; an absent file is an empty one."""
+        if self._config is None:
+            path = f"{home_path(self.home_flag)}/config.yaml"
+            if not os.path.exists(path):  # noqa: PTH110 - before every command; pathlib would cost more than the check
+                return {}
+            from areal.cli.config_file import read_config
+
+            self._config = read_config(path)
+        return self._config
+
+    def default(self, name: str) -> Any:
+        """A default that the user has set in ``config.yaml``, or None."""
+        return (self.config.get("defaults") or {}).get(name)
+
+    @property
+    def format(self) -> Format:
+        if self.format_flag is not None:
+            return self.format_flag
+        return parse_format(str(self.default("output") or "table"))
+
+    @property
+    def lock_timeout_s(self) -> float:
+        if self.lock_timeout_flag is not None:
+            return self.lock_timeout_flag
+        return parse_seconds(self.default("lockTimeout") or 0)
+
+    def deadline_s(self, default: float = 600.0) -> float:
+        """``--timeout``, else the user's default, else the verb's."""
+        if self.timeout_s is not None:
+            return self.timeout_s
+        return parse_seconds(self.default("timeout") or default)
+
+    def say(self, text: str) -> None:
+        """A hint or progress for people: stderr, silent with -q."""
+        if not self.quiet:
+            sys.stdout.flush()
+            click.echo(text, err=True)
+
+    def tell(self, text: str) -> None:
+        """Details for -v."""
+        if self.verbose:
+            self.say(text)
+
+
+def home_path(flag: str | None) -> str:
+    """The state folder without importing what reads it; ``Home.resolve`` decides the same, with its errors."""
+    return os.path.expanduser(flag or os.environ.get("AREAL_HOME") or "~/.areal")  # noqa: PTH111
+
+
+def interactive() -> bool:
+    """Whether a question can be asked: people on both ends."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
+
+
+# -- options
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # "ms" before "s"
 
 
 def parse_seconds(value: object) -> float:
     """``90``, ``90s``, ``1.5m``, ``2h``, ``1d``, ``500ms`` as seconds; ValueError for anything else."""
     text = str(value).strip()
-    for unit in sorted(_UNITS, key=len, reverse=True):
-        if text.endswith(unit):
-            return _positive(float(text[: -len(unit)]) * _UNITS[unit])
-    return _positive(float(text))
-
-
-def _positive(seconds: float) -> float:
+    unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
+    seconds = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
     if not 0 <= seconds < float("inf"):
         raise ValueError("negative or not finite")
     return seconds
@@ -44,21 +173,17 @@ class Seconds(click.ParamType[float]):
             self.fail(f"{value!r} is not a duration; write 90, 90s, 5m, 2h or 1d", param, ctx)
 
 
-class OutputType(click.ParamType["Format"]):
+class OutputType(click.ParamType[Format]):
     name = "format"
 
     def __init__(self, *extra: str) -> None:
         self.extra = extra
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Format:
-        from areal.cli.output.formats import parse_format
-
         return parse_format(value, self.extra)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
-
-        from areal.cli.output.formats import FORMATS
 
         return [CompletionItem(name) for name in (*FORMATS, *self.extra, "jsonpath=") if name.startswith(incomplete)]
 
@@ -78,8 +203,6 @@ def _shared(*names: str, attribute: str, **settings: Any) -> Decorator[Any]:
 def _format_callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if value is None or value is False:
         return
-    from areal.cli.output.formats import Format
-
     invocation = ctx.ensure_object(Invocation)
     chosen = Format("json") if value is True else value
     if invocation.format_flag not in (None, chosen):
@@ -87,7 +210,7 @@ def _format_callback(ctx: click.Context, param: click.Parameter, value: Any) -> 
     invocation.format_flag = chosen
 
 
-def _stack(*decorators: Decorator[Any]) -> Decorator[Any]:
+def stack(*decorators: Decorator[Any]) -> Decorator[Any]:
     """Apply decorators so that --help lists them in the order written."""
 
     def decorate(function: Any) -> Any:
@@ -117,22 +240,22 @@ _version = click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 
-global_options = _stack(_home, _context, _quiet, _verbose, _debug, _version)
+global_options = stack(_home, _context, _quiet, _verbose, _debug, _version)
 
-common = _stack(_home, _context, _quiet, _verbose, _debug)
+common = stack(_home, _context, _quiet, _verbose, _debug)
 """On every verb."""
 
-yes = _shared("-y", "--yes", attribute="yes", is_flag=True, help="Approve what is destructive; needed off a terminal.")
+yes = _shared("-y", "--yes", attribute="yes", is_flag=True, help="Approve destructive changes; needed off a terminal.")
 
 lock_timeout = _shared(
     "--lock-timeout",
     attribute="lock_timeout_flag",
     type=Seconds(),
     metavar="TIME",
-    help="Wait this long for an object that another command holds  [default: 0, say who holds it].",
+    help="Wait this long for an object that another command holds  [default: 0, name the holder].",
 )
 
-remote = _stack(
+remote = stack(
     _shared("--gateway", attribute="gateway_flag", metavar="URL", help="Ask a remote gateway [AREAL_GATEWAY]."),
     _shared(
         "--api-key-file",
@@ -151,7 +274,7 @@ def timeout(default: str = "", what: str = "Give up waiting after this long (exi
 def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
     """``-o`` and ``--json``. ``extra`` formats are the verb's own; no ``dest`` where the verb has its own --output."""
     listed = ", ".join(("table", "wide", "json", "yaml", "name", "jsonl", *extra)) + " or jsonpath=EXPR"
-    return _stack(
+    return stack(
         click.option(
             *(["-o", dest] if dest else ["-o"]),
             "output_format",
@@ -163,3 +286,45 @@ def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
         ),
         click.option("--json", is_flag=True, callback=_format_callback, expose_value=False, help="Same as -o json."),
     )
+
+
+def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorator[Any]:
+    """Add ``options`` and hand their values to the verb as one: ``name=flags(...)``. ``flags`` is a NamedTuple."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def with_flags(*args: Any, **given: Any) -> Any:
+            values = {field: given.pop(field) for field in flags._fields if field in given}
+            return function(*args, **given, **{name: flags(**values)})
+
+        return stack(*options)(with_flags)
+
+    return decorate
+
+
+def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
+    return stack(
+        click.option("-w", "--watch", is_flag=True, help=help),
+        click.option(
+            "--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes."
+        ),
+    )
+
+
+def read_options(*formats: str) -> Decorator[Any]:
+    """The options of a verb that reads, and the invocation; a verb's last decorator."""
+    return stack(remote, output(*formats), common, pass_invocation)
+
+
+def change_options(deadline: Decorator[Any] | None = None, *, destructive: bool = False) -> Decorator[Any]:
+    """The options of a verb that changes something, and the invocation; a verb's last decorator."""
+    options = (deadline or timeout("10m"), lock_timeout, output(), common, pass_invocation)
+    return stack(yes, *options) if destructive else stack(*options)
+
+
+stop_options = stack(
+    click.option(
+        "--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL  [default: the object's]."
+    ),
+    click.option("--force", is_flag=True, help="No grace: SIGKILL at once."),
+)

@@ -46,7 +46,7 @@ When several apply: 3 > 5 > 10 > 8 > 9 > 7.
 | --- | --- |
 """
 _WIDTH = 400  # the page must not depend on the terminal that writes it
-_SHARED = ("home_flag", "context_flag", "quiet", "verbose", "debug", "help")
+_SHARED = {"--home", "--context", "--quiet", "--verbose", "--debug", "--help"}
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command, Leaf]]:
@@ -71,21 +71,19 @@ def _below(
 
 def page() -> str:
     shared = [_row(option) for option in cli.params if isinstance(option, click.Option)]
-    parts = [_HEAD + "\n".join(shared), "## Commands", _contents()]
+    contents = [
+        f"| [`areal {' '.join(path)}`](#areal-{'-'.join(path)}) | {leaf.help} |" for path, _, leaf in commands()
+    ]
+    parts = [_HEAD + "\n".join(shared), "## Commands", "\n".join(["| command | |", "| --- | --- |", *contents])]
     parts += [_section(path, command) for path, command, _ in commands()]
     return "\n\n".join(parts) + "\n"
-
-
-def _contents() -> str:
-    rows = [f"| [`areal {' '.join(path)}`](#areal-{'-'.join(path)}) | {leaf.help} |" for path, _, leaf in commands()]
-    return "| command | |\n| --- | --- |\n" + "\n".join(rows)
 
 
 def _section(path: tuple[str, ...], command: click.Command) -> str:
     ctx = click.Context(command, info_name=" ".join(("areal", *path)), terminal_width=_WIDTH, max_content_width=_WIDTH)
     usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
     lines = [f"### areal {' '.join(path)}", "", f"`{usage}`", "", _text(command)]
-    options = [param for param in command.params if isinstance(param, click.Option) and not _is_shared(param)]
+    options = [param for param in command.params if isinstance(param, click.Option) and not _SHARED & {*param.opts}]
     if options:
         lines += ["", "| flag | |", "| --- | --- |", *[_row(option) for option in options]]
     return "\n".join(lines)
@@ -100,12 +98,6 @@ def _text(command: click.Command) -> str:
         else:
             parts.append(block)
     return "\n\n".join(parts)
-
-
-def _is_shared(option: click.Option) -> bool:
-    return option.name in _SHARED or any(
-        name in ("--home", "--context", "--quiet", "--verbose", "--debug") for name in option.opts
-    )
 
 
 def _row(option: click.Option) -> str:

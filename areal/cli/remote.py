@@ -1,4 +1,4 @@
-"""Reading from a gateway elsewhere instead of from this machine's state.
+"""The gateway that a command asks: a remote one, or that of this home's service.
 
 Which one: ``--gateway``, else ``AREAL_GATEWAY``, else the context (``--context``, else ``currentContext`` of
 config.yaml; ``local`` is this home). With which key: ``--api-key-file``, else ``AREAL_API_KEY``, else the context's
@@ -11,31 +11,36 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from areal.cli.options import Invocation
+from areal.cli.targets import SERVICE, service_name, stored
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.resources.kinds import Ref, name_problem, served_name
 
 if TYPE_CHECKING:
-    from areal.cli.invocation import Invocation
+    from areal.cli.options import Invocation
+    from areal.state.home import Home
+
 
 LOCAL = "local"
 _DEADLINE_S = 10.0
 
 
 class KeyRefused(ArealError):
-    """The gateway is there, and does not let this key ask."""
+    """The gateway refuses the key."""
 
 
-class Gateway(NamedTuple):
+class GatewayClient(NamedTuple):
     url: str
     key: str | None
     timeout_s: float = _DEADLINE_S
 
     def get(self, path: str) -> Any:
-        """GET a JSON document. Raises ArealError saying what the gateway answered, or why it could not."""
+        """GET a JSON document. Raises ArealError with the gateway's answer, or why there is none."""
         return self.checked("GET", path, *self.ask("GET", path))
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and document, whatever they are. Raises ArealError without an answer."""
-        from areal.client.admin import AdminClient
+        from areal.client.http import AdminClient
 
         try:
             return AdminClient(self.url, self.key or "", timeout_s=self.timeout_s).call(method, path, body)
@@ -57,16 +62,21 @@ class Gateway(NamedTuple):
         return document
 
 
-def gateway(cli: Invocation) -> Gateway | None:
+def gateway(cli: Invocation) -> GatewayClient | None:
     """The gateway to ask, or None: this machine's own state."""
     url = cli.gateway_flag or (None if cli.context_flag else os.environ.get("AREAL_GATEWAY"))
     context = {} if url else _context(cli)
     url = url or context.get("gateway")
     if not url:
         return None
-    key = _key(cli, context)
+    file, given = cli.key_file_flag, os.environ.get("AREAL_API_KEY")
+    if file is None and given:
+        key: str | None = given.strip()
+    else:
+        file = file or context.get("apiKeyFile")
+        key = read_key(str(file)) if file else None
     cli.tell(f"asking {url}" + ("" if key else ", without a key"))
-    return Gateway(checked_url(str(url)), key, min(cli.timeout_s or _DEADLINE_S, _DEADLINE_S))
+    return GatewayClient(checked_url(str(url)), key, min(cli.timeout_s or _DEADLINE_S, _DEADLINE_S))
 
 
 def not_remote(cli: Invocation, verb: str) -> None:
@@ -80,7 +90,7 @@ def not_remote(cli: Invocation, verb: str) -> None:
 
 
 def refuse_remote_context(cli: Invocation) -> None:
-    """A mutating verb acts on this machine: with a remote context in force that is not what was meant."""
+    """Raises Conflict for a mutating verb, which acts on this machine, while a remote context is in force."""
     context = _context(cli)
     if context.get("gateway"):
         name = cli.context_flag or cli.config.get("currentContext")
@@ -120,14 +130,6 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
     return found
 
 
-def _key(cli: Invocation, context: Mapping[str, Any]) -> str | None:
-    file = cli.key_file_flag
-    if file is None and os.environ.get("AREAL_API_KEY"):
-        return os.environ["AREAL_API_KEY"].strip()
-    file = file or context.get("apiKeyFile")
-    return read_key(str(file)) if file else None
-
-
 def read_key(path: str) -> str:
     """The key in a file, without surrounding space. Raises ArealError naming the file."""
     try:
@@ -145,3 +147,42 @@ def _reason(document: Any) -> str | None:
         error = document.get("error", document)
         return str(error.get("message", error)) if isinstance(error, dict) else str(error)
     return None
+
+
+# -- the services of this home
+
+
+def service_key(home: Home, service: str) -> str:
+    """The admin key of a service of this home. Raises ArealError saying why there is none."""
+    from areal.reconcilers.admin_keys import key_path
+    from areal.state.credentials import admin_key_path, read_key
+    from areal.state.objects import ObjectStore
+
+    found = ObjectStore(home).get(Ref(SERVICE, service))
+    return read_key(key_path(home, found) if found is not None else admin_key_path(home, service))
+
+
+def gateway_of(cli: Invocation, service: str | None) -> GatewayClient:
+    """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
+    from areal.cli.view import HomeView
+
+    chosen = gateway(cli)
+    if chosen is not None:
+        return chosen
+    ref = stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref
+    address = HomeView(cli.home).address(ref)
+    if not address:
+        raise ArealError(f"{ref} does not run", hint=f"start it: areal inf run {ref.name} -d")
+    return GatewayClient(address, read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, ref.name))
+
+
+def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:
+    """The served name of a model that was given by its object's name or by its served name."""
+    from areal.state.objects import ObjectStore
+
+    if model is None or gateway(cli) is not None or name_problem(model) is not None:
+        return model
+    found = ObjectStore(cli.home).get(Ref("Model", model))
+    if found is None or found.spec.get("service", "default") != service_name(cli, service):
+        return model
+    return served_name(found.name, found.spec)

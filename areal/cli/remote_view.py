@@ -1,23 +1,121 @@
-"""What a gateway elsewhere can tell, in the shape of ``get`` and ``wait``: its models, workers and own health."""
+"""A remote gateway's models, workers and health, in the shape of ``get``, ``describe`` and ``wait``.
+
+Ready means asked and answered, as in the views of this machine: the gateway by ``GET /ready``, its router and each
+worker by ``GET /workers``, which needs the admin key. A model that is only listed is Unknown: a gateway lists a model
+while its workers are dead.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from areal.cli.listing import Listing
-from areal.cli.output.table import Column, field
-from areal.cli.remote import Gateway, KeyRefused
-from areal.cli.remote_health import Told, model_healths, service_health
+from areal.cli.output import Table
+from areal.cli.remote import GatewayClient, KeyRefused
+from areal.cli.table import Column, field
 from areal.cli.view import document_name
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.health import Health
 from areal.resources.kinds import API_VERSION, Ref, parse_ref, resolve_kind
 
 if TYPE_CHECKING:
-    from areal.cli.invocation import Invocation
+    from areal.cli.options import Invocation
+
+
+# -- health from the gateway's answers; pure
+
+_STATES = ("dead", "draining", "cordoned")  # of workers that get no new calls
+_COMPONENTS = 2  # of a service: the router, the gateway
+
+
+@dataclass(frozen=True)
+class GatewayAnswers:
+    """The answers of one gateway to requests that were sent together; an error in the place of an answer.
+
+    ``ready`` is the status and the body of /ready, ``listed`` the entries of /v1/models, ``workers`` the body of
+    /workers.
+    """
+
+    ready: tuple[int, Any] | ArealError
+    listed: Sequence[Mapping[str, Any]] | ArealError
+    workers: Mapping[str, Any] | ArealError
+
+    @property
+    def worker_rows(self) -> list[Mapping[str, Any]]:
+        rows = [] if isinstance(self.workers, ArealError) else self.workers.get("workers")
+        return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+
+
+def service_health(told: GatewayAnswers) -> Health:
+    """Health of the gateway and its router. The router is unknown to a key that may not ask it."""
+    if isinstance(told.ready, ArealError):
+        return Health("Unknown", 0, _COMPONENTS, "NoAnswer", told.ready.message)
+    status, body = told.ready
+    reason = body.get("reason") if isinstance(body, Mapping) else None
+    if status == 503:
+        return Health("Progressing", 0, _COMPONENTS, "NotReady", f"the gateway is not ready: {reason or 'it says 503'}")
+    if status != 200:
+        return Health("Unknown", 0, _COMPONENTS, "NoAnswer", f"the gateway answers {status} to GET /ready")
+    if isinstance(told.workers, ArealError):
+        phase = "Unknown" if isinstance(told.workers, KeyRefused) else "Degraded"
+        return Health(phase, 1, _COMPONENTS, "RouterNotSeen", f"the router was not seen: {_whole(told.workers)}")
+    return Health("Ready", _COMPONENTS, _COMPONENTS, "AllReady")
+
+
+def model_healths(told: GatewayAnswers) -> dict[str, Health]:
+    """Health of each model that is listed, has a worker, or is declared at the router; an adapter has its model's."""
+    listed = [] if isinstance(told.listed, ArealError) else told.listed
+    parents = {str(item.get("id")): str(item.get("parent") or item.get("id")) for item in listed}
+    if isinstance(told.workers, ArealError):
+        why = f"its workers were not seen: {_whole(told.workers)}"
+        return {name: Health("Unknown", 0, 0, "WorkersNotSeen", why) for name in parents}
+    declared = told.workers.get("models")
+    expected = {
+        name: entry.get("expected")
+        for name, entry in (declared.items() if isinstance(declared, Mapping) else ())
+        if isinstance(entry, Mapping)
+    }
+    of_model: dict[str, list[Mapping[str, Any]]] = {}
+    for row in told.worker_rows:
+        if row.get("model"):
+            of_model.setdefault(str(row["model"]), []).append(row)
+    known = dict.fromkeys((*parents.values(), *of_model, *(name for name, count in expected.items() if count)))
+    healths = {
+        name: _model_health(of_model.get(name, ()), expected.get(name), name in parents, told.listed) for name in known
+    }
+    return {name: healths[base] for name, base in parents.items()} | healths
+
+
+def _model_health(
+    workers: Sequence[Mapping[str, Any]], expected: Any, listed: bool, listing: Sequence[Any] | ArealError
+) -> Health:
+    ready = [row for row in workers if row.get("state") == "ready"]
+    dead = [row for row in workers if row.get("state") == "dead"]
+    desired = expected if type(expected) is int else max(1, len(ready) + len(dead))
+    count = min(len(ready), desired)
+    message = f"{len(ready)} of {desired} replicas are ready"
+    others = [
+        f"{row.get('worker_id')} is {row['state']}" + (f" ({row['fault']})" if row.get("fault") else "")
+        for row in workers
+        if row.get("state") in _STATES
+    ]
+    if others:
+        message += f": {', '.join(others)}"
+    if len(ready) < desired:
+        return Health("Degraded" if listed else "Progressing", count, desired, "NotReady", message)
+    if isinstance(listing, ArealError):
+        return Health("Unknown", 0, desired, "GatewayNotSeen", f"the workers are ready, but {listing.message}")
+    if not listed:
+        return Health("Progressing", count, desired, "NotListed", "the gateway does not list it yet")
+    return Health("Ready", count, desired, "AllReady")
+
+
+def _whole(error: ArealError) -> str:
+    return f"{error.message}: {error.detail}" if error.detail else error.message
+
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -43,9 +141,9 @@ _COLUMNS = (
 )
 
 
-def get_remote(chosen: Gateway, targets: Sequence[str]) -> Listing:
+def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
     if targets and targets[0] in ("processes", "process", "proc", "ps", "workers"):
-        return Listing(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]), where=chosen.url)
+        return Table(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]), where=chosen.url)
     wanted, kinds = _asked(targets)
     rows = [row for row in documents(chosen) if row["kind"] in kinds]
     if wanted:
@@ -54,7 +152,7 @@ def get_remote(chosen: Gateway, targets: Sequence[str]) -> Listing:
         if lost is not None:
             raise NotFound(f"{lost} is not served by {chosen.url}", hint=f"it serves: {', '.join(map(str, by_ref))}")
         rows = [by_ref[ref] for ref in wanted]
-    return Listing(rows, _COLUMNS, document_name, single=len(wanted) == 1, where=chosen.url)
+    return Table(rows, _COLUMNS, document_name, single=len(wanted) == 1, where=chosen.url)
 
 
 def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
@@ -70,8 +168,8 @@ def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
     return refs, kinds or served
 
 
-def look(chosen: Gateway) -> Told:
-    """What the gateway tells, asked all at once within its deadline. Raises ArealError where it refuses the key for
+def look(chosen: GatewayClient) -> GatewayAnswers:
+    """The gateway's answers, asked for at once within its deadline. Raises ArealError where it refuses the key for
     everything, or answers nothing at all."""
     chosen = chosen._replace(timeout_s=min(chosen.timeout_s, _LOOK_S))
     ready, listed, seen = _asked_together(chosen, ("/ready", "/v1/models", "/workers"))
@@ -80,10 +178,12 @@ def look(chosen: Gateway) -> Told:
         raise ready
     if not isinstance(listed, ArealError) and listed[0] in (401, 403):
         chosen.checked("GET", "/v1/models", *listed)
-    return Told(ready, _checked(chosen, "/v1/models", listed, _listing), _checked(chosen, "/workers", seen, _object))
+    return GatewayAnswers(
+        ready, _checked(chosen, "/v1/models", listed, _listing), _checked(chosen, "/workers", seen, _object)
+    )
 
 
-def _asked_together(chosen: Gateway, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
+def _asked_together(chosen: GatewayClient, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
     """Each path's status and body. A gateway that sends a byte now and then holds nobody: the deadline is for all."""
     silent = ArealError(f"the gateway {chosen.url} does not answer within {chosen.timeout_s:g} s")
     answers: dict[str, tuple[int, Any] | ArealError] = {}
@@ -104,7 +204,7 @@ def _asked_together(chosen: Gateway, paths: Sequence[str]) -> list[tuple[int, An
 
 
 def _checked(
-    chosen: Gateway, path: str, answer: tuple[int, Any] | ArealError, read: Callable[[Any], T | None]
+    chosen: GatewayClient, path: str, answer: tuple[int, Any] | ArealError, read: Callable[[Any], T | None]
 ) -> T | ArealError:
     if isinstance(answer, ArealError):
         return answer
@@ -124,7 +224,7 @@ def _listing(document: Any) -> list[Mapping[str, Any]] | None:
     return [item for item in data if isinstance(item, Mapping) and item.get("id")] if isinstance(data, list) else None
 
 
-def documents(chosen: Gateway) -> list[Document]:
+def documents(chosen: GatewayClient) -> list[Document]:
     """The gateway as an InferenceService, and each model of it."""
     told = look(chosen)
     models = model_healths(told)
@@ -137,13 +237,13 @@ def _shown(health: Health) -> str | None:
     return health.fraction if health.desired else None
 
 
-def _document(kind: str, name: str, chosen: Gateway, health: Health) -> Document:
+def _document(kind: str, name: str, chosen: GatewayClient, health: Health) -> Document:
     status = {"ready": _shown(health), "phase": health.phase, "address": chosen.url}
     status |= {"reason": health.reason, "message": health.message}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": {}, "status": status}
 
 
-def workers(chosen: Gateway) -> list[Document]:
+def workers(chosen: GatewayClient) -> list[Document]:
     """The router's workers; needs the admin key."""
     found = _checked(chosen, "/workers", chosen.ask("GET", "/workers"), _object)
     if isinstance(found, ArealError):
@@ -152,7 +252,7 @@ def workers(chosen: Gateway) -> list[Document]:
     return [dict(row) for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
-def describe_remote(chosen: Gateway, ref: Ref) -> Document:
+def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
     """One model (or the service) with the workers that serve it, as far as the key may see them."""
     found = get_remote(chosen, [str(ref)]).rows[0]
     document = dict(found)
@@ -165,12 +265,12 @@ def describe_remote(chosen: Gateway, ref: Ref) -> Document:
     return document
 
 
-def model_rows(chosen: Gateway) -> list[Document]:
+def model_rows(chosen: GatewayClient) -> list[Document]:
     """For ``inf models``."""
     return _model_rows(chosen, look(chosen))
 
 
-def _model_rows(chosen: Gateway, told: Told) -> list[Document]:
+def _model_rows(chosen: GatewayClient, told: GatewayAnswers) -> list[Document]:
     owners = {} if isinstance(told.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in told.listed}
     return [
         {
@@ -186,7 +286,7 @@ def _model_rows(chosen: Gateway, told: Told) -> list[Document]:
     ]
 
 
-def service_status(chosen: Gateway) -> Document:
+def service_status(chosen: GatewayClient) -> Document:
     """For ``inf status``: a gateway that does not answer is a status, not an error."""
     document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
     try:
@@ -206,7 +306,7 @@ def service_status(chosen: Gateway) -> Document:
 
 
 def wait_remote(
-    cli: Invocation, chosen: Gateway, refs: Sequence[Ref], wanted: Sequence[Sequence[str]], deadline_s: float
+    cli: Invocation, chosen: GatewayClient, refs: Sequence[Ref], wanted: Sequence[Sequence[str]], deadline_s: float
 ) -> int:
     """Poll until every model is Ready (``ready``) or gone (``deleted``)."""
     if any(word not in ("ready", "deleted") for alternatives in wanted for word in alternatives):
@@ -236,7 +336,7 @@ def wait_remote(
         time.sleep(_POLL_S)
 
 
-def _met(health: Health | None, told: Told, wanted: Sequence[Sequence[str]]) -> bool:
+def _met(health: Health | None, told: GatewayAnswers, wanted: Sequence[Sequence[str]]) -> bool:
     """A model is gone when a list that was read, and a router that answered, know it no more."""
     gone = health is None and not isinstance(told.listed, ArealError) and not isinstance(told.workers, ArealError)
     now = {"ready": health is not None and health.phase == "Ready", "deleted": gone}

@@ -1,4 +1,4 @@
-"""Objects named on the command line: ``KIND NAME...``, ``KIND/NAME...``, and their completion.
+"""Objects named on the command line: ``KIND NAME...``, ``KIND/NAME...``, label selectors, and their completion.
 
 Completion reads file names only, so that pressing TAB opens no object.
 """
@@ -6,11 +6,13 @@ Completion reads file names only, so that pressing TAB opens no object.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal.cli.options import Invocation, home_path
 from areal.errors import NotFound, UsageFault
 from areal.resources.kinds import KINDS, Ref, check_name, parse_ref, resolve_kind
 
@@ -74,7 +76,6 @@ def stored(home: Home, ref: Ref) -> StoredObject:
 
 def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
     """The objects of one kind with matching labels."""
-    from areal.cli.selectors import parse_selector
     from areal.state.objects import ObjectStore
 
     if len(words) != 1 or "/" in words[0]:
@@ -84,68 +85,153 @@ def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
     return [found.ref for found in ObjectStore(home).list(kind) if matches(found.labels)]
 
 
+# -- completion
+
+Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+
+
+def complete(choices: Callable[[click.Context], Iterable[str]]) -> Completer:
+    """A completer for words that ``choices`` gives."""
+
+    def completer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _items(word for word in choices(ctx) if word.startswith(incomplete))
+
+    return completer
+
+
+def _items(words: Iterable[str]) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(word) for word in words]
+
+
+def complete_names(kind: str) -> Completer:
+    """A completer for the names of one kind."""
+    return complete(lambda ctx: names_of(home_of(ctx), kind))
+
+
+def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _items(info.singular for info in KINDS.values() if info.singular.startswith(incomplete.lower()))
+
+
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """``KIND``, then ``NAME``; or ``KIND/NAME``."""
-    from click.shell_completion import CompletionItem
+
+    def names(spelling: str) -> list[str]:
+        try:
+            return names_of(root, resolve_kind(spelling))
+        except NotFound:
+            return []
 
     root = home_of(ctx)
     given = ctx.params.get(param.name or "") or ()
     words = [given] if isinstance(given, str) else list(given)
+    kind, slash, _ = incomplete.partition("/")
     if words and "/" not in words[0]:
-        return [CompletionItem(name) for name in _names(root, words[0]) if name.startswith(incomplete)]
-    kind, slash, start = incomplete.partition("/")
-    if slash:
-        return [CompletionItem(f"{kind}/{name}") for name in _names(root, kind) if name.startswith(start)]
-    choices = [spelling for info in KINDS.values() for spelling in (info.plural, info.singular)]
-    objects = [f"{info.singular}/{name}" for info in KINDS.values() for name in names_of(root, info.kind)]
-    return [CompletionItem(word) for word in [*choices, *objects] if word.startswith(incomplete)]
-
-
-def complete_names(kind: str) -> Any:
-    """A completer for the names of one kind."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        return [CompletionItem(name) for name in names_of(home_of(ctx), kind) if name.startswith(incomplete)]
-
-    return complete
-
-
-def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(info.singular) for info in KINDS.values() if info.singular.startswith(incomplete.lower())]
+        choices = names(words[0])
+    elif slash:
+        choices = [f"{kind}/{name}" for name in names(kind)]
+    else:
+        choices = [spelling for info in KINDS.values() for spelling in (info.plural, info.singular)]
+        choices += [f"{info.singular}/{name}" for info in KINDS.values() for name in names_of(root, info.kind)]
+    return _items(word for word in choices if word.startswith(incomplete))
 
 
 def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``KIND.FIELD...``: kinds, then the fields below what is typed."""
+    """``KIND.FIELD...``: kinds, then the fields below the typed one."""
     from click.shell_completion import CompletionItem
 
     from areal.resources.explain import fields_below
 
     if "." not in incomplete:
-        near = [info for info in KINDS.values() if info.kind.startswith(incomplete) and incomplete[:1].isupper()]
-        words = [info.kind for info in near] or [item.value for item in complete_kinds(ctx, param, incomplete)]
-        return [CompletionItem(word) for word in words]
-    above, _, begun = incomplete.rpartition(".")
+        near = [kind for kind in KINDS if kind.startswith(incomplete) and incomplete[:1].isupper()]
+        return _items(near) if near else complete_kinds(ctx, param, incomplete)
+    above, _, start = incomplete.rpartition(".")
     return [
         CompletionItem(f"{above}.{name}", help=text)
         for name, text in fields_below(above).items()
-        if name.lower().startswith(begun.lower())
+        if name.lower().startswith(start.lower())
     ]
 
 
 def home_of(ctx: click.Context) -> str:
     """The state folder as completion sees it: the flags typed so far, the environment, the default. Never fails."""
-    from areal.cli.invocation import Invocation, home_path
-
     invocation = ctx.find_object(Invocation)
     return home_path(invocation.home_flag if invocation else None)
 
 
-def _names(root: str, kind: str) -> list[str]:
-    try:
-        return names_of(root, resolve_kind(kind))
-    except NotFound:
-        return []
+# -- arguments and options
+
+targets_argument = click.argument(
+    "targets", nargs=-1, required=True, metavar="KIND/NAME | KIND NAME", shell_complete=complete_targets
+)
+SERVICE = "InferenceService"
+
+service_option = click.option(
+    "--service",
+    metavar="NAME",
+    shell_complete=complete_names(SERVICE),
+    help="The service  [default: `areal config set service`, else 'default'].",
+)
+
+
+def service_name(cli: Invocation, given: str | None) -> str:
+    return check_name(given or str(cli.default("service") or "default"))
+
+
+def model_name_option(*, required: bool) -> Callable[[Any], Any]:
+    return click.option(
+        "--model",
+        "--model-name",
+        "model",
+        metavar="NAME",
+        required=required,
+        shell_complete=complete_names("Model"),
+        help="The model's name.",
+    )
+
+
+# -- label selectors as in kubectl
+
+Labels = Mapping[str, str]
+Selector = Callable[[Labels], bool]
+
+_KEY = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
+_VALUE = r"[A-Za-z0-9._-]*"
+_TERM = rf"""\s*(?:
+        (?P<set_key>{_KEY})\s+(?P<set_op>in|notin)\s*\((?P<values>[^()]*)\)
+      | (?P<key>{_KEY})\s*(?P<op>==|=|!=)\s*(?P<value>{_VALUE})
+      | (?P<absent>!)?\s*(?P<exists>{_KEY})
+    )\s*(?:,|$)"""
+
+
+def parse_selector(text: str) -> Selector:
+    """One predicate over labels: every comma-separated requirement holds. As in Kubernetes, ``!=`` and ``notin`` also
+    match an object without the label."""
+    requirement = re.compile(_TERM, re.VERBOSE)
+    terms: list[Selector] = []
+    at = 0
+    while at < len(text):
+        match = requirement.match(text, at)
+        if match is None:
+            raise UsageFault(
+                f"cannot read the selector at {text[at:]!r}",
+                hint="write a=b, a!=b, 'a in (x,y)', 'a notin (x,y)', a or !a, joined by commas",
+            )
+        terms.append(_term(match))
+        at = match.end()
+    if not terms or text.rstrip().endswith(","):
+        raise UsageFault(f"the selector {text!r} ends where a requirement is needed")
+    return lambda labels: all(term(labels) for term in terms)
+
+
+def _term(match: re.Match[str]) -> Selector:
+    key, present = match["exists"], not match["absent"]
+    if key:
+        return lambda labels: (key in labels) == present
+    if match["set_key"]:
+        key, included = match["set_key"], match["set_op"] == "in"
+        values = {value.strip() for value in match["values"].split(",")}
+    else:
+        key, included, values = match["key"], match["op"] != "!=", {match["value"]}
+    return lambda labels: (labels.get(key) in values) == included

@@ -1,154 +1,123 @@
-"""``areal train``: training jobs."""
+"""``areal train``: training jobs, their manifests from flags, and their rows."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli import jobs, options, view
-from areal.cli.acting import acting, finish, timeout_s
-from areal.cli.curves import MAIN, WIDTH, Curve, Group, curves_of, grouped, span_of, sparkline
-from areal.cli.curves import plot as draw
-from areal.cli.dryrun import DryRunCommand, dry_run_option
-from areal.cli.inf.converge import converge, preview, recorded
-from areal.cli.invocation import Invocation, fancy, pass_invocation
-from areal.cli.options import Seconds
-from areal.cli.output.emit import clear, emit_one, emit_rows, show, write
-from areal.cli.output.table import Column, field, render_table, text_of
-from areal.cli.output.units import age
+from areal.cli import options
+from areal.cli.inf.flags import converge, preview, recorded
+from areal.cli.logs import LogQuery, log_options, show_logs
+from areal.cli.manifest import DryRunCommand, dry_run_option
+from areal.cli.mutation import finish, mutate, mutation
+from areal.cli.operate import wait_for
+from areal.cli.options import (
+    Invocation,
+    change_options,
+    pass_invocation,
+    read_options,
+    stack,
+    stop_options,
+    watch_options,
+)
+from areal.cli.output import emit_rows, show_status, write
 from areal.cli.remote import not_remote
+from areal.cli.table import Column, Row, age, field, text_of
 from areal.cli.targets import complete_names, stored
+from areal.cli.view import HomeView
 from areal.errors import Conflict, Locked, NotFound, UsageFault
-from areal.state.job_metrics import steps_of
+from areal.resources.kinds import API_VERSION, Ref, check_name, name_problem
+from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
-    from areal.resources.kinds import Ref
+    from areal.reconcilers.context import Context, Outcome
+    from areal.reconcilers.kinds.job_status import JobStatus
+    from areal.runtime.backends.base import RunState
+    from areal.state.records import StoredObject
 
+KIND = "TrainJob"
+_LONGEST_NAME = 63
+_NAMING = ("experiment_name", "trial_name")
+_LAST_LINES, _LONGEST_WORD = 40, 300  # lines, characters
+_ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
 _ALL_LINES = 1_000_000
-_WATCH_S = 2.0
-_NARROWEST = 10  # characters of a curve
+_WEEK_S = 7 * 86400.0
 
-_job = click.argument("name", shell_complete=complete_names("TrainJob"))
+_job = click.argument("name", shell_complete=complete_names(KIND))
+_driver_options = stack(
+    click.option(
+        "--config",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="The driver's configuration  [default: the overrides alone].",
+    ),
+    click.option("--driver", metavar="MODULE:FN|FILE", help="[default: the configuration's, else built in]."),
+    click.option("--name", metavar="NAME", help="The job's name  [default: the configuration's]."),
+    click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]... [-- WORD...]"),
+)
 
 
-def _reading(function: Any) -> Any:
-    return options.remote(options.output()(options.common(function)))
+# -- a job's manifest
 
 
-def _changing(function: Any) -> Any:
-    return options.yes(options.timeout("10m")(options.lock_timeout(options.output()(options.common(function)))))
+def job_manifest(
+    config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Raises UsageFault for a configuration that cannot be read, or that says no driver."""
+    from areal.reconcilers.kinds.job_config import choose_driver, overridden, read_config
+
+    path = Path(config).absolute() if config else None
+    content = read_config(path) if path is not None else {}
+    choose_driver(driver, content, overrides, config or "a job without --config")
+    spec: dict[str, Any] = {"workingDir": os.getcwd(), "restart": dict(restart)}  # noqa: PTH109
+    if path is not None:
+        spec["config"] = str(path)
+    file = (driver or "").partition(":")[0]
+    if file.endswith(".py") and not Path(file).expanduser().is_file():
+        raise UsageFault(f"there is no driver {file}", hint="--driver path/to/driver.py, or module:function")
+    if driver:
+        spec["driver"] = driver
+    if overrides:
+        spec["overrides"] = list(overrides)
+    called = {key: overridden(key, overrides) or content.get(key) for key in _NAMING}
+    found = name or name_from(called, path or Path(file or "run"))
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": check_name(found)}, "spec": spec}
 
 
-def _driver_options(function: Any) -> Any:
-    for option in (
-        click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]... [-- WORD...]"),
-        click.option("--name", metavar="NAME", help="The job's name  [default: the configuration's]."),
-        click.option("--driver", metavar="MODULE:FN|FILE", help="[default: the configuration's, else built in]."),
-        click.option(
-            "--config",
-            metavar="FILE",
-            type=click.Path(exists=True, dir_okay=False),
-            help="The driver's configuration  [default: the overrides alone].",
-        ),
-    ):
-        function = option(function)
-    return function
+def name_from(config: Mapping[str, Any], path: Path) -> str:
+    """A job's name from the configuration's experiment and trial, else from the file's name."""
+    parts = [config.get(key) for key in _NAMING]
+    words = [str(part) for part in parts if isinstance(part, str | int) and "${" not in str(part)] or [path.stem]
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())[:_LONGEST_NAME].strip("-")
+    if name_problem(name) is not None:
+        raise UsageFault(f"no name can be made of {path.name}", hint="give the job one: --name NAME")
+    return name
+
+
+# -- run and start
 
 
 @click.command()
 @_driver_options
-@options.yes
-@options.common
-@pass_invocation
-def run(
-    cli: Invocation, /, config: str | None, driver: str | None, name: str | None, overrides: tuple[str, ...]
-) -> int:
+@stack(options.yes, options.common, pass_invocation)
+def run(cli: Invocation, /, **given: Any) -> int:
     """Run a driver in the foreground; its exit code is ours. Every override is passed on to it."""
-    restart = {"policy": "Never"}
-    manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=restart)
-    ref = jobs.ref_of(manifest["metadata"]["name"])
-    with acting(cli) as context:
-        outcome = converge(cli, context, [manifest], what="train run", anew=_earlier(cli, ref))
+    manifest = job_manifest(**given, restart={"policy": "Never"})
+    ref = Ref(KIND, manifest["metadata"]["name"])
+    with mutation(cli) as context:
+        outcome = converge(cli, context, [manifest], command="train run", recreate=_earlier(cli, ref))
     if outcome.exit_code:
         return finish(cli, outcome)
     return _foreground(cli, ref)
-
-
-def _earlier(cli: Invocation, ref: Ref) -> str:
-    """The uid of an earlier job of this name, which has ended: another begins in its place, though nothing of it
-    differs. "" where there is none. Raises Conflict where it runs."""
-    found = recorded(cli, ref)
-    if found is None:
-        return ""
-    if any(state.pid or state.phase in ("starting", "backoff") for state in jobs.drivers_of(cli, ref)):
-        hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
-        raise Conflict(f"{ref} runs already", hint=hint)
-    cli.say(f"{ref} has run before: this is another run, from the start; what that one made is set aside")
-    return found.uid
-
-
-def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Show what the driver says until it ends. Ctrl-C stops it."""
-    from areal.cli.verbs.logs import Wanted, show_logs
-    from areal.reconcilers import operations
-    from areal.reconcilers.job_phase import DRIVER, exit_code
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        show_logs(cli, ref, Wanted(DRIVER, lines=_ALL_LINES), follow=True, until=_ended(cli, ref))
-    except KeyboardInterrupt:
-        with acting(cli) as context:
-            cli.say("\nstopping; Ctrl-C again leaves at once")
-            outcome = operations.suspend(context, ref)
-        if outcome.exit_code == 130:
-            _stop_behind_our_back(cli, ref)
-        return 130
-    with acting(cli) as context, contextlib.suppress(Locked):  # whoever has it sees to it
-        operations.rest(context, ref)
-    now = jobs.standing_of(stored(cli.home, ref), jobs.drivers_of(cli, ref))
-    code = exit_code(now.run.state) if now.run is not None else None
-    if code is None:
-        raise NotFound(f"nobody knows how {ref} ended: {now.message}", hint=f"areal train logs {ref.name}")
-    return code
-
-
-def _stop_behind_our_back(cli: Invocation, ref: Ref) -> None:
-    """The same command again would not go on with the stop, but begin another run: another process goes on with it."""
-    words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
-    subprocess.Popen(
-        [sys.executable, "-m", "areal.cli", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    cli.say(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
-
-
-def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """Whether the driver has ended: said once its last lines have been shown."""
-    seen = 0
-
-    def ended() -> bool:
-        nonlocal seen
-        found = recorded(cli, ref)
-        if found is None:
-            return True
-        now = jobs.standing_of(found, jobs.drivers_of(cli, ref))
-        seen = seen + 1 if now.phase not in ("Running", "Pending") else 0
-        return seen > 1
-
-    return ended
 
 
 @click.command(cls=DryRunCommand)
@@ -162,67 +131,182 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
 )
 @click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, help="So often at most.")
 @dry_run_option
-@_changing
-@pass_invocation
-def start(
-    cli: Invocation,
-    /,
-    config: str | None,
-    driver: str | None,
-    name: str | None,
-    overrides: tuple[str, ...],
-    restart: str,
-    max_restarts: int,
-    dry_run: str | None,
-) -> int:
+@change_options(destructive=True)
+def start(cli: Invocation, /, restart: str, max_restarts: int, dry_run: str | None, **given: Any) -> int:
     """Run a driver detached, under supervision; prints the job's name."""
     policy = {"policy": "OnFailure", "maxRestarts": max_restarts} if restart == "on-failure" else {"policy": "Never"}
-    manifest = jobs.job_manifest(config, name=name, driver=driver, overrides=overrides, restart=policy)
-    ref = jobs.ref_of(manifest["metadata"]["name"])
+    manifest = job_manifest(**given, restart=policy)
+    ref = Ref(KIND, manifest["metadata"]["name"])
     earlier = _earlier(cli, ref)
     if dry_run:
-        return preview(cli, [manifest], dry_run, anew=earlier)
-    with acting(cli) as context:
-        outcome = converge(cli, context, [manifest], what="train start", anew=earlier)
+        return preview(cli, [manifest], dry_run, recreate=earlier)
+    with mutation(cli) as context:
+        outcome = converge(cli, context, [manifest], command="train start", recreate=earlier)
     if outcome.exit_code or not cli.format.is_table:
         return finish(cli, outcome, interrupted=context.interrupted.is_set())
     write(ref.name)
-    cli.say(f"areal train logs {ref.name} -f shows what it says; areal train status {ref.name} how it is")
+    cli.say(f"areal train logs {ref.name} -f shows its output; areal train status {ref.name} its progress")
     return 0
+
+
+def _earlier(cli: Invocation, ref: Ref) -> str:
+    """The uid of an earlier job of this name that has ended: it is replaced, though nothing of it differs. "" where
+    there is none. Raises Conflict where it runs."""
+    found = recorded(cli, ref)
+    if found is None:
+        return ""
+    if any(state.pid or state.phase in ("starting", "backoff") for state in HomeView(cli.home).states([ref])):
+        hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
+        raise Conflict(f"{ref} runs already", hint=hint)
+    cli.say(f"{ref} has run before: this is another run, from the start; what that one made is set aside")
+    return found.uid
+
+
+def _foreground(cli: Invocation, ref: Ref) -> int:
+    """Show the driver's output until it ends. Ctrl-C stops it."""
+    from areal.reconcilers import operations
+    from areal.reconcilers.kinds.job_status import DRIVER, exit_code
+
+    def suspend(context: Context) -> Outcome:
+        cli.say("\nstopping; Ctrl-C again leaves at once")
+        return operations.suspend(context, ref)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        show_logs(cli, ref, LogQuery(DRIVER, follow=True, lines=_ALL_LINES), until=_ended(cli, ref))
+    except KeyboardInterrupt:
+        with mutation(cli) as context:
+            outcome = suspend(context)
+        if outcome.exit_code == 130:
+            _stop_in_background(cli, ref)
+        return 130
+    with mutation(cli) as context, contextlib.suppress(Locked):  # whoever has it sees to it
+        operations.rest(context, ref)
+    now = HomeView(cli.home).job_status(stored(cli.home, ref))
+    code = exit_code(now.run.state) if now.run is not None else None
+    if code is None:
+        raise NotFound(f"nobody knows how {ref} ended: {now.message}", hint=f"areal train logs {ref.name}")
+    return code
+
+
+def _stop_in_background(cli: Invocation, ref: Ref) -> None:
+    """Another process finishes the stop: the same command again would begin another run."""
+    words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
+    subprocess.Popen(
+        [sys.executable, "-m", "areal.cli", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    cli.say(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
+
+
+def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
+    """Whether the driver has ended; true at the second look, when its last lines have been shown."""
+    seen = 0
+
+    def ended() -> bool:
+        nonlocal seen
+        found = recorded(cli, ref)
+        if found is None:
+            return True
+        now = HomeView(cli.home).job_status(found)
+        seen = seen + 1 if now.phase not in ("Running", "Pending") else 0
+        return seen > 1
+
+    return ended
+
+
+# -- a job's row
+
+
+def step_of(row: Mapping[str, Any]) -> str | None:
+    """``12/200``."""
+    if row["step"] is None:
+        return None
+    return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
+
+
+def _why(home: HomeView, message: str, state: RunState | None) -> str:
+    """The message with the driver's own last word on it."""
+    from areal.runtime.backends import Backends
+    from areal.runtime.logs import tail
+
+    if state is None:
+        return message
+    lines = tail(Backends(home.home.root).log_paths(state.spec.uid), _LAST_LINES)
+    said = [line for line in lines if _ERROR.match(line)]
+    return f"{message}: {said[-1].removeprefix('error: ')[:_LONGEST_WORD]}" if said else message
+
+
+def _elapsed_s(found: StoredObject, now: JobStatus, age_s: float) -> float:
+    """From the job's creation to the end of its last attempt; to now while it has not ended."""
+    from areal.reconcilers.kinds.job_status import JobPhase
+
+    if now.run is not None and (now.finished or now.phase is JobPhase.STOPPED) and now.run.ended_at:
+        return max(0.0, now.run.ended_at - found.created_at)
+    return age_s
+
+
+def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
+    """One job, typed: where it is, and the last step's numbers."""
+    from areal.reconcilers.kinds.job_status import exit_code
+
+    status = home.statuses([found])[str(found.ref)]
+    now = home.job_status(found)
+    state = now.run.state if now.run is not None else None
+    last = newest_step(home.home.job_metrics(found.name))
+    return {
+        "name": found.name,
+        "phase": status.phase,
+        "attempt": now.attempt or None,
+        "step": last.get("step"),
+        "totalSteps": last.get("total_steps"),
+        "etaSeconds": eta_s(last) if status.phase == "Running" else None,
+        "reward": last.get("reward/mean"),
+        "tokensPerSecond": last.get("tokens_per_second"),
+        "staleness": last.get("staleness/max"),
+        "bottleneck": bottleneck(last) if status.phase == "Running" else None,
+        "message": _why(home, status.message, state) if status.phase == "Failed" else status.message,
+        "exitCode": exit_code(state) if state is not None else None,
+        "pid": state.pid if state is not None else None,
+        "folder": str(home.home.jobs / found.name),
+        "ageSeconds": status.age_s,
+        "elapsedSeconds": _elapsed_s(found, now, status.age_s),
+    }
+
+
+# -- jobs
 
 
 @click.command()
 @_job
-@click.option("--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL.")
-@click.option("--force", is_flag=True, help="No grace: SIGKILL at once.")
-@_changing
-@pass_invocation
+@stop_options
+@change_options(destructive=True)
 def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int:
     """Stop the job NAME; it may write a checkpoint within the grace."""
     from areal.reconcilers import operations
 
     if force and grace is not None:
         raise UsageFault("--force is no grace at all: give one of --grace and --force")
-    ref = jobs.ref_of(name)
-    stored(cli.home, ref)
-    with acting(cli) as context:
-        outcome = operations.suspend(context, ref, timeout_s=timeout_s(cli), grace_s=0.0 if force else grace)
-    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+    ref = stored(cli.home, Ref(KIND, check_name(name))).ref
+    seconds = 0.0 if force else grace
+    return mutate(cli, lambda context: operations.suspend(context, ref, timeout_s=cli.deadline_s(), grace_s=seconds))
 
 
 @click.command()
-@click.option("--all", "all_", is_flag=True, help="Also jobs that have ended.")
-@_reading
-@pass_invocation
+@click.option("-a", "--all", "all_", is_flag=True, help="Also jobs that have ended.")
+@read_options()
 def ps(cli: Invocation, /, all_: bool) -> int:
     """List jobs."""
     not_remote(cli, "train ps")
-    from areal.state.objects import ObjectStore
-
-    runs = view.read_runs(cli.home)
-    rows = [jobs.job_row(cli, found, runs) for found in ObjectStore(cli.home).list(jobs.KIND)]
+    home = HomeView(cli.home)
+    rows = [job_row(home, found) for found in home.of_kind(KIND)]
     rows = [row for row in rows if all_ or row["phase"] in ("Running", "Pending")]
-    emit_rows(cli, rows, _JOBS, name=_name, empty="no job runs; --all lists those that have ended")
+    empty = "no job runs; --all lists those that have ended"
+    emit_rows(cli, rows, _JOBS, name="trainjob/{name}".format_map, empty=empty)
     return 0
 
 
@@ -230,43 +314,34 @@ _JOBS = (
     field("NAME", "name"),
     field("PHASE", "phase", state=True),
     field("ATTEMPT", "attempt", right=True),
-    Column("STEP", jobs.step_of, right=True),
+    Column("STEP", step_of, right=True),
     field("REWARD", "reward", right=True),
     field("TOKENS/S", "tokensPerSecond", right=True, wide=True),
     field("STALENESS", "staleness", right=True, wide=True),
     field("PID", "pid", right=True, wide=True),
-    Column("AGE", lambda row: age(row["ageSeconds"])),
+    Column("ELAPSED", lambda row: age(row["elapsedSeconds"])),
     Column("ETA", lambda row: age(row["etaSeconds"])),
     field("MESSAGE", "message"),
 )
 
 
-def _name(row: Any) -> str:
-    return f"trainjob/{row['name']}"
-
-
 @click.command()
 @_job
-@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
-@_reading
-@pass_invocation
+@watch_options()
+@read_options()
 def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     """The job NAME: phase, attempt, step, reward, throughput, staleness, and what it waits for."""
     not_remote(cli, "train status")
-    ref = jobs.ref_of(name)
-    while True:
-        row = jobs.job_row(cli, stored(cli.home, ref), view.read_runs(cli.home))
-        if watch and fancy(sys.stdout):
-            clear()
-        emit_one(cli, row, name=_name(row), text=lambda row=row: _sentences(row))  # type: ignore[misc]
-        if not watch:
-            return 1 if row["phase"] == "Failed" else 0
-        sys.stdout.flush()
-        time.sleep(interval)
+    ref = Ref(KIND, check_name(name))
+
+    def look() -> dict[str, Any]:
+        return job_row(HomeView(cli.home), stored(cli.home, ref))
+
+    row = show_status(cli, look, "trainjob/{name}".format_map, _page, watch=watch, interval=interval)
+    return 1 if row["phase"] == "Failed" else 0
 
 
-_SAID = (
+_FACTS = (
     ("phase", "phase"),
     ("attempt", "attempt"),
     ("progress", "step"),
@@ -282,69 +357,57 @@ _SAID = (
 )
 
 
-def _sentences(row: dict[str, Any]) -> str:
+def _page(row: Row) -> str:
     times = {
-        "elapsed": age(row["ageSeconds"]),
+        "elapsed": age(row["elapsedSeconds"]),
         "eta": age(row["etaSeconds"]) if row["etaSeconds"] is not None else None,
     }
-    row = {**row, **times, "progress": jobs.step_of(row)}
-    width = max(len(title) for _, title in _SAID)
-    shown = [(title, row[key]) for key, title in _SAID if row[key] not in (None, "")]
+    row = {**row, **times, "progress": step_of(row)}
+    width = max(len(title) for _, title in _FACTS)
+    shown = [(title, row[key]) for key, title in _FACTS if row[key] not in (None, "")]
     return "\n".join(f"{title:<{width}}  {text_of(value)}" for title, value in shown)
 
 
 @click.command()
 @_job
 @options.timeout("7d")
-@_reading
-@pass_invocation
+@read_options()
 def wait(cli: Invocation, /, name: str) -> int:
     """Wait until the job NAME has ended: exit 0 where it succeeded, 8 where it failed or was stopped.
 
     Its step, elapsed time and ETA are shown on a terminal; elsewhere a line at each tenth of the run.
     """
-    from areal.reconcilers.waiting import wait as wait_for
-
     not_remote(cli, "train wait")
-    with acting(cli) as context:
-        outcome = wait_for(
-            context, [jobs.ref_of(name)], (("completed",),), timeout_s(cli, 7 * 86400.0), stopped_fails=True
-        )
-    return finish(cli, outcome, interrupted=context.interrupted.is_set())
+    return wait_for(cli, [Ref(KIND, check_name(name))], (("completed",),), within_s=_WEEK_S, stopped_fails=True)
 
 
 @click.command()
 @_job
-@click.option("-f", "--follow", is_flag=True, help="Go on, printing new lines.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="An earlier attempt  [default: the last].")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=200, show_default=True, help="The last N.")
-@click.option("--since", type=Seconds(), metavar="TIME", help="Only lines of the last TIME.")
-@_reading
-@pass_invocation
-def logs(cli: Invocation, /, name: str, follow: bool, attempt: int | None, lines: int, since: float | None) -> int:
+@log_options()
+@read_options()
+def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) -> int:
     """The combined output of the job NAME."""
-    from areal.cli.verbs.logs import Wanted, show_logs
-    from areal.reconcilers.job_phase import DRIVER
+    from areal.reconcilers.kinds.job_status import DRIVER
 
     not_remote(cli, "train logs")
-    ref = jobs.ref_of(name)
-    stored(cli.home, ref)
+    ref = stored(cli.home, Ref(KIND, check_name(name))).ref
     if attempt is None:
-        return show_logs(cli, ref, Wanted(DRIVER, lines=lines, since_s=since), follow=follow)
-    if follow or since is not None:
+        return show_logs(cli, ref, query._replace(component=DRIVER))
+    if query.follow or query.since is not None:
         raise UsageFault("--attempt is about what was: it does not go with --follow or --since")
-    write("\n".join(_attempt(cli, ref, attempt)[-lines:] if lines else []))
+    write("\n".join(_attempt(cli, ref, attempt)[-query.lines :] if query.lines else []))
     return 0
 
 
 def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
     """Raises NotFound naming the attempts whose output is still there."""
-    from areal.runtime.backends import open_backend
+    from areal.runtime.backends import Backends
     from areal.runtime.logs import starts
 
-    backend = open_backend("local", cli.home.root)
+    backend = Backends(cli.home.root)
     found: dict[int, list[str]] = {}
-    for state in jobs.drivers_of(cli, ref):
+    for state in HomeView(cli.home).states([ref]):
         each = starts(backend.log_paths(state.spec.uid))
         last = int(state.spec.inputs.get("attempt", 1)) + state.restarts
         found |= {last - back: output for back, output in enumerate(reversed(each))}
@@ -352,122 +415,3 @@ def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
         known = ", ".join(map(str, sorted(found))) or "none"
         raise NotFound(f"{ref} has no output of attempt {attempt}", hint=f"there is that of: {known}")
     return found[attempt]
-
-
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names("TrainJob"))
-@click.option("--plot", metavar="FILE.png", help="Also draw the curves into a file.")
-@click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
-@click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
-@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@_reading
-@pass_invocation
-def metrics(
-    cli: Invocation, /, names: tuple[str, ...], plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool
-) -> int:
-    """The jobs' curves in the terminal, numbers that belong together on one scale. Several jobs are compared.
-
-    \b
-    areal train metrics NAME --all
-    areal train metrics NAME OTHER --metric reward/mean --plot both.png
-
-    NAME may also be the folder of a run that was started by hand; it has a / in it.
-    """
-    not_remote(cli, "train metrics")
-    while True:
-        runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
-        _require(cli, runs, metrics)
-        if cli.format.is_table and not (all_ or metrics):
-            runs = _main(cli, runs)
-        groups = grouped(runs)
-        if plot:
-            draw(groups, plot)
-        if watch and fancy(sys.stdout):
-            clear()
-        _emit_curves(cli, groups, several=len(runs) > 1)
-        if not watch:
-            return 0
-        sys.stdout.flush()
-        time.sleep(_WATCH_S)
-
-
-def _metrics_file(cli: Invocation, name: str) -> Path:
-    """Raises NotFound."""
-    if "/" in name:
-        path = Path(name).expanduser() / "metrics.jsonl"
-        if not path.is_file():
-            raise NotFound(f"there is no {path}")
-        return path
-    stored(cli.home, jobs.ref_of(name))
-    return cli.home.job_metrics(name)
-
-
-def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: Sequence[str]) -> None:
-    """Raises NotFound for a metric that no job has, and where none has any."""
-    known = {metric for curves in runs.values() for metric in curves}
-    first = next(iter(runs))
-    if missing := [metric for metric in wanted if metric not in known]:
-        hint = f"areal train metrics {first} --all lists them"
-        raise NotFound(
-            f"{' and '.join(runs)} {'have' if len(runs) > 1 else 'has'} no metric {', '.join(missing)}", hint=hint
-        )
-    empty = [name for name, curves in runs.items() if not curves]
-    if len(empty) == len(runs):
-        raise NotFound(f"{', '.join(empty)} has written no metrics yet", hint=f"areal train status {first}")
-    if empty:
-        cli.say(f"no such metrics yet: {', '.join(empty)}")
-
-
-def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
-    """The ten that matter; all, where a driver writes none of them."""
-    chosen = {job: {name: curves[name] for name in MAIN if name in curves} for job, curves in runs.items()}
-    known, shown = ({metric for curves in every.values() for metric in curves} for every in (runs, chosen))
-    if not shown:
-        return {job: dict(curves) for job, curves in runs.items()}
-    if hidden := len(known - shown):
-        cli.say(f"{hidden} more: --all")
-    return chosen
-
-
-def _emit_curves(cli: Invocation, groups: Sequence[Group], *, several: bool) -> None:
-    rows = [
-        {
-            "group": group.title,
-            "metric": each.metric,
-            "job": each.job,
-            "steps": [step for step, _ in each.curve],
-            "values": [value for _, value in each.curve],
-        }
-        for group in groups
-        for each in group.series
-    ]
-    if not cli.format.is_table:
-        emit_rows(cli, rows, (), name=lambda row: str(row["metric"]))
-        return
-    show(_charts(groups, rows, several=several, wide=cli.format.kind == "wide"))
-
-
-def _charts(groups: Sequence[Group], rows: Sequence[Mapping[str, Any]], *, several: bool, wide: bool) -> str:
-    """A table with the groups' titles between its lines; the curves have the room that is left on a terminal."""
-    titled = {group.title for group in groups if len({each.metric for each in group.series}) > 1}
-    columns = [
-        Column("METRIC", lambda row: row["metric"]),
-        *([field("JOB", "job")] if several else []),
-        Column("STEP", lambda row: row["steps"][-1], right=True),
-        Column("FIRST", lambda row: row["values"][0], right=True),
-        Column("LAST", lambda row: row["values"][-1], right=True),
-        Column("MIN", lambda row: min(row["values"]), wide=True, right=True),
-        Column("MAX", lambda row: max(row["values"]), wide=True, right=True),
-    ]
-    head, *lines = render_table(rows, columns, wide=wide).split("\n")
-    width = max(map(len, (head, *lines))) + 2
-    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else WIDTH
-    span, found, rest = span_of(groups), [f"  {head:<{width}}CURVE"], iter(lines)
-    for group in groups:
-        low, high = group.scale
-        if group.title in titled:
-            found.append(f"{group.title}: {text_of(low)} to {text_of(high)}")
-        for each in group.series:
-            curve = sparkline(each.curve, span, (low, high), max(_NARROWEST, min(WIDTH, room)))
-            found.append(f"  {next(rest):<{width}}{curve}")
-    return "\n".join(found)

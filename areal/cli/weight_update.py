@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -13,14 +12,12 @@ from urllib.parse import quote
 import click
 
 from areal.cli import options
-from areal.cli.inf.address import gateway_of, model_at
-from areal.cli.inf.flags import service_option
-from areal.cli.invocation import Invocation, fancy, pass_invocation
-from areal.cli.options import Seconds
-from areal.cli.output.emit import clear, emit_one, emit_rows, write
-from areal.cli.output.table import Column, field
-from areal.cli.output.units import age
-from areal.cli.remote import Gateway, gateway, not_remote, read_key
+from areal.cli.logs import LogQuery, log_options
+from areal.cli.options import Invocation, read_options, stack, watch_options
+from areal.cli.output import emit_one, emit_rows, show_status, write
+from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at, not_remote, read_key
+from areal.cli.table import Column, age, field
+from areal.cli.targets import service_option
 from areal.errors import ArealError, NotFound, UsageFault
 
 DISCOVERY = "weight_update.json"
@@ -36,18 +33,14 @@ _service = click.option(
 )
 
 
-class Found(NamedTuple):
-    """One gateway: ``name`` is its job's. ``url`` and ``pid`` are what its file says; it may be dead since."""
+class GatewayRecord(NamedTuple):
+    """One gateway: ``name`` is its job's. ``url`` and ``pid`` are from its file; the process may have died since."""
 
     name: str
     folder: Path
     url: str
     pid: int
     key_file: str | None
-
-
-def _reading(function: Any) -> Any:
-    return options.remote(options.output()(options.common(function)))
 
 
 def _when(row: Any) -> str | None:
@@ -82,23 +75,17 @@ _GATEWAYS = (
 
 @click.command()
 @_service
-@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
-@_reading
-@pass_invocation
+@watch_options()
+@read_options()
 def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
     """Health of a weight-update gateway. Exit status 1 when it cannot be reached."""
-    while True:
-        document = _health(_chosen(cli, service))
-        if watch and fancy(sys.stdout):
-            clear()
-        emit_one(cli, document, name=document["gateway"], text=lambda: _page(document))  # noqa: B023 - called at once
-        if not watch:
-            return 0 if document["healthy"] else 1
-        time.sleep(interval)
+    document = show_status(
+        cli, lambda: _health(_chosen(cli, service)), "{gateway}".format_map, _page, watch=watch, interval=interval
+    )
+    return 0 if document["healthy"] else 1
 
 
-def _health(chosen: Gateway) -> dict[str, Any]:
+def _health(chosen: GatewayClient) -> dict[str, Any]:
     try:
         found = chosen.get("/pairs")["pairs"]
     except ArealError as error:
@@ -106,38 +93,35 @@ def _health(chosen: Gateway) -> dict[str, Any]:
     return {"gateway": chosen.url, "healthy": True, "pairs": found}
 
 
-def _page(document: dict[str, Any]) -> str:
+def _page(document: Mapping[str, Any]) -> str:
     lines = [f"{document['gateway']}  {'healthy' if document['healthy'] else document['error']}"]
     for pair in document["pairs"]:
         version = "nothing published" if pair["version"] is None else f"version {pair['version']}"
         detail = f", {_when(pair)}, {_milliseconds(pair)}" if pair["last_update"] else ""
         lines.append(f"pair {pair['pair_name']} ({pair['mode']}): {pair['state']}, {version}{detail}")
-        lines += [f"  {each['url']} {_standing(each)}" for each in pair["inference_workers"] if each["state"]]
+        for worker in pair["inference_workers"]:
+            if worker["state"]:
+                own = worker["version"] is None
+                weights = "its own weights" if own else f"version {worker['version']}"
+                lines.append(f"  {worker['url']} {worker['state']}, {weights}")
         if pair["error"]:
             lines.append(f"  {pair['error']}")
     return "\n".join(lines)
 
 
-def _standing(worker: dict[str, Any]) -> str:
-    version = worker["version"]
-    return f"{worker['state']}, " + ("its own weights" if version is None else f"version {version}")
-
-
 @click.command()
 @_service
-@_reading
-@pass_invocation
+@read_options()
 def pairs(cli: Invocation, service: str) -> int:
     """Pairs of training and inference: NAME MODE TRAIN INFER VERSION LAST-UPDATE DURATION STATE."""
     rows = _chosen(cli, service).get("/pairs")["pairs"]
-    emit_rows(cli, rows, _PAIRS, name=lambda row: row["pair_name"], empty="no pair is connected")
+    emit_rows(cli, rows, _PAIRS, name="{pair_name}".format_map, empty="no pair is connected")
     return 0
 
 
 @click.command()
-@click.option("--all", "all_", is_flag=True, help="Also gateways that are gone.")
-@_reading
-@pass_invocation
+@click.option("-a", "--all", "all_", is_flag=True, help="Also gateways that are gone.")
+@read_options()
 def ps(cli: Invocation, all_: bool) -> int:
     """List weight-update gateways."""
     not_remote(cli, "weight-update ps")
@@ -148,27 +132,24 @@ def ps(cli: Invocation, all_: bool) -> int:
             state = "running" if health["healthy"] else "dead"
             about = {"name": found.name, "pid": found.pid, "url": found.url, "folder": str(found.folder)}
             rows.append({**about, "pairs": len(health["pairs"]), "state": state})
-    emit_rows(cli, rows, _GATEWAYS, name=lambda row: row["name"], empty="no weight-update gateway runs")
+    emit_rows(cli, rows, _GATEWAYS, name="{name}".format_map, empty="no weight-update gateway runs")
     return 0
 
 
 @click.command()
 @_service
-@click.option("-f", "--follow", is_flag=True, help="Go on, printing new lines.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=200, show_default=True, help="The last N.")
-@click.option("--since", type=Seconds(), metavar="TIME", help="Only if it was written to in the last TIME.")
-@_reading
-@pass_invocation
-def logs(cli: Invocation, service: str, follow: bool, lines: int, since: float | None) -> int:
+@log_options(since="Only if it was written to in the last TIME.")
+@read_options()
+def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     """Logs of a weight-update gateway."""
     not_remote(cli, "weight-update logs")
     path = _named(cli, service, gone=True).folder / _LOG
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            old = since is not None and time.time() - path.stat().st_mtime > since
-            tail = [] if old else file.readlines()[-lines:] if lines else []
+            old = query.since is not None and time.time() - path.stat().st_mtime > query.since
+            tail = file.readlines()[-query.lines :] if query.lines and not old else []
             write("".join(tail))
-            while follow:
+            while query.follow:
                 write(file.read(_BLOCK))
                 time.sleep(_POLL_S)
     except FileNotFoundError as error:
@@ -179,16 +160,15 @@ def logs(cli: Invocation, service: str, follow: bool, lines: int, since: float |
 @click.command()
 @_service
 @click.option("--pair", metavar="NAME", required=True, help="The pair.")
-@options.yes
-@options.timeout("10m")
-@_reading
-@pass_invocation
+@stack(options.yes, options.timeout("10m"), read_options())
 def force_sync(cli: Invocation, service: str, pair: str) -> int:
     """Push the training side's weights to the inference side now."""
     chosen = _chosen(cli, service)._replace(timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
     status, document = chosen.ask("POST", "/force_sync", {"pair_name": pair})
     if status == 404:
-        raise NotFound(_message(document), hint="areal weight-update pairs")
+        error = document.get("error") if isinstance(document, dict) else None
+        message = str(error["message"]) if isinstance(error, dict) else "there is no such pair"
+        raise NotFound(message, hint="areal weight-update pairs")
     done = chosen.checked("POST", "/force_sync", status, document)
     text = f"pair/{pair} synced: version {done['version']}, {done['duration_ms']:,.0f} ms"
     emit_one(cli, {"pair_name": pair, **done}, name=f"pair/{pair}", text=lambda: text)
@@ -198,10 +178,7 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
 @click.command()
 @click.option("--model", metavar="NAME", required=True, help="The model whose engines wait.")
 @service_option
-@options.yes
-@options.timeout("3m")
-@_reading
-@pass_invocation
+@stack(options.yes, options.timeout("3m"), read_options())
 def release(cli: Invocation, model: str, service: str | None) -> int:
     """Have a model's engines wait no more for the weights that a trainer published, when it will not come back.
 
@@ -221,7 +198,7 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     return 0
 
 
-def _released(chosen: Gateway, worker: str) -> dict[str, Any]:
+def _released(chosen: GatewayClient, worker: str) -> dict[str, Any]:
     path = f"/weights/release/{quote(worker, safe='')}"
     status, document = chosen.ask("POST", path, {})
     if status == 207:
@@ -230,23 +207,19 @@ def _released(chosen: Gateway, worker: str) -> dict[str, Any]:
     return dict(result)
 
 
-def _message(document: Any) -> str:
-    error = document.get("error") if isinstance(document, dict) else None
-    return str(error["message"]) if isinstance(error, dict) else "there is no such pair"
-
-
 # -- which gateway
 
 
-def _chosen(cli: Invocation, service: str) -> Gateway:
+def _chosen(cli: Invocation, service: str) -> GatewayClient:
     return gateway(cli) or _gateway_of(_named(cli, service))
 
 
-def _gateway_of(found: Found) -> Gateway:
-    return Gateway(found.url, read_key(found.key_file) if found.key_file and Path(found.key_file).exists() else None)
+def _gateway_of(found: GatewayRecord) -> GatewayClient:
+    has_key = found.key_file is not None and Path(found.key_file).exists()
+    return GatewayClient(found.url, read_key(str(found.key_file)) if has_key else None)
 
 
-def _named(cli: Invocation, service: str, *, gone: bool = False) -> Found:
+def _named(cli: Invocation, service: str, *, gone: bool = False) -> GatewayRecord:
     """Raises NotFound, and UsageFault where several could be meant."""
     found = {each.name: each for each in _gateways(cli, gone=gone)}
     if service in found:
@@ -256,13 +229,11 @@ def _named(cli: Invocation, service: str, *, gone: bool = False) -> Found:
         return likely[0]
     if service == _DEFAULT and found:
         raise UsageFault(f"which gateway? There are {', '.join(sorted(found))}", hint="--service NAME")
-    what = (
-        "no weight-update gateway runs" if service == _DEFAULT else f"no weight-update gateway of job {service!r} runs"
-    )
-    raise NotFound(what, hint="a training job starts one: areal train ps")
+    job = "" if service == _DEFAULT else f" of job {service!r}"
+    raise NotFound(f"no weight-update gateway{job} runs", hint="a training job starts one: areal train ps")
 
 
-def _lives(found: Found) -> bool:
+def _lives(found: GatewayRecord) -> bool:
     """A trainer that was killed leaves the file of a gateway that died with it."""
     try:
         return b"areal.services.weight_update" in Path(f"/proc/{found.pid}/cmdline").read_bytes()
@@ -270,12 +241,12 @@ def _lives(found: Found) -> bool:
         return False
 
 
-def _gateways(cli: Invocation, *, gone: bool = False) -> Iterator[Found]:
-    """By the files that they left; with ``gone`` also runs whose gateway has ended well, and so left none."""
+def _gateways(cli: Invocation, *, gone: bool = False) -> Iterator[GatewayRecord]:
+    """Gateways found by their discovery files; with ``gone`` also runs whose gateway ended and removed its file."""
     for folder in sorted(cli.home.jobs.glob("*")):
         try:
             about = json.loads((folder / DISCOVERY).read_text(encoding="utf-8"))
-            yield Found(folder.name, folder, about["url"], int(about["pid"]), about["admin_key_file"])
+            yield GatewayRecord(folder.name, folder, about["url"], int(about["pid"]), about["admin_key_file"])
         except (OSError, ValueError, KeyError, TypeError):
             if gone and (folder / _LOG).exists():
-                yield Found(folder.name, folder, "", 0, None)
+                yield GatewayRecord(folder.name, folder, "", 0, None)

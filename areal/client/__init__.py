@@ -1,7 +1,7 @@
 """Clients over HTTP for what the services serve, and the controller of rollouts.
 
-``admin``, ``chat`` and ``connection`` need nothing but the standard library: the command line uses them. All else is
-the SDK (the extra ``client``), imported when it is first asked for.
+``http`` and ``loop_thread`` need nothing but the standard library: the command line uses them. All else is the SDK (the
+extra ``client``), imported on first use.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
         UnknownName,
         Unreachable,
     )
-    from areal.client.inference import AsyncInferenceClient
-    from areal.client.retrying import RetryPolicy
-    from areal.client.rollouts.controller import RolloutController, RolloutControllerV2
-    from areal.client.rollouts.executor import RolloutsFailed
-    from areal.client.rollouts.ledger import Failure, Rollout
-    from areal.client.sessions import AsyncGroup, AsyncSession, Rewarded
+    from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, Rewarded
     from areal.client.trajectories import Lease, Trajectories
+    from areal.client.transport import RetryPolicy
+    from areal.rollout.controller import RolloutController, RolloutControllerV2
+    from areal.rollout.executor import RolloutsFailed
+    from areal.rollout.failures import Failure
+    from areal.rollout.staleness import Rollout
 
 _ERRORS = (
     "Blame",
@@ -49,15 +49,16 @@ _ERRORS = (
     "Unreachable",
 )
 _HOMES = {
-    **dict.fromkeys(_ERRORS, "errors"),
-    **dict.fromkeys(("Group", "InferenceClient", "Session"), "blocking"),
-    "AsyncInferenceClient": "inference",
-    **dict.fromkeys(("AsyncGroup", "AsyncSession", "Rewarded"), "sessions"),
-    "RetryPolicy": "retrying",
-    **dict.fromkeys(("RolloutController", "RolloutControllerV2"), "rollouts.controller"),
-    **dict.fromkeys(("Failure", "Rollout"), "rollouts.ledger"),
-    "RolloutsFailed": "rollouts.executor",
-    **dict.fromkeys(("Lease", "Trajectories"), "trajectories"),
+    **dict.fromkeys(_ERRORS, "client.errors"),
+    **dict.fromkeys(("Group", "InferenceClient", "Session"), "client.blocking"),
+    "AsyncInferenceClient": "client.inference",
+    **dict.fromkeys(("AsyncGroup", "AsyncSession", "Rewarded"), "client.inference"),
+    "RetryPolicy": "client.transport",
+    **dict.fromkeys(("RolloutController", "RolloutControllerV2"), "rollout.controller"),
+    "Failure": "rollout.failures",
+    "Rollout": "rollout.staleness",
+    "RolloutsFailed": "rollout.executor",
+    **dict.fromkeys(("Lease", "Trajectories"), "client.trajectories"),
 }
 
 __all__ = [
@@ -97,7 +98,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return getattr(importlib.import_module(f"areal.{home}"), name)
 
 
 def __dir__() -> list[str]:

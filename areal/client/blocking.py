@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from areal.client.inference import AsyncInferenceClient
+from areal.client.inference import ALL, AsyncGroup, AsyncInferenceClient, AsyncSession, AsyncWorkers, Message, Rewarded
 from areal.client.loop_thread import LoopThread
-from areal.client.sessions import AsyncGroup, AsyncSession, Message, Rewarded
 from areal.client.trajectories import Lease, Trajectories
-from areal.client.workers import ALL, AsyncWorkers
 
 
 @dataclass(frozen=True)
 class Session:
-    """As AsyncSession."""
+    """The blocking form of AsyncSession."""
 
     _thread: LoopThread = field(repr=False)
     _session: AsyncSession
@@ -45,7 +43,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Group:
-    """As AsyncGroup."""
+    """The blocking form of AsyncGroup."""
 
     _thread: LoopThread = field(repr=False)
     _group: AsyncGroup
@@ -63,7 +61,7 @@ class Group:
 
 
 class Workers:
-    """As AsyncWorkers."""
+    """The blocking form of AsyncWorkers."""
 
     def __init__(self, thread: LoopThread, workers: AsyncWorkers) -> None:
         self._thread = thread
@@ -104,8 +102,8 @@ class Workers:
 
 
 class InferenceClient:
-    """As AsyncInferenceClient, and with its arguments. Safe to use from several threads. Use it as ``with``, or
-    close it."""
+    """The blocking form of AsyncInferenceClient, with its arguments. Safe to use from several threads. Use it as
+    ``with``, or close it."""
 
     def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
         self._client = AsyncInferenceClient(base_url, api_key, **options)

@@ -113,20 +113,20 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
     """The typed error of an answer that is none of success. ``body`` is decoded JSON, or text where it is not JSON."""
-    said = _said(body)
+    error = _error_object(body)
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)
-    message = said.get("message")
+    message = error.get("message")
     return kind(
         f"{what}: {message if message else f'answered {status}: {str(body)[:200]}'}",
         status=status,
-        code=_text(said.get("code")),
-        param=_text(said.get("param")),
-        request_id=_text(said.get("request_id")) or headers.get("x-request-id"),
+        code=_text(error.get("code")),
+        param=_text(error.get("param")),
+        request_id=_text(error.get("request_id")) or headers.get("x-request-id"),
         retry_after_s=_seconds(headers.get("Retry-After")),
     )
 
 
-def _said(body: object) -> Mapping[str, Any]:
+def _error_object(body: object) -> Mapping[str, Any]:
     error = body.get("error") if isinstance(body, Mapping) else None
     return error if isinstance(error, Mapping) else {}
 

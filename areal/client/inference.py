@@ -12,18 +12,148 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from areal.client.errors import CallerError, ClientError, DeadlineExceeded, UnknownName
-from areal.client.retrying import RetryPolicy
-from areal.client.sessions import AsyncGroup, AsyncSession, Message, Rewarded
+from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
-from areal.client.transport import Call, Transport, events
-from areal.client.workers import AsyncWorkers
+from areal.client.transport import HttpCall, RetryPolicy, Transport, events
 from areal.resources.suggest import did_you_mean
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """``interaction_count`` is that of the trajectory; ``ready_transition``: this reward made it ready."""
+
+    session_id: str
+    trajectory_id: int
+    trajectory_ready: bool
+    ready_transition: bool
+    interaction_count: int
+
+
+@dataclass(frozen=True)
+class AsyncSession:
+    """One recorded session. Its model calls carry its key: what the engine samples for them is recorded."""
+
+    client: AsyncInferenceClient = field(repr=False)
+    session_id: str
+    api_key: str = field(repr=False)
+    group_id: str | None = None
+
+    async def chat(self, messages: Sequence[Message], **fields: Any) -> dict[str, Any]:
+        return await self.client.chat(messages, key=self.api_key, **fields)
+
+    def stream_chat(
+        self, messages: Sequence[Message], **fields: Any
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        return self.client.stream_chat(messages, key=self.api_key, **fields)
+
+    async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
+        """Without ``interaction_id``, of the newest interaction: the trajectory is sealed."""
+        return await self.client.set_reward(value, key=self.api_key, interaction_id=interaction_id)
+
+    async def end(self) -> list[int]:
+        """The ids of its trajectories that are ready. Ending it again changes nothing."""
+        return await self.client.end_session(key=self.api_key)
+
+    async def export(self, **options: Any) -> Trajectories:
+        return await self.client.export([self.session_id], **options)
+
+
+@dataclass(frozen=True)
+class AsyncGroup:
+    """Sessions that answer one prompt; they may share a replica, and so its prefix cache."""
+
+    client: AsyncInferenceClient = field(repr=False)
+    group_id: str
+    sessions: tuple[AsyncSession, ...]
+
+    async def export(self, **options: Any) -> Trajectories:
+        return await self.client.export([each.session_id for each in self.sessions], group_id=self.group_id, **options)
+
+
+# ``worker`` is an id, or ``all``. A control that failed on some workers raises ServiceError and names each of them;
+# its effect on the others stands.
+
+ALL = "all"
+_CONTROL_S = 200.0  # longer than the gateway's own deadline on its workers
+
+
+class AsyncWorkers:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list(self) -> list[dict[str, Any]]:
+        """Each with id, address, state, health, requests and tokens in flight, version."""
+        answer = await self._transport.call(HttpCall("GET", "/workers", repeatable=True))
+        return list(answer.json()["workers"])
+
+    async def pause(self, worker: str = ALL) -> None:
+        """Returns when no token of the present weights can be sampled any more. Running calls are kept."""
+        await self._control("/pause_generation", worker)
+
+    async def resume(self, worker: str = ALL) -> None:
+        await self._control("/continue_generation", worker)
+
+    async def release_memory(self, worker: str = ALL) -> None:
+        await self._control("/release_memory_occupation", worker)
+
+    async def resume_memory(self, worker: str = ALL) -> None:
+        await self._control("/resume_memory_occupation", worker)
+
+    async def set_version(self, version: int, worker: str = ALL, *, force: bool = False) -> None:
+        """Set the version of tokens that are sampled from now on. It only grows, unless ``force`` is given."""
+        await self._control("/set_version", worker, {"version": version, **({"force": True} if force else {})})
+
+    async def get_version(self, worker: str = ALL) -> int | None:
+        """The version of all of them; None where they differ."""
+        path = f"/get_version/{quote(worker, safe='')}"
+        answer = (await self._transport.call(HttpCall("GET", path, timeout_s=_CONTROL_S, repeatable=True))).json()
+        _check(path, answer)
+        version = answer["version"]
+        return int(version) if version is not None else None
+
+    async def versions(self) -> dict[str, int]:
+        """Versions by worker address, of workers that report one."""
+        answer = (
+            await self._transport.call(HttpCall("GET", "/get_version/all", timeout_s=_CONTROL_S, repeatable=True))
+        ).json()
+        versions = {each["worker_addr"]: each.get("version") for each in answer["results"]}
+        return {address: version for address, version in versions.items() if isinstance(version, int)}
+
+    async def drain(self, worker: str = ALL) -> None:
+        """No new calls for it; running ones finish."""
+        await self._control("/drain", worker)
+
+    async def undrain(self, worker: str = ALL) -> None:
+        await self._control("/undrain", worker)
+
+    async def register_model(self, model: str, data_proxy_addrs: Sequence[str]) -> None:
+        """Data proxies that already run, behind this gateway under a name: all or nothing."""
+        body = {"model": model, "data_proxy_addrs": list(data_proxy_addrs)}
+        await self._transport.call(HttpCall("POST", "/register_model", body, repeatable=True))
+
+    async def deregister_model(self, model: str) -> None:
+        await self._transport.call(HttpCall("POST", "/deregister_model", {"model": model}))
+
+    async def _control(self, path: str, worker: str, body: Mapping[str, Any] | None = None) -> None:
+        path = f"{path}/{quote(worker, safe='')}"
+        answer = await self._transport.call(HttpCall("POST", path, body or {}, timeout_s=_CONTROL_S, repeatable=True))
+        _check(path, answer.json())
+
+
+def _check(path: str, answer: Mapping[str, Any]) -> None:
+    failed = [result for result in answer.get("results", ()) if not result["ok"]]
+    if failed:
+        errors = "; ".join(f"{each['worker_id']}: {each.get('error')}" for each in failed)
+        raise ServiceError(f"{path} failed on {len(failed)} of {len(answer['results'])} workers: {errors}", status=207)
+
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +164,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _READY_PERIOD_S = 0.2
 _PROBE_S = 5.0
-_SETTLED_S = 3.0  # for which nothing changes, before a model that is not there is said to come no more
+_SETTLED_S = 3.0  # for which nothing changes, before a model that is not there is reported as unknown
 
 
 class AsyncInferenceClient:
@@ -73,16 +203,16 @@ class AsyncInferenceClient:
         return [entry["id"] for entry in await self.model_entries()]
 
     async def model_entries(self) -> list[dict[str, Any]]:
-        """What is served, with ``max_model_len`` where the gateway knows it."""
-        answer = await self._transport.call(Call("GET", "/v1/models", repeatable=True))
+        """Served models, with ``max_model_len`` where the gateway knows it."""
+        answer = await self._transport.call(HttpCall("GET", "/v1/models", repeatable=True))
         return list(answer.json()["data"])
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
-        """Until the service answers, serves some model, and ``model`` where this client has one. Raises
+        """Wait until the service answers, serves some model, and ``model`` where this client has one. Raises
         DeadlineExceeded saying what was missing, and much sooner where the key is refused, and UnknownName where the
         service has other models and nothing is on its way there. What keeps it is logged."""
         deadline = time.monotonic() + timeout_s
-        before = said = ""
+        before = logged = ""
         settled_at: float | None = None
         while (missing := await self._missing()) is not None:
             now = time.monotonic()
@@ -96,15 +226,15 @@ class AsyncInferenceClient:
                 )
             if now + _READY_PERIOD_S >= deadline:
                 raise DeadlineExceeded(f"{self.base_url} is not ready after {timeout_s:g} s: {missing}")
-            if missing == before != said:
-                said = missing
+            if missing == before != logged:
+                logged = missing
                 _log.warning("waiting for %s, %g s at most: %s", self.base_url, timeout_s, missing)
             before = missing
             await asyncio.sleep(_READY_PERIOD_S)
 
     async def _missing(self) -> str | None:
         try:
-            answer = await self._transport.call(Call("GET", "/v1/models", timeout_s=_PROBE_S))
+            answer = await self._transport.call(HttpCall("GET", "/v1/models", timeout_s=_PROBE_S))
         except CallerError:
             raise
         except ClientError as error:
@@ -120,7 +250,7 @@ class AsyncInferenceClient:
         """Whether the gateway was told of all that runs, and each of its servers is ready: a model that is not there
         is not on its way. False where we may not know, and where there is no server at all."""
         try:
-            health = (await self._transport.call(Call("GET", "/health", timeout_s=_PROBE_S))).json()
+            health = (await self._transport.call(HttpCall("GET", "/health", timeout_s=_PROBE_S))).json()
             workers = await self.workers.list()
         except ClientError:
             return False
@@ -161,7 +291,7 @@ class AsyncInferenceClient:
         self, path: str, body: Any, key: str | None, idempotency_key: str | None, timeout_s: float | None
     ) -> dict[str, Any]:
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
-        call = Call("POST", path, body, key, headers, timeout_s, repeatable=True)
+        call = HttpCall("POST", path, body, key, headers, timeout_s, repeatable=True)
         answer: dict[str, Any] = (await self._transport.call(call)).json()
         return answer
 
@@ -177,7 +307,7 @@ class AsyncInferenceClient:
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """Chunks while they come. Leaving the context ends the generation. ``timeout_s`` bounds each silence."""
         body = self._body(model, {"messages": list(messages), **fields, "stream": True})
-        call = Call("POST", CHAT, body, key, {"Idempotency-Key": uuid4().hex}, timeout_s)
+        call = HttpCall("POST", CHAT, body, key, {"Idempotency-Key": uuid4().hex}, timeout_s)
         silence_s = self.timeout_s if timeout_s is None else timeout_s
         async with self._transport.stream(call) as response:
             yield events(response, f"POST {self.base_url}{CHAT}", silence_s)
@@ -199,7 +329,7 @@ class AsyncInferenceClient:
         """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
         for any. Not repeated when its answer is lost: sessions nobody knows of expire."""
         body = self._body(model, {"task_id": task_id, "group_size": group_size, "api_key": api_key})
-        answer = (await self._transport.call(Call("POST", "/rl/start_session", {**body, "online": online}))).json()
+        answer = (await self._transport.call(HttpCall("POST", "/rl/start_session", {**body, "online": online}))).json()
         group_id = answer["group_id"]
         sessions = (
             AsyncSession(self, each["session_id"], each["session_api_key"], group_id) for each in answer["sessions"]
@@ -218,16 +348,16 @@ class AsyncInferenceClient:
         session_id: str | None = None,
         model: str | None = None,
     ) -> Rewarded:
-        """With a session's ``key``, or the admin key for ``session_id`` (without: the human in the loop's). Setting
-        the same reward again is answered; another one on a sealed trajectory is StateConflict."""
+        """Reward an interaction, with a session's ``key``, or the admin key for ``session_id`` (without: the human in
+        the loop's). Setting the same reward again is answered; another one on a sealed trajectory is StateConflict."""
         given = {"interaction_id": interaction_id, "session_id": session_id, "model": model}
         body = {"reward": reward, **{name: value for name, value in given.items() if value is not None}}
-        answer = (await self._transport.call(Call("POST", "/rl/set_reward", body, key, repeatable=True))).json()
+        answer = (await self._transport.call(HttpCall("POST", "/rl/set_reward", body, key, repeatable=True))).json()
         return Rewarded(**{name: answer[name] for name in Rewarded.__dataclass_fields__})
 
     async def end_session(self, *, key: str | None = None, session_id: str | None = None) -> list[int]:
         body = {"session_id": session_id} if session_id is not None else {}
-        answer = await self._transport.call(Call("POST", "/rl/end_session", body, key, repeatable=True))
+        answer = await self._transport.call(HttpCall("POST", "/rl/end_session", body, key, repeatable=True))
         return list(answer.json()["ready_trajectory_ids"])
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
@@ -235,7 +365,7 @@ class AsyncInferenceClient:
         after = ""
         while True:
             path = f"/rl/sessions?limit={page}" + (f"&after={quote(after, safe='')}" if after else "")
-            answer = (await self._transport.call(Call("GET", path, repeatable=True))).json()
+            answer = (await self._transport.call(HttpCall("GET", path, repeatable=True))).json()
             for session in answer["sessions"]:
                 yield session
             if not (after := answer["next"] or ""):
@@ -244,7 +374,7 @@ class AsyncInferenceClient:
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session with its trajectories and their interactions."""
         path = f"/rl/sessions/{quote(session_id, safe='')}"
-        found: dict[str, Any] = (await self._transport.call(Call("GET", path, repeatable=True))).json()
+        found: dict[str, Any] = (await self._transport.call(HttpCall("GET", path, repeatable=True))).json()
         return found
 
     async def export(
@@ -270,14 +400,16 @@ class AsyncInferenceClient:
             "format": format,
             **{name: value for name, value in given.items() if value is not None},
         }
-        call = Call("POST", "/export_trajectories", body, timeout_s=timeout_s, repeatable=True)
+        call = HttpCall("POST", "/export_trajectories", body, timeout_s=timeout_s, repeatable=True)
         answer = await self._transport.call(call)
         return from_npz(answer.body) if format == "npz" else from_json(answer.json())
 
     async def acknowledge(self, export: Trajectories | str) -> None:
         """The export is safe with its caller: its data may go."""
         export_id = export if isinstance(export, str) else export.export_id
-        await self._transport.call(Call("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True))
+        await self._transport.call(
+            HttpCall("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True)
+        )
 
     async def lend(
         self, limit: int = 1, wait_s: float = 0.0, kind: Literal["tokens", "text"] | None = None
@@ -286,7 +418,7 @@ class AsyncInferenceClient:
         300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The
         service skips trajectories that it cannot hand out; each of them is logged once."""
         path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
-        answer = (await self._transport.call(Call("GET", path, timeout_s=wait_s + self.timeout_s))).json()
+        answer = (await self._transport.call(HttpCall("GET", path, timeout_s=wait_s + self.timeout_s))).json()
         for skipped in answer.get("skipped") or ():
             place = skipped["session_id"], skipped["trajectory_id"]
             if place not in self._skipped:
@@ -297,8 +429,8 @@ class AsyncInferenceClient:
     async def register_scrape_target(self, target: str, labels: Mapping[str, str], ttl_s: float) -> None:
         """``target`` (host:port) is in the service's list for Prometheus, ``GET /http_sd``, for so long."""
         body = {"target": target, "labels": dict(labels), "ttl_seconds": ttl_s}
-        await self._transport.call(Call("POST", "/http_sd", body, repeatable=True))
+        await self._transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
     async def acknowledge_leases(self, leases: Sequence[Lease]) -> None:
         body = {"lease_ids": [lease.lease_id for lease in leases]}
-        await self._transport.call(Call("POST", "/trajectories/ack", body, repeatable=True))
+        await self._transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))

@@ -28,7 +28,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Page:
-    """What one process told at one moment. ``samples`` by series name and sorted labels."""
+    """The metrics of one process at one moment. ``samples`` by series name and sorted labels."""
 
     families: Mapping[str, Family] = field(default_factory=dict)
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
@@ -67,9 +67,11 @@ def _note(families: dict[str, Family], line: str) -> None:
     _, word, *rest = line.split(" ", 3)
     if word not in ("HELP", "TYPE") or not rest:
         return
-    name, said = rest[0], rest[1] if len(rest) > 1 else ""
+    name, rest_of_line = rest[0], rest[1] if len(rest) > 1 else ""
     before = families.get(name, Family(name))
-    families[name] = Family(name, said, before.text) if word == "TYPE" else Family(name, before.kind, said)
+    families[name] = (
+        Family(name, rest_of_line, before.text) if word == "TYPE" else Family(name, before.kind, rest_of_line)
+    )
 
 
 def _labels(text: str) -> Iterator[tuple[str, str]]:
@@ -78,7 +80,7 @@ def _labels(text: str) -> Iterator[tuple[str, str]]:
 
 
 def growth(before: Page, after: Page, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda _: True) -> float:
-    """How much the counters of ``name`` grew, series by series: one that fell was restarted, a new one began at 0."""
+    """The growth of the counters of ``name``, series by series: one that fell was restarted, a new one began at 0."""
     earlier = before.samples.get(name, {})
     return math.fsum(
         _grown(earlier.get(labels, 0.0), value)

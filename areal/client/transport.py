@@ -2,6 +2,10 @@
 
 No proxy variables, no redirects. The pool belongs to the event loop on which it is first used. A deadline is that of
 the whole call: all attempts, and the pauses between them.
+
+A call is *repeatable* when doing it twice is doing it once: a read, an idempotent route, or a call with an
+``Idempotency-Key``. Such a call is repeated after any failure that is not its caller's. Any other one only where it
+certainly did not begin: nobody listened, or the service said that it is too busy.
 """
 
 from __future__ import annotations
@@ -21,10 +25,44 @@ from areal.client.errors import (
     ClientError,
     ConnectionLost,
     DeadlineExceeded,
+    InfrastructureError,
+    Overloaded,
+    ServiceError,
     Unreachable,
     error_of_answer,
 )
-from areal.client.retrying import RetryPolicy
+
+_NEVER_AGAIN = (500, 501, 505, 507)  # the service's own fault or its full disk: the same call meets it again
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """``attempts`` counts the first one too. Pauses double from ``first_s`` up to ``longest_s``, times a jitter
+    between 0.5 and 1; a ``Retry-After`` is a lower bound."""
+
+    attempts: int = 4
+    first_s: float = 0.1
+    longest_s: float = 4.0
+
+    def pause_s(self, attempt: int, error: ClientError, *, repeatable: bool, jitter: float) -> float | None:
+        """Seconds to wait before the next attempt, None to give up. ``attempt`` counts those made, from 1."""
+        if attempt >= self.attempts or not may_repeat(error, repeatable=repeatable):
+            return None
+        pause = min(self.longest_s, self.first_s * 2.0 ** (attempt - 1)) * (0.5 + 0.5 * jitter)
+        return max(pause, error.retry_after_s or 0.0)
+
+
+def may_repeat(error: ClientError, *, repeatable: bool) -> bool:
+    if isinstance(error, DeadlineExceeded):
+        return False  # the deadline is that of all attempts together
+    if isinstance(error, Unreachable | Overloaded):
+        return True
+    if not repeatable:
+        return False
+    return isinstance(error, InfrastructureError) or (
+        isinstance(error, ServiceError) and error.status not in _NEVER_AGAIN
+    )
+
 
 _CONNECT_S = 5.0
 _LINE_BYTES = 1024 * 1024  # one event of a stream
@@ -32,7 +70,7 @@ _KEEP_ALIVE_S = 30.0  # below what servers commonly keep: a connection that they
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -42,7 +80,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Call:
+class HttpCall:
     """One call. ``key`` None: the transport's own. ``repeatable``: doing it twice is doing it once."""
 
     method: str
@@ -74,7 +112,7 @@ class Transport:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: HttpCall) -> HttpAnswer:
         """The answer, with a status below 300. Raises ClientError."""
         deadline = time.monotonic() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
         attempt = 0
@@ -88,14 +126,14 @@ class Transport:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _attempt(self, call: Call, deadline: float) -> Answer:
+    async def _attempt(self, call: HttpCall, deadline: float) -> HttpAnswer:
         with self._failures(call):
             async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
-                answer = Answer(response.status, response.headers, await response.read())
+                answer = HttpAnswer(response.status, response.headers, await response.read())
         return checked(answer, self._what(call))
 
     @contextlib.asynccontextmanager
-    async def stream(self, call: Call) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    async def stream(self, call: HttpCall) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """An answer that comes in pieces: read it with ``events``. The deadline is that of its head, then of each
         silence. Not repeated."""
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
@@ -104,11 +142,11 @@ class Transport:
                 async with asyncio.timeout(timeout_s):
                     response = await stack.enter_async_context(self._request(call, silence_s=timeout_s))
                     if response.status >= 300:
-                        answer = Answer(response.status, response.headers, await response.read())
+                        answer = HttpAnswer(response.status, response.headers, await response.read())
                         checked(answer, self._what(call))
             yield response
 
-    def _request(self, call: Call, silence_s: float | None = None) -> Any:
+    def _request(self, call: HttpCall, silence_s: float | None = None) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
         headers = dict(call.headers)
         data = None
@@ -130,10 +168,10 @@ class Transport:
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=_LINE_BYTES)
         return self._session
 
-    def _failures(self, call: Call) -> contextlib.AbstractContextManager[None]:
+    def _failures(self, call: HttpCall) -> contextlib.AbstractContextManager[None]:
         return failures(self._what(call), self._timeout_s if call.timeout_s is None else call.timeout_s)
 
-    def _what(self, call: Call) -> str:
+    def _what(self, call: HttpCall) -> str:
         return f"{call.method} {self.base_url}{call.path}"
 
     async def close(self) -> None:
@@ -146,7 +184,7 @@ class Transport:
 
 @contextlib.contextmanager
 def failures(what: str, timeout_s: float) -> Iterator[None]:
-    """What the HTTP library raises, as what it means."""
+    """Raise the errors of the HTTP library as ClientError."""
     try:
         yield
     except aiohttp.ClientConnectorError as error:
@@ -158,7 +196,7 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
         raise ConnectionLost(f"{what}: the connection broke: {error!r}") from error
 
 
-def checked(answer: Answer, what: str) -> Answer:
+def checked(answer: HttpAnswer, what: str) -> HttpAnswer:
     """Raises the typed error of an answer that is no success."""
     if answer.status < 300:
         return answer

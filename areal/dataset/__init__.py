@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from areal.dataset.files import Rows
     from areal.dataset.loading import get_custom_dataset
-    from areal.dataset.rows import Rows
 
 __all__ = ["Rows", "get_custom_dataset"]
-_HOMES = {"get_custom_dataset": "loading", "Rows": "rows"}
+_HOMES = {"get_custom_dataset": "loading", "Rows": "files"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,63 @@
-"""Rows of JSONL, JSON, Parquet and Arrow files, also of what ``datasets`` saved to disk; every fault with its file and
-line."""
+"""A data set in memory, with as much of the interface of ``datasets`` as training needs, read from JSONL, JSON, Parquet
+and Arrow files, also from those that ``datasets`` saved to disk. Every fault has its file and line.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-from areal.dataset.rows import Row, Rows
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.installation import install_command
+
+Row = dict[str, Any]
+
+
+class Rows(Sequence[Row]):
+    """Immutable: ``map`` and ``filter`` give new ones. ``source``, and ``places`` of the rows in it, are for errors."""
+
+    def __init__(self, rows: Iterable[Row], source: str = "", places: Sequence[str] = ()) -> None:
+        self._rows = list(rows)
+        self.source = source
+        self._places = places
+
+    def place(self, index: int) -> str:
+        """The file and line of a row."""
+        return self._places[index] if index < len(self._places) else f"{self.source or 'the data set'}: row {index}"
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Rows:
+        return Rows(self._rows[index], self.source) if isinstance(index, slice) else self._rows[index]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self._rows)} rows of {self.column_names}, from {self.source or 'memory'})"
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self._rows[0]) if self._rows else []
+
+    def map(self, function: Callable[[Row], Row]) -> Rows:
+        return Rows((function(row) for row in self._rows), self.source)
+
+    def filter(self, function: Callable[[Row], bool]) -> Rows:
+        return Rows((row for row in self._rows if function(row)), self.source)
+
+    def select(self, indices: Iterable[int]) -> Rows:
+        return Rows((self._rows[index] for index in indices), self.source)
+
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 _SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # beside what datasets saves
@@ -23,11 +70,14 @@ class BadData(ArealError):
 def read_rows(path: Path, split: str | None = None) -> Rows:
     """A file; or of a folder the files whose names begin with ``split`` (``train.jsonl``, ``train-00000-of-...``),
     else all of them. Raises NotFound, BadData."""
+    if path.is_file() and path.suffix not in SUFFIXES:
+        raise UsageFault(f"{path}: a data set is one of {', '.join(SUFFIXES)}")
     return read_files([path] if path.is_file() else _files_of(path, split), str(path))
 
 
 def read_files(files: Iterable[Path], source: str) -> Rows:
-    """Their rows, one after the other; ``source`` is what they are, for errors. Raises BadData."""
+    """Their rows, one after the other: Parquet and Arrow by their suffix, others are JSON. ``source`` is for errors.
+    Raises BadData."""
     found = [placed for file in files for placed in _read(file)]
     rows = Rows((row for row, _ in found), source, [place for _, place in found])
     if not rows:
@@ -59,7 +109,7 @@ Placed = tuple[Row, str]
 
 
 def _files_of_split(folder: Path, split: str | None) -> list[Path]:
-    """Of a ``DatasetDict`` that was saved to disk."""
+    """The files of a split of a ``DatasetDict`` that was saved to disk."""
     splits = _decoded((folder / _SAVED_SPLITS).read_text(encoding="utf-8"), str(folder / _SAVED_SPLITS))["splits"]
     if split is None or split not in splits:
         raise NotFound(f"{folder} has no split {split!r}; there is {', '.join(splits) or 'nothing'}")
@@ -67,30 +117,25 @@ def _files_of_split(folder: Path, split: str | None) -> list[Path]:
 
 
 def _read(file: Path) -> Iterator[Placed]:
-    if file.suffix in (".parquet", ".arrow"):
-        yield from _columns(file)
-    elif file.suffix == ".json":
-        yield from _json(file)
-    elif file.suffix == ".jsonl":
-        yield from _jsonl(file)
-    else:
-        raise UsageFault(f"{file}: a data set is one of {', '.join(SUFFIXES)}")
-
-
-def _jsonl(file: Path) -> Iterator[Placed]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                place = f"{file}:{number}"
-                yield _row(_decoded(line, place), place), place
+    return _columns(file) if file.suffix in (".parquet", ".arrow") else _json(file)
 
 
 def _json(file: Path) -> Iterator[Placed]:
-    data = _decoded(file.read_text(encoding="utf-8"), str(file))
-    if not isinstance(data, list):
-        raise BadData(f"{file}: must be a list of rows")
-    for number, item in enumerate(data):
-        yield _row(item, f"{file}: row {number}"), f"{file}: row {number}"
+    """A file that begins with a bracket is one list, any other one is lines."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            if lines.read(1) == "[":
+                lines.seek(0)
+                for number, item in enumerate(_decoded(lines.read(), str(file))):
+                    yield _row(item, f"{file}: row {number}"), f"{file}: row {number}"
+                return
+            lines.seek(0)
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    place = f"{file}:{number}"
+                    yield _row(_decoded(line, place), place), place
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadData(f"cannot read {file}: {error}") from error
 
 
 def _decoded(text: str, where: str) -> Any:
@@ -116,7 +161,7 @@ def _columns(file: Path) -> Iterator[Placed]:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise ArealError(f"{file} needs pyarrow", hint=install_command("train")) from error
+        raise ArealError(f"{file} needs pyarrow", hint=install_command("parquet")) from error
     try:
         if file.suffix == ".parquet":
             table = parquet.read_table(file)

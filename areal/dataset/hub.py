@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from areal.dataset.files import SUFFIXES, read_files
-from areal.dataset.rows import Rows
+from areal.dataset.files import SUFFIXES, Rows, read_files
 from areal.errors import NotFound, UsageFault
 from areal.hub import Hub, is_id
 

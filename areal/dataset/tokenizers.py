@@ -13,7 +13,7 @@ from areal.hub import model_folder
 
 @lru_cache(maxsize=8)
 def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padding_side: str | None = None) -> Any:
-    """With a padding token: its end token, where it has none of its own. Raises NotFound."""
+    """Load a tokenizer; its end token is the padding token where it has none. Raises NotFound."""
     from transformers import AutoTokenizer
 
     model_name_or_path = _folder(model_name_or_path)
@@ -62,7 +62,7 @@ def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any)
 
 
 def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
-    """Of token ids each its text, without special tokens: as ``tokenizer.decode`` has it."""
+    """The text of each list of token ids, without special tokens, as ``tokenizer.decode`` gives it."""
     plain = _plain(tokenizer)
     if plain is None or tokenizer.clean_up_tokenization_spaces:
         return [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import InvalidManifest
-from areal.resources.bind import key_fault
+from areal.resources.addresses import key_fault
 from areal.state.credentials import admin_key_path, ensure_admin_key
 from areal.state.files import explain, write_atomic
 from areal.state.home import Home

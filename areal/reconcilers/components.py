@@ -1,4 +1,4 @@
-"""Keep, heal or replace: what to do about one process, given what is wanted and what was seen. Pure.
+"""Keep, heal or replace: what to do about one process, given what is wanted and what was seen; and its ops. Pure.
 
 Keep or recreate is decided by comparing specs: the sparse spec that the run was started for, against the object's,
 both read with today's defaults and cut to the fields that this component depends on. Never by a hash, so an upgrade
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from areal.reconcilers.observed import ObservedRun, Seen
-from areal.reconcilers.plan import FieldChange, spec_path
-from areal.resources.backend_grammar import Part, parse_backend
+from areal.reconcilers.desired import Target
+from areal.reconcilers.observe import Observed, ObservedRun, Seen
+from areal.reconcilers.plan import Drift, FieldChange, PlanBuilder, Refusal, Verb, spec_path
+from areal.resources.backend import Part, parse_backend
 from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.registry import effective, update_class
-from areal.resources.tree import changes
-from areal.resources.update import Update
+from areal.resources.tree import UpdateClass, changes
 from areal.runtime.backends.base import Phase
 
 ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)
@@ -83,7 +83,7 @@ def outdated(component: Component, run: ObservedRun) -> FieldChange | None:
     wanted = {KEY_INPUT: None, **component.inputs}
     stale_input = next(
         (
-            FieldChange(f"inputs.{name}", told.get(name), value, Update.ROLL)
+            FieldChange(f"inputs.{name}", told.get(name), value, UpdateClass.ROLL)
             for name, value in sorted(wanted.items())
             if told.get(name) != value
         ),
@@ -102,7 +102,7 @@ def outdated(component: Component, run: ObservedRun) -> FieldChange | None:
         )
         for change in changes(before, after)
     ]
-    return max((c for c in found if c.update >= Update.ROLL), key=lambda change: change.update, default=None)
+    return max((c for c in found if c.update >= UpdateClass.ROLL), key=lambda change: change.update, default=None)
 
 
 def _relevant(component: Component, sparse: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
         leaf = outdated(component, run)
         assert leaf is not None
         return Decision(Action.REPLACE, f"{leaf.path} changed", run, decided_by=leaf)
-    dead = max((run for run in runs if run.state.phase in ENDED), key=_age, default=None)
+    dead = max((run for run in runs if run.state.phase in ENDED), key=lambda run: (run.ended_at, run.uid), default=None)
     if dead is None:
         return Decision(Action.SPAWN, "no process")
     died = how_it_died(dead)
@@ -183,9 +183,151 @@ def _worth(run: ObservedRun) -> tuple[int, int, str]:
     return (int(run.state.phase is Phase.RUNNING), ready, run.uid)
 
 
-def _age(run: ObservedRun) -> tuple[float, str]:
-    return (run.state.last_exit.at if run.state.last_exit else 0.0, run.uid)
+@dataclass
+class PlanNotes:
+    drift: list[Drift] = field(default_factory=list)
+    destructive: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)  # by object
+
+    def note(self, component: Component, decision: Decision) -> None:
+        """What deciding about one process has found."""
+        if decision.drift is not None:
+            kind, message = decision.drift
+            self.drift.append(Drift(component.ref, kind, component.target, message))
+        if decision.action is Action.LEAVE:
+            self.unknown.append(f"{component.ref} {component.target}: {decision.cause}")
+
+    def cannot_see(self, ref: str, runs: Iterable[ObservedRun]) -> None:
+        """Runs that may be alive somewhere else; nothing is done about them."""
+        for run in runs:
+            where = f"{run.state.spec.component}/{run.state.spec.replica}"
+            self.unknown.append(f"{ref} {where}: cannot be seen: {run.state.reason}")
 
 
-def ended(runs: Iterable[ObservedRun]) -> list[ObservedRun]:
-    return [run for run in runs if run.state.phase in ENDED]
+# -- ops: start, keep, stop, forget
+
+STARTED = "started"  # the cause of the wait for a process that the plan itself starts
+SWEPT = "sweep what its session left"  # a shim that died may have left processes that hold what a successor needs
+
+
+@dataclass(frozen=True)
+class Started:
+    """``run`` is the uid or symbol of a process that is or will be there; it is ready after the ops ``ready``."""
+
+    run: str
+    ready: tuple[int, ...] = ()
+
+
+def start(
+    build: PlanBuilder,
+    component: Component,
+    decision: Decision,
+    observed: Observed,
+    needs: Sequence[int],
+    args: Mapping[str, Any] | None = None,
+    after: Sequence[int] = (),
+    trainer: str = "",
+) -> Started:
+    """SPAWN or KICK, then AWAIT.
+
+    It is waited for only ``after`` what it waits for itself: an engine that fails ends the wait for its data proxy.
+    Records of earlier runs of this slot are forgotten, all but the newest: `logs --previous` reads that one.
+    """
+    ref, target = component.ref, component.target
+    if decision.action is Action.KICK:
+        assert decision.run is not None
+        run = decision.run.uid
+        begun = build.add(Verb.KICK, ref, target, decision.cause, needs=needs, run=run)
+    else:
+        slot = observed.of(ref, component.name, component.replica)
+        for old in superseded(slot):
+            build.add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)
+        run = f"+{ref}/{target}"
+        inputs = {"inputs": dict(component.inputs)} if component.inputs else {}
+        begun = build.add(
+            Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args={**(args or {}), **inputs}
+        )
+    ready = build.add(Verb.AWAIT, ref, target, STARTED, needs=(begun, *after), run=run, args=awaiting(trainer))
+    return Started(run, (ready,))
+
+
+def awaiting(trainer: str) -> dict[str, str]:
+    """``trainer``: the job that starts only then, and brings the weights that a data proxy may wait for."""
+    return {"trainer": trainer} if trainer else {}
+
+
+def keep(
+    build: PlanBuilder,
+    component: Component,
+    decision: Decision,
+    needs: Sequence[int],
+    after: Sequence[int] = (),
+    trainer: str = "",
+) -> Started:
+    """A process that stays, or is not there and not to be started now: waited for when it has not answered yet."""
+    run = decision.run.uid if decision.run is not None else ""
+    if decision.action is not Action.AWAIT:
+        return Started(run)
+    needs, args = (*needs, *after), awaiting(trainer)
+    waited = build.add(Verb.AWAIT, component.ref, component.target, decision.cause, needs=needs, run=run, args=args)
+    return Started(run, (waited,))
+
+
+def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
+    """Ended runs whose records nobody will read again, all but the last ``kept``; what never started has nothing to
+    tell."""
+    told = [run for run in slot if run.state.phase in ENDED and run.state.phase is not Phase.INTENDED]
+    unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]
+    return [*unstarted, *sorted(told, key=lambda run: (run.ended_at, run.uid))[:-kept]]
+
+
+def slot_of(run: ObservedRun) -> str:
+    return f"{run.state.spec.component}/{run.state.spec.replica}"
+
+
+def stop_in_order(
+    build: PlanBuilder,
+    ref: str,
+    runs: Sequence[ObservedRun],
+    components: Sequence[str],
+    cause: str,
+    needs: Sequence[int],
+    args: Mapping[str, Any] | None = None,
+) -> tuple[int, ...]:
+    """Stop ``runs`` one component after the other, callers before the called; the ops of the last component."""
+    last = tuple(needs)
+    for name in components:
+        stops = tuple(
+            build.add(Verb.STOP, ref, slot_of(run), cause, needs=last, run=run.uid, args=args)
+            for run in runs
+            if run.state.spec.component == name
+        )
+        last = stops or last
+    return last
+
+
+def stoppable(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Runs of which something may be left: never those that cannot be seen."""
+    return [run for run in runs if run.is_live or run.leaves_session]
+
+
+def unseen(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    return [run for run in runs if run.state.phase is Phase.UNKNOWN]
+
+
+def erase(
+    build: PlanBuilder, target: Target, observed: Observed, needs: Sequence[int], after: Sequence[int] = ()
+) -> int:
+    """Forget every run's record, then the object."""
+    cause = end_cause(target)
+    forgotten = tuple(
+        build.add(Verb.FORGET, target.ref, slot_of(run), cause, needs=needs, run=run.uid)
+        for run in observed.of(target.ref)
+    )
+    args = {"after": list(after)} if after else {}
+    return build.add(Verb.ERASE, target.ref, "", cause, needs=(*needs, *forgotten), args=args)
+
+
+def end_cause(target: Target) -> str:
+    return target.cause or ("pruned" if target.action == "prune" else "deleted")

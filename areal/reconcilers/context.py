@@ -1,10 +1,13 @@
-"""Who is acting, on which home, and where progress goes: the one argument that every reconciler takes."""
+"""Who is acting, on which home, where progress goes, and what is asked: arguments and results of every reconciler.
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from areal.errors import ArealError
 from areal.state.home import Home
@@ -60,3 +63,41 @@ class Outcome:
     notes: tuple[str, ...] = ()
     exit_code: int = 0
     addresses: dict[str, str] = field(default_factory=dict)
+
+
+# -- requests
+
+DryRun = Literal["server", "client"]
+
+
+@dataclass(frozen=True)
+class ManifestSource:
+    """Where the desired resources come from: files and values, or manifests that an imperative verb has built."""
+
+    files: tuple[str, ...] = ()
+    recursive: bool = False
+    overlay: str | None = None
+    sets: tuple[str, ...] = ()
+    values_files: tuple[str, ...] = ()
+    profile: str | None = None
+    stdin: str | None = None
+    manifests: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class ApplyRequest:
+    """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source.
+    ``recreate``: uids of stored objects to be deleted and created again though nothing differs."""
+
+    source: ManifestSource = field(default_factory=ManifestSource)
+    dry_run: DryRun | None = None
+    prune: bool = False
+    set_name: str | None = None
+    allow_empty: bool = False
+    replace: bool = False
+    recreate: tuple[str, ...] = ()
+    force_conflicts: bool = False
+    allow_downtime: bool = False
+    wait: bool = True
+    timeout_s: float = 600.0
+    plan_file: str | None = None

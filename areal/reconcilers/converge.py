@@ -9,37 +9,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from areal.errors import TimedOut, UsageFault
-from areal.reconcilers import background, conditions
+from areal.reconcilers import outcomes as conditions
 from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.desired import Target
-from areal.reconcilers.effects import perform
+from areal.reconcilers.effect_context import EffectContext
+from areal.reconcilers.effects import give_up, perform
 from areal.reconcilers.executor import Report, execute
-from areal.reconcilers.hands import Hands
-from areal.reconcilers.job_service import following_jobs
-from areal.reconcilers.model_files import ModelFiles, require_models
-from areal.reconcilers.model_work import Policy
-from areal.reconcilers.observe import observe
-from areal.reconcilers.observed import Observed
+from areal.reconcilers.kinds import controller_of, controllers, host_of
+from areal.reconcilers.kinds.model_files import ModelFiles
+from areal.reconcilers.observe import Observed, observe
 from areal.reconcilers.outcomes import outcome_of, with_endings
 from areal.reconcilers.plan import Op, Plan, Verb
-from areal.reconcilers.planner import Scope, make_plan
-from areal.reconcilers.process_effects import give_up
-from areal.reconcilers.recover import recover
-from areal.reconcilers.replicas import gpus_per_replica
+from areal.reconcilers.planner import make_plan
+from areal.reconcilers.planning import PlanScope, Policy
+from areal.reconcilers.recover import recover, start_background, take_over
 from areal.reconcilers.slots import claim_slots
-from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import Ref, parse_ref
-from areal.resources.registry import effective
-from areal.runtime.backends.local import LocalBackend
+from areal.runtime.backends import Backends
 from areal.state.journal import Journal, crash_point
 from areal.state.locks import lock_objects
-from areal.state.objects import ObjectStore, Snapshot
+from areal.state.objects import ObjectStore, StoreSnapshot
 from areal.state.records import StoredObject
 
 MAX_PASSES = 3  # a second pass follows what the first one could not know, such as a port that had to move
@@ -51,27 +47,37 @@ Approve = Callable[[Plan], bool]
 
 
 @dataclass
-class Desk:
+class CommandContext:
     """What one command works with."""
 
     ctx: Context
     store: ObjectStore
-    backend: LocalBackend
+    backend: Backends
     files: ModelFiles
 
     @classmethod
-    def open(cls, ctx: Context) -> Desk:
+    def open(cls, ctx: Context) -> CommandContext:
         if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
             ctx.home.ensure()  # says what is in the way
         store = ObjectStore(ctx.home)
-        return cls(ctx, store, LocalBackend(ctx.home.root, crash=crash_point), ModelFiles(store))
+        return cls(ctx, store, Backends(ctx.home.root, crash=crash_point), ModelFiles(store))
+
+    def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> str:
+        """The name of the backend of an object that is planned or recorded, ``spec.scheduler.type``; that of its host,
+        where it has one."""
+        item = planned.get(ref) or self.store.get(parse_ref(ref))
+        if item is None:
+            return "local"
+        if (host := host_of(item)) is not None:
+            return self.scheduler_of(planned, host)
+        return str((item.spec.get("scheduler") or {}).get("type", "local"))
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A plan with what it was made from."""
 
-    scope: Scope
+    scope: PlanScope
     observed: Observed
     plan: Plan
 
@@ -80,67 +86,58 @@ class Prepared:
         return frozenset(parse_ref(op.ref) for op in self.plan.ops)
 
 
-def plan_targets(desk: Desk, choose: Choose, policy: Policy, source: dict[str, Any] | None = None) -> Prepared:
+def plan_targets(
+    command: CommandContext, choose: Choose, policy: Policy, source: dict[str, Any] | None = None
+) -> Prepared:
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
-    snapshot, scope, observed = _look(desk, choose)
+    snapshot, scope, observed = _look(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
     if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops) and any(_wants_gpus(t) for t in scope.all):
-        observed = replace(observed, capacity=desk.backend.capacity())
+        planned = {target.ref: target.object for target in scope.all}
+        needed = {command.scheduler_of(planned, target.ref) for target in scope.all if _wants_gpus(target)}
+        observed = replace(observed, capacity=command.backend.capacity(needed))
         policy = replace(policy, free_gpus=len(observed.capacity.gpus))
         plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
     return Prepared(scope, observed, plan)
 
 
-def _look(desk: Desk, choose: Choose) -> tuple[Snapshot, Scope, Observed]:
+def _look(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
     """Objects and processes of one moment: a model that another command records while we look must not be taken for
     one that nobody declares, only because its routes were seen and its object was not."""
-    snapshot = desk.store.snapshot()
+    snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
-        targets = following_jobs(choose(snapshot.objects), snapshot.objects, desk.backend.observe().values())
-        scope = Scope(targets, _context(targets, snapshot.objects))
-        observed = observe(desk.backend, [target.object for target in scope.all])
-        if desk.store.serial() == snapshot.serial:
+        targets, states = choose(snapshot.objects), command.backend.observe().values()
+        for controller in controllers():
+            targets = controller.follow(targets, snapshot.objects, states)
+        scope = PlanScope(targets, _context(targets, snapshot.objects))
+        observed = observe(command.backend, [target.object for target in scope.all])
+        if command.store.serial() == snapshot.serial:
             break
-        snapshot = desk.store.snapshot()
+        snapshot = command.store.snapshot()
     return snapshot, scope, observed
 
 
 def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
-    """Services that the targets' models need; the other models of every service in play, and the jobs that train in
-    it."""
+    """The hosts of the targets, and what has to be known to plan for those: the other models of a service, and the jobs
+    that train in it."""
     names = {target.ref for target in targets}
-    services = {f"InferenceService/{service_of(t.object)}" for t in targets if t.object.kind == "Model"}
-    services |= {target.ref for target in targets if target.object.kind == "InferenceService"}
-    if not services:
-        return ()
-    found = []
-    for item in stored:
-        ref = str(item.ref)
-        if ref in names:
-            continue
-        rollout = item.spec.get("rollout") or {} if item.kind == "TrainJob" else {}
-        used = service_of(item) if item.kind == "Model" else rollout.get("service")
-        if ref in services or f"InferenceService/{used}" in services:
-            found.append(Target(item, "unchanged"))
-    return tuple(found)
-
-
-def service_of(item: StoredObject) -> str:
-    """The name of the service that a Model belongs to."""
-    return str(item.spec.get("service", "default"))
+    hosts = {host for target in targets if (host := host_of(target.object))}
+    in_play = names | hosts
+    return tuple(
+        Target(item, "unchanged")
+        for item in stored
+        if (ref := str(item.ref)) not in names
+        and (ref in hosts or controller_of(item.kind).neighbour_of(item.spec) in in_play)
+    )
 
 
 def _wants_gpus(target: Target) -> bool:
-    if target.object.kind == "TrainJob" and not target.gone and not target.object.spec.get("suspend"):
-        return (target.object.spec.get("resources") or {}).get("gpus") != 0
-    if target.object.kind != "Model" or target.gone:
-        return False
-    return gpus_per_replica(effective("Model", target.object.spec)) > 0
+    return not target.gone and controller_of(target.object.kind).wants_gpus(target.object.spec)
 
 
 def converge(
-    desk: Desk,
+    command: CommandContext,
     prepare: Callable[[], Prepared],
     approve: Approve,
     *,
@@ -150,16 +147,16 @@ def converge(
 ) -> Outcome:
     """Make reality agree with what ``prepare`` plans; ``check`` may refuse a plan before the first effect. Raises
     ArealError before the first effect; afterwards failures are in the outcome."""
-    notes = recover(desk.ctx, desk.backend)
+    notes = recover(command.ctx, command.backend)
     approved = _Approved(approve, check)
     prepared = prepare()
     approved.require(prepared.plan)
     if prepared.plan.is_empty:
         return _with_notes(outcome_of(prepared.plan), notes)
-    _require_models(desk, prepared)
-    desk.ctx.home.ensure()
+    _check_start(command, prepared)
+    command.ctx.home.ensure()
     deadline = time.monotonic() + timeout_s
-    with _taken_over(desk, prepared, timeout_s) as taken, _locked(desk, prepared, prepare) as (prepared, held):
+    with _taken_over(command, prepared, timeout_s) as taken, _locked(command, prepared, prepare) as (prepared, held):
         approved.require(prepared.plan)
         taken.refs -= held
         if not wait and not prepared.plan.is_empty:
@@ -167,9 +164,9 @@ def converge(
         taken.hand_on()
         if prepared.plan.is_empty:
             return _with_notes(outcome_of(prepared.plan), notes)
-        passes = _Passes(desk, prepare, held, approved, deadline, wait)
+        passes = _Passes(command, prepare, held, approved, deadline, wait)
         reports = passes.run(prepared)
-        endings = conditions.write_statuses(desk.ctx, desk.store, desk.backend, prepared.scope.all, reports)
+        endings = conditions.write_statuses(command.ctx, command.store, command.backend, prepared.scope.all, reports)
     outcome = with_endings(outcome_of(prepared.plan, reports), endings)
     return _with_notes(outcome, (*notes, *passes.notes))
 
@@ -178,7 +175,7 @@ def converge(
 class _TakenOver:
     """What processes in the background had in hand, and we have to see to."""
 
-    desk: Desk
+    command: CommandContext
     refs: frozenset[Ref]
     seconds: float
 
@@ -186,29 +183,28 @@ class _TakenOver:
         """To another one, which begins when it gets the locks."""
         refs, self.refs = self.refs, frozenset()
         if refs:
-            ctx = self.desk.ctx
+            ctx = self.command.ctx
             with Journal.open(ctx.home, ctx.command, sorted(map(str, refs))) as transaction:
-                background.start(ctx, self.desk.backend, transaction, refs, self.seconds)
+                start_background(ctx, self.command.backend, transaction, refs, self.seconds)
 
 
 @contextmanager
-def _taken_over(desk: Desk, prepared: Prepared, seconds: float) -> Iterator[_TakenOver]:
+def _taken_over(command: CommandContext, prepared: Prepared, seconds: float) -> Iterator[_TakenOver]:
     """A command that cannot do its own part either, because somebody else has the locks, hands everything on."""
-    taken = _TakenOver(desk, background.take_over(desk.backend, prepared.touched), seconds)
+    taken = _TakenOver(command, take_over(command.backend, prepared.touched), seconds)
     try:
         yield taken
     finally:
         taken.hand_on()
 
 
-def _require_models(desk: Desk, prepared: Prepared) -> None:
+def _check_start(command: CommandContext, prepared: Prepared) -> None:
     """What will be started has its files, or can have them. Raises ArealError."""
-    starting = {op.ref for op in prepared.plan.ops if op.verb is Verb.SPAWN}
-    models = {target.ref: target.object for target in prepared.scope.all if target.object.kind == "Model"}
-    require_models(
-        {ref: (item, effective("Model", item.spec)) for ref, item in models.items() if ref in starting},
-        lambda ref, stage: desk.ctx.progress(Progress(ref, stage)),
-    )
+    refs = {op.ref for op in prepared.plan.ops if op.verb is Verb.SPAWN}
+    starting = {target.ref: target.object for target in prepared.scope.all if target.ref in refs}
+    for kind in sorted({item.kind for item in starting.values()}):
+        mine = {ref: item for ref, item in starting.items() if item.kind == kind}
+        controller_of(kind).check_start(mine, lambda ref, stage: command.ctx.progress(Progress(ref, stage)))
 
 
 def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
@@ -237,19 +233,19 @@ class _Approved:
 
 @contextmanager
 def _locked(
-    desk: Desk, prepared: Prepared, prepare: Callable[[], Prepared]
+    command: CommandContext, prepared: Prepared, prepare: Callable[[], Prepared]
 ) -> Iterator[tuple[Prepared, frozenset[Ref]]]:
     """Hold the locks of all that the plan touches, with the plan made again under them. The world may have moved in
     between: when the new plan touches more, everything is given back and taken again in order."""
     refs = prepared.touched
     while True:
         with lock_objects(
-            desk.ctx.home,
+            command.ctx.home,
             sorted(refs),
-            desk.ctx.lock_timeout_s,
-            desk.ctx.command,
-            interrupted=desk.ctx.interrupted,
-            on_wait=lambda message: desk.ctx.progress(Progress("", message)),
+            command.ctx.lock_timeout_s,
+            command.ctx.command,
+            interrupted=command.ctx.interrupted,
+            on_wait=lambda message: command.ctx.progress(Progress("", message)),
         ) as held:
             again = prepare()
             if again.touched <= refs:
@@ -265,21 +261,21 @@ class _Passes:
 
     def __init__(
         self,
-        desk: Desk,
+        command: CommandContext,
         prepare: Callable[[], Prepared],
         held: frozenset[Ref],
         approved: _Approved,
         deadline: float,
         wait: bool,
     ) -> None:
-        self._desk, self._prepare, self._held, self._approved = desk, prepare, held, approved
+        self._command, self._prepare, self._held, self._approved = command, prepare, held, approved
         self._deadline, self._wait = deadline, wait
         self.notes: list[str] = []
 
     def run(self, prepared: Prepared) -> list[Report]:
         reports = []
         for left in reversed(range(MAX_PASSES)):
-            reports.append(_execute(self._desk, prepared, self._deadline, self._wait))
+            reports.append(_execute(self._command, prepared, self._deadline, self._wait))
             if reports[-1].failed or reports[-1].interrupted or not self._wait:
                 break
             following = self._prepare()
@@ -299,38 +295,35 @@ class _Passes:
         return True
 
 
-def _execute(desk: Desk, prepared: Prepared, deadline: float, wait: bool) -> Report:
+def _execute(command: CommandContext, prepared: Prepared, deadline: float, wait: bool) -> Report:
     """Execute one plan in one transaction; afterwards nothing half-started is left."""
     targets = {target.ref: target for target in prepared.scope.all}
     plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.gone})
-    services: dict[str, InferenceServiceSpec] = {
-        ref: effective("InferenceService", target.object.spec)
-        for ref, target in targets.items()
-        if target.object.kind == "InferenceService"
-    }
-    slots = claim_slots(plan, prepared.observed, services, desk.backend)
-    transaction = Journal.open(desk.ctx.home, desk.ctx.command, sorted(targets))
+    schedulers = partial(command.scheduler_of, {ref: target.object for ref, target in targets.items()})
+    specs = {ref: target.object.spec for ref, target in targets.items()}
+    slots = claim_slots(plan, prepared.observed, specs, command.backend.named, schedulers)
+    transaction = Journal.open(command.ctx.home, command.ctx.command, sorted(targets))
     try:
-        hands = Hands(
-            desk.ctx,
-            desk.backend,
-            desk.store,
+        context = EffectContext(
+            command.ctx,
+            command.backend,
+            command.store,
             targets,
             prepared.observed,
             slots,
             transaction,
             deadline,
-            desk.files,
+            command.files,
         )
-        report = execute(plan, lambda op: perform(hands, op), desk.ctx.interrupted)
-        report.notes = tuple(hands.notes)
-        give_up(hands, abandoned(report, hands.spawned.keys()))
+        report = execute(plan, lambda op: perform(context, op), command.ctx.interrupted)
+        report.notes = tuple(context.notes)
+        give_up(context, abandoned(report, context.spawned.keys()))
         transaction.commit()
     except BaseException as error:
         transaction.abort(str(error) or type(error).__name__)
         raise
     finally:
-        desk.backend.release_claims()
+        command.backend.release_claims()
     return report
 
 

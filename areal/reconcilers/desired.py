@@ -13,15 +13,13 @@ from typing import Any
 
 from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange, spec_path
-from areal.resources.registry import references, update_class, validate
-from areal.resources.tree import changes, path_text
-from areal.resources.update import Update
+from areal.resources.registry import references, spec_model, update_class, validate
+from areal.resources.tree import UpdateClass, changes, path_text
 from areal.state import layers as layering
 from areal.state.layers import Layer
 from areal.state.records import Revision, StoredObject
 
 APPLY = "apply"
-REPLACEABLE = ("Model", "TrainJob")
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,13 @@ class Target:
         return self.action in ("prune", "delete")
 
     @property
+    def ending(self) -> Target | None:
+        """The deletion that the target is, or begins with."""
+        if self.replaces is not None:
+            return Target(self.replaces, "delete", cause=f"replaced: {self.cause}")
+        return self if self.gone else None
+
+    @property
     def decisive(self) -> FieldChange | None:
         """The changed leaf of the highest update class, the first of its class in path order."""
         return max(self.changes, key=lambda change: change.update, default=None)
@@ -83,14 +88,14 @@ def target_for(
     set_name: str | None,
     force_conflicts: bool,
     replace_it: bool,
-    anew: Sequence[str] = (),
+    recreate: Sequence[str] = (),
 ) -> Target:
     """Lay ``wanted`` over what is stored, or take its place where that was brought by a job that begins anew. Raises
     Conflict: a leaf owned by a later layer, an immutable leaf."""
     layer = Layer(APPLY, dict(wanted.spec), dict(wanted.source) if wanted.source else None, "", 0.0)
     if stored is None:
         return Target(_new_object(wanted, layer, set_name), "create", field_changes(wanted.kind, {}, wanted.spec))
-    if stored.uid in anew:
+    if stored.uid in recreate:
         new = _new_object(wanted, layer, set_name or stored.set_name)
         return Target(new, "replace", field_changes(wanted.kind, stored.spec, new.spec), (), "anew", replaces=stored)
     if set_name and stored.set_name and set_name != stored.set_name and not force_conflicts:
@@ -196,9 +201,9 @@ def _compared(
         return Target(stored, "unchanged")
     _require_valid(after, where)
     found = field_changes(stored.kind, stored.spec, after.spec)
-    frozen = [change for change in found if change.update is Update.IMMUTABLE]
+    frozen = [change for change in found if change.update is UpdateClass.IMMUTABLE]
     if frozen:
-        if may_replace and stored.kind in REPLACEABLE:
+        if may_replace and spec_model(stored.kind).REPLACEABLE:
             return Target(after, "replace", found, taken, f"{frozen[0].path} is immutable", replaces=stored)
         raise _immutable(stored, frozen, where)
     if found:
@@ -214,7 +219,7 @@ def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange
         return {"labels": dict(item.labels), "annotations": dict(item.annotations), **lists}
 
     return tuple(
-        FieldChange(spec_path(("metadata", *change.path)), change.old, change.new, Update.META)
+        FieldChange(spec_path(("metadata", *change.path)), change.old, change.new, UpdateClass.META)
         for change in changes(of(old), of(new))
     )
 
@@ -223,7 +228,7 @@ def _immutable(stored: StoredObject, frozen: Sequence[FieldChange], where: str) 
     prefix = f"{where}: " if where else ""
     listed = "; ".join(change.to_text() for change in frozen)
     hint = "apply with --replace to delete the object and create it again"
-    if stored.kind not in REPLACEABLE:
+    if not spec_model(stored.kind).REPLACEABLE:
         hint = f"delete it and apply again: areal delete {stored.ref}"
     return Conflict(f"{prefix}{stored.ref}: immutable: {listed}", hint=hint)
 

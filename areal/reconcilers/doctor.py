@@ -1,6 +1,6 @@
 """``areal doctor``: what is wrong between the records and the machine, and what repairs it. Looks first, then fixes.
 
-What a floor knows of its own troubles it says itself (``runtime.doctor``, ``state.upkeep``); here they become findings
+What a floor knows of its own troubles it says itself (``Backend.inspect``, ``state.upkeep``); here they become findings
 with the next command to run, and what only both floors together can see is added: runs whose owner is not recorded.
 """
 
@@ -13,13 +13,12 @@ from pathlib import Path
 
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
-from areal.reconcilers.job_phase import started_again_by
-from areal.reconcilers.model_data import left_behind
+from areal.reconcilers.kinds import controllers, started_again_by
+from areal.reconcilers.observe import setting
 from areal.reconcilers.recover import recover
 from areal.resources.kinds import parse_ref
-from areal.runtime.backends.base import Phase, RunState
-from areal.runtime.backends.local import LocalBackend
-from areal.runtime.doctor import Problem, inspect, repair
+from areal.runtime.backends import Backends
+from areal.runtime.backends.base import Phase, Problem, RunState
 from areal.state import upkeep
 from areal.state.journal import crash_point, orphans
 from areal.state.locks import holder
@@ -44,14 +43,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class _Trouble:
+class _Diagnosis:
     finding: Finding
     repair: Callable[[], object] | None = None
 
 
 def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Finding, ...]:
     """Every finding, worst first. With ``fix`` whatever can be repaired without losing anything is."""
-    backend = LocalBackend(ctx.home.root, crash=crash_point)
+    backend = Backends(ctx.home.root, crash=crash_point)
     found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx), *_data(ctx)]
     if security:
         found += _security(ctx, backend)
@@ -60,7 +59,7 @@ def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Fin
     return tuple(sorted(results, key=lambda finding: (rank[finding.severity], finding.what)))
 
 
-def _mended(trouble: _Trouble) -> Finding:
+def _mended(trouble: _Diagnosis) -> Finding:
     if trouble.repair is None:
         return trouble.finding
     try:
@@ -70,38 +69,38 @@ def _mended(trouble: _Trouble) -> Finding:
     return replace(trouble.finding, fixed=True)
 
 
-def _journals(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
+def _journals(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for orphan in orphans(ctx.home):
         count = len(orphan.unfinished)
         why = f"its process {orphan.pid} is gone; {count} operation{'s were' if count != 1 else ' was'} open"
         finding = Finding("warning", f"interrupted command: {orphan.command}", why, FIX)
-        yield _Trouble(finding, lambda: recover(ctx, backend))
+        yield _Diagnosis(finding, lambda: recover(ctx, backend))
 
 
 # -- what is recorded
 
 
-def _state(ctx: Context) -> Iterator[_Trouble]:
+def _state(ctx: Context) -> Iterator[_Diagnosis]:
     for defect in upkeep.defects(ctx.home):
         yield _damaged(ctx, defect)
     for path in upkeep.leftovers(ctx.home):
-        yield _Trouble(Finding("info", f"left by a crash: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
+        yield _Diagnosis(Finding("info", f"left by a crash: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
 
 
-def _damaged(ctx: Context, defect: upkeep.Defect) -> _Trouble:
+def _damaged(ctx: Context, defect: upkeep.Defect) -> _Diagnosis:
     ref = defect.ref
     if ref is not None:
         finding = Finding("error", f"unreadable state of {ref}: {defect.path}", defect.reason, FIX)
-        return _Trouble(finding, lambda: ObjectStore(ctx.home).restore(ref))
+        return _Diagnosis(finding, lambda: ObjectStore(ctx.home).restore(ref))
     finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
-    return _Trouble(finding, lambda: upkeep.set_aside(ctx.home, defect))
+    return _Diagnosis(finding, lambda: upkeep.set_aside(ctx.home, defect))
 
 
 # -- what runs
 
 
-def _processes(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
-    for problem in inspect(backend):
+def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
+    for problem in backend.inspect():
         yield _problem(backend, problem)
     store = ObjectStore(ctx.home).list()
     known = {str(item.ref) for item in store} | {_owner_of(path) for path, _ in store.unreadable}
@@ -112,16 +111,16 @@ def _processes(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
             what = f"{state.spec.owner} {state.spec.component}/{state.spec.replica} is in a crash loop"
             again = started_again_by(parse_ref(state.spec.owner)) if state.spec.owner else "areal reconcile"
             hint = f"areal logs {state.spec.owner} -c {state.spec.component}; {again} starts it again"
-            yield _Trouble(Finding("error", what, state.reason, hint))
+            yield _Diagnosis(Finding("error", what, state.reason, hint))
     for uuid, who in sorted(backend.capacity().squatters.items()):
-        yield _Trouble(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
+        yield _Diagnosis(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
 
 
-def _problem(backend: LocalBackend, problem: Problem) -> _Trouble:
+def _problem(backend: Backends, problem: Problem) -> _Diagnosis:
     severity = "error" if problem.pids else "warning"
     hint = FIX if problem.repairable else "it needs a person: see what runs there, and stop it there"
     finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
-    return _Trouble(finding, (lambda: repair(backend, problem)) if problem.repairable else None)
+    return _Diagnosis(finding, (lambda: backend.repair(problem)) if problem.repairable else None)
 
 
 def _owner_of(path: Path) -> str:
@@ -132,20 +131,20 @@ def _owner_of(path: Path) -> str:
         return ""
 
 
-def _orphan(ctx: Context, backend: LocalBackend, uid: str, state: RunState) -> Iterator[_Trouble]:
-    """A run whose owner is not recorded. What only concerns its processes is said by ``runtime.doctor``."""
+def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Iterator[_Diagnosis]:
+    """A run whose owner is not recorded. What only concerns its processes is said by ``Backend.inspect``."""
     owner = state.spec.owner
     if holder(ctx.home, parse_ref(owner)) is not None:
         return  # somebody is at it
     if state.phase in _LIVING:
         what, why = f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid or state.shim_pid}"
-        yield _Trouble(Finding("error", what, why, FIX), lambda: _end(backend, uid))
+        yield _Diagnosis(Finding("error", what, why, FIX), lambda: _end(backend, uid))
     elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
         what = f"record of ended run {uid} of {owner}, which is not recorded"
-        yield _Trouble(Finding("info", what, fix_command=FIX), lambda: _end(backend, uid))
+        yield _Diagnosis(Finding("info", what, fix_command=FIX), lambda: _end(backend, uid))
 
 
-def _end(backend: LocalBackend, uid: str) -> None:
+def _end(backend: Backends, uid: str) -> None:
     backend.stop(uid)
     backend.forget(uid)
 
@@ -153,45 +152,44 @@ def _end(backend: LocalBackend, uid: str) -> None:
 # -- where it lives
 
 
-def _home(ctx: Context) -> Iterator[_Trouble]:
+def _home(ctx: Context) -> Iterator[_Diagnosis]:
     root = ctx.home.root
     if not root.exists():
         return
     kind = upkeep.filesystem(ctx.home)
     if kind in NETWORK_FILESYSTEMS:
         why = "kernel locks may not hold between machines: two of them could run one object"
-        yield _Trouble(Finding("warning", f"{root} is on {kind}", why, "use a local folder: --home or AREAL_HOME"))
+        yield _Diagnosis(Finding("warning", f"{root} is on {kind}", why, "use a local folder: --home or AREAL_HOME"))
     space = os.statvfs(root)
     free = space.f_bavail * space.f_frsize
     if free < _LEAST_FREE_BYTES:
         what = f"{root} has {free >> 20} MiB left"
-        yield _Trouble(Finding("error", what, "state can soon no longer be written", "free some space"))
+        yield _Diagnosis(Finding("error", what, "state can soon no longer be written", "free some space"))
 
 
-def _data(ctx: Context) -> Iterator[_Trouble]:
-    """Trajectories that outlived their Model. They are somebody's work: nothing here removes them."""
-    models = ObjectStore(ctx.home).list("Model")
-    known = [item.name for item in models] + [path.parent.name for path, _ in models.unreadable]
-    for path in left_behind(ctx.home, known):
-        what = f"{path} holds what Model/{path.name} recorded, and no such Model is there any more"
-        yield _Trouble(Finding("info", what, "", "apply a Model of this name to export it, or remove the folder"))
+def _data(ctx: Context) -> Iterator[_Diagnosis]:
+    """What outlived its object."""
+    for controller in controllers():
+        found = ObjectStore(ctx.home).list(controller.kind)
+        known = [item.name for item in found] + [path.parent.name for path, _ in found.unreadable]
+        for what, hint in controller.leftovers(ctx.home, known):
+            yield _Diagnosis(Finding("info", what, "", hint))
 
 
-def _security(ctx: Context, backend: LocalBackend) -> Iterator[_Trouble]:
+def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for path, mode in upkeep.exposed(ctx.home):
         what, why = f"{path} has mode {mode:o}", f"others may read or write it; {mode & 0o700:o} is enough"
         finding = Finding("error", what, why, f"chmod {mode & 0o700:o} {path}")
-        yield _Trouble(finding, lambda path=path: upkeep.tighten(path))  # type: ignore[misc]
+        yield _Diagnosis(finding, lambda path=path: upkeep.tighten(path))  # type: ignore[misc]
     for uid, state in sorted(backend.observe().items()):
         host = bound_host(state)
         if state.phase in _LIVING and host not in LOOPBACKS:
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"
-            yield _Trouble(Finding("warning", what, why, hint))
+            yield _Diagnosis(Finding("warning", what, why, hint))
 
 
 def bound_host(state: RunState) -> str:
     """The address that a run's component was told to bind."""
-    argv = list(state.spec.argv)
-    return argv[argv.index("--host") + 1] if "--host" in argv else LOOPBACKS[0]
+    return setting(state.spec, "host") or LOOPBACKS[0]

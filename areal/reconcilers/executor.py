@@ -7,7 +7,7 @@ in an op's args names ops that must have ended, well or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class _Agenda:
     def __init__(self, plan: Plan) -> None:
         self.report = Report(plan)
         self.waiting: dict[int, Op] = {op.id: op for op in plan.ops}
-        self._blockers = {op.id: {number for number in _waits_for(op) if number in self.waiting} for op in plan.ops}
+        self._blockers = {op.id: {*op.needs, *op.args.get("after", ())} & self.waiting.keys() for op in plan.ops}
         self._dependents: dict[int, list[int]] = {}
         for number, blockers in self._blockers.items():
             for blocker in blockers:
@@ -125,10 +125,6 @@ class _Agenda:
 
 def _tell(ended: SimpleQueue[tuple[Op, Future[None]]], op: Op, future: Future[None]) -> None:
     ended.put((op, future))
-
-
-def _waits_for(op: Op) -> Iterable[int]:
-    return {*op.needs, *op.args.get("after", ())}
 
 
 def _error_of(future: Future[None]) -> ArealError | None:

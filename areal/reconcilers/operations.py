@@ -1,30 +1,24 @@
-"""The imperative operations: each builds targets from what is recorded, and converges like ``apply``."""
+"""The imperative operations and ``reconcile``: targets from the recorded objects, converged as ``apply`` does."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from areal.errors import Conflict, NotFound, UsageFault
-from areal.reconcilers.adoption import find_server
+from areal.errors import Conflict, NotFound
 from areal.reconcilers.apply import apply
-from areal.reconcilers.context import Context, ObjectOutcome, Outcome
-from areal.reconcilers.converge import Desk, Prepared, converge, plan_targets
+from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, ObjectOutcome, Outcome
+from areal.reconcilers.converge import CommandContext, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
-from areal.reconcilers.health import desired_replicas
-from areal.reconcilers.job_phase import JobPhase, JobStanding, standing
-from areal.reconcilers.job_service import services_of
-from areal.reconcilers.model_work import Policy
-from areal.reconcilers.observed import ObservedRun
+from areal.reconcilers.kinds import controller_of, host_of
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
-from areal.reconcilers.requests import ApplyRequest, Source
-from areal.resources.kinds import API_VERSION, Ref
+from areal.reconcilers.planning import Policy
+from areal.resources.kinds import Ref
 from areal.resources.suggest import did_you_mean
-from areal.runtime.backends.local import LocalBackend
-from areal.state.credentials import forget_admin_key
+from areal.runtime.backends import Backends
 from areal.state.objects import ObjectStore
 from areal.state.records import Revision, StoredObject
 
@@ -51,12 +45,12 @@ def require(store: ObjectStore, ref: Ref) -> StoredObject:
 def _converge(
     ctx: Context, edit: Edit, *, policy: Policy | None = None, timeout_s: float, approve: Callable[[Plan], bool] = _yes
 ) -> Outcome:
-    desk = Desk.open(ctx)
+    command = CommandContext.open(ctx)
 
     def prepare() -> Prepared:
-        return plan_targets(desk, edit, policy or Policy())
+        return plan_targets(command, edit, policy or Policy())
 
-    return converge(desk, prepare, approve, timeout_s=timeout_s)
+    return converge(command, prepare, approve, timeout_s=timeout_s)
 
 
 def delete(
@@ -78,35 +72,28 @@ def delete(
         for ref in refs:
             require(store, ref)
 
-    services: set[Ref] = set()
+    gone: set[Ref] = set()
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
         if spare_running_jobs:
             _refuse_running_jobs(ctx, stored, targets)
         check_removals(stored, targets)
-        services.update(target.object.ref for target in targets if target.object.kind == "InferenceService")
+        gone.update(target.object.ref for target in targets)
         return tuple(targets)
 
     policy = Policy(grace_s=grace_s, drain=wait)
     outcome = _converge(ctx, edit, policy=policy, timeout_s=timeout_s, approve=approve)
-    for ref in services:
+    for ref in gone:
         if store.get(ref) is None:
-            forget_admin_key(ctx.home, ref.name)
+            controller_of(ref.kind).deleted(ctx.home, ref)
     return outcome
 
 
 def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
     """Raises Conflict naming jobs that have not ended, and would go or lose the service that they brought."""
-    gone = {target.ref: target for target in targets}
-    touched = {ref for ref in gone if ref.startswith("TrainJob/")}
-    touched |= {str(target.object.owner) for target in targets if str(target.object.owner).startswith("TrainJob/")}
-    running = []
-    for item in stored:
-        if (ref := str(item.ref)) in touched:
-            now = _standing(ctx, item)
-            if not now.finished and now.phase is not JobPhase.STOPPED:
-                running.append(ref)
+    touched = {target.ref for target in targets} | {str(target.object.owner) for target in targets}
+    running = [ref for item in stored if (ref := str(item.ref)) in touched and _is_running(ctx, item)]
     if running:
         raise Conflict(
             f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
@@ -114,10 +101,20 @@ def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: 
         )
 
 
-def _standing(ctx: Context, job: StoredObject) -> JobStanding:
-    states = LocalBackend(ctx.home.root).observe().values()
-    runs = [ObservedRun(state) for state in states if state.spec.owner == str(job.ref)]
-    return standing(runs, suspended=bool(job.spec.get("suspend")))
+def _is_running(ctx: Context, item: StoredObject) -> bool:
+    controller = controller_of(item.kind)
+    return controller.runs_to_completion and controller.running(item.spec, _runs_of(ctx, item))
+
+
+def _finished(ctx: Context, item: StoredObject) -> str:
+    """The phase in which an object has ended for good; "" where it has not."""
+    controller = controller_of(item.kind)
+    return controller.finished(item.spec, _runs_of(ctx, item)) if controller.runs_to_completion else ""
+
+
+def _runs_of(ctx: Context, item: StoredObject) -> list[ObservedRun]:
+    states = Backends(ctx.home.root).observe().values()
+    return [ObservedRun(state) for state in states if state.spec.owner == str(item.ref)]
 
 
 def scale(
@@ -130,35 +127,21 @@ def scale(
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Outcome:
     """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
-    target_ref = _model_of(ObjectStore(ctx.home), ref, model)
+    store = ObjectStore(ctx.home)
+    require(store, ref)
+    target_ref = controller_of(ref.kind).scaled(store, ref, model)
+    controller = controller_of(target_ref.kind)
 
     def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
         item = _pick(stored, target_ref)
-        now = desired_replicas(item.spec)
+        now = controller.replicas(item.spec)
         if now == replicas and not item.spec.get("suspend"):
             return (Target(item, "unchanged"),)
         if current is not None and current != now and not force:
             raise Conflict(f"{target_ref} has {now} replicas, not {current}", hint=f"areal get {target_ref}")
-        return (with_layer(item, SCALE, {"replicas": replicas}, f"scaled {now} -> {replicas}"),)
+        return (with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}"),)
 
     return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "scaled"})
-
-
-def _model_of(store: ObjectStore, ref: Ref, model: str | None) -> Ref:
-    if ref.kind == "Model":
-        require(store, ref)
-        return ref
-    if ref.kind != "InferenceService":
-        raise UsageFault(f"{ref} has no replicas to scale")
-    require(store, ref)
-    mine = [item.name for item in store.list("Model") if item.spec.get("service", "default") == ref.name]
-    if model is None and len(mine) == 1:
-        return Ref("Model", mine[0])
-    if model is None:
-        raise UsageFault(f"{ref} has {len(mine)} models; say which", hint="--model NAME")
-    if model not in mine:
-        raise NotFound(f"{ref} has no model {model!r}{did_you_mean(model, mine)}")
-    return Ref("Model", model)
 
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
@@ -185,12 +168,12 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
         item = _pick(stored, ref)
         if item.spec.get("suspend"):
             return (Target(item, "unchanged", cause="it is suspended already"),)
-        if item.kind == "TrainJob" and (now := _standing(ctx, item)).finished:
-            return (Target(item, "unchanged", cause=f"it has ended: {now.phase}"),)
+        if phase := _finished(ctx, item):
+            return (Target(item, "unchanged", cause=f"it has ended: {phase}"),)
         return (with_layer(item, SUSPEND, {"suspend": True}, "suspended"),)
 
     outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s)
-    if ref.kind == "TrainJob" and not outcome.exit_code:
+    if controller_of(ref.kind).runs_to_completion and not outcome.exit_code:
         rest(ctx, ref, timeout_s)
     return _reworded(outcome, {"configured": "suspended"})
 
@@ -198,7 +181,7 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
 def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """A job that is at rest needs the service that it brought no longer."""
     store = ObjectStore(ctx.home)
-    if any(services_of(store.list("InferenceService"), str(job))):
+    if any(item.owner == str(job) for item in store.list()):
         _converge(ctx, lambda stored: (Target(_pick(stored, job), "unchanged"),), timeout_s=timeout_s)
 
 
@@ -221,14 +204,15 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
 
 def _refuse_resting(ctx: Context, item: StoredObject, known: Mapping[str, StoredObject]) -> None:
     """Raises Conflict naming what has to be started instead."""
-    job = item if item.kind == "TrainJob" else known.get(item.owner or "")
-    stays = item.kind == "TrainJob" and item.spec.get("suspend")
-    if job is not None and job.kind == "TrainJob" and not stays and (now := _standing(ctx, job)).finished:
-        subject = str(item.ref) if job is item else f"{item.ref} belongs to {job.ref}, which"
-        raise Conflict(f"{subject} has ended ({now.phase})", hint=f"areal restart {job.ref} runs it again")
-    service = known.get(f"InferenceService/{item.spec.get('service', 'default')}") if item.kind == "Model" else None
-    if service is not None and service.spec.get("suspend"):
-        raise Conflict(f"{item.ref} rests with {service.ref}, which is suspended", hint=f"areal resume {service.ref}")
+    owner = known.get(item.owner or "")
+    for each in (item, owner):
+        if each is None or (each is item and item.spec.get("suspend")) or not (phase := _finished(ctx, each)):
+            continue
+        subject = str(item.ref) if each is item else f"{item.ref} belongs to {each.ref}, which"
+        raise Conflict(f"{subject} has ended ({phase})", hint=f"areal restart {each.ref} runs it again")
+    host = known.get(host_of(item) or "")
+    if host is not None and host.spec.get("suspend"):
+        raise Conflict(f"{item.ref} rests with {host.ref}, which is suspended", hint=f"areal resume {host.ref}")
 
 
 def rollback(
@@ -243,7 +227,7 @@ def rollback(
         return (restored(_pick(stored, ref), chosen),)
 
     if dry_run:
-        plan = plan_targets(Desk.open(ctx), edit, Policy()).plan
+        plan = plan_targets(CommandContext.open(ctx), edit, Policy()).plan
         return outcome_of(plan, dry_run=True)
     return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "rolled back"})
 
@@ -269,18 +253,9 @@ def adopt(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     service: str = "default",
 ) -> Outcome:
-    """Route to what already runs, without restarting it: it becomes an external Model. Its life stays its owner's."""
-    if ref.kind != "Model":
-        raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
-    require(ObjectStore(ctx.home), Ref("InferenceService", service))
-    found = find_server(pid, url, ref.name)
-    manifest: dict[str, Any] = {
-        "apiVersion": API_VERSION,
-        "kind": "Model",
-        "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else found.url}},
-        "spec": {"service": service, "external": {"url": found.url, "model": found.model}},
-    }
-    outcome = apply(ctx, ApplyRequest(Source(manifests=(manifest,)), timeout_s=timeout_s), _yes)
+    """Route to what already runs, without restarting it. Its life stays its owner's."""
+    manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url, service)
+    outcome = apply(ctx, ApplyRequest(ManifestSource(manifests=(manifest,)), timeout_s=timeout_s), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 
@@ -297,3 +272,44 @@ def _reworded(outcome: Outcome, words: dict[str, str]) -> Outcome:
         for item in outcome.objects
     )
     return replace(outcome, objects=objects)
+
+
+# -- reconcile
+
+_TTL = "finished, and ttlSecondsAfterFinished has passed"
+
+
+def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: float = 600.0) -> Outcome:
+    """Compare what is recorded with what is alive and converge. Raises NotFound for an unknown ``ref``."""
+    wanted = None if refs is None else set(refs)
+    command = CommandContext.open(ctx)
+
+    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+        missing = sorted(str(ref) for ref in (wanted or set()) - {item.ref for item in stored})
+        if missing:
+            raise NotFound(f"{', '.join(missing)}: not recorded", hint="areal get all")
+        chosen = [item for item in stored if wanted is None or item.ref in wanted]
+        outlived = _outlived(command, chosen)
+        ended = deletions(stored, map(str, outlived), cascade=False)
+        gone = {target.ref for target in ended}
+        targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in gone]
+        targets += [replace(target, cause=_TTL) if target.object.ref in outlived else target for target in ended]
+        check_removals(stored, targets)
+        return tuple(targets)
+
+    return converge(command, lambda: plan_targets(command, choose, Policy()), lambda plan: True, timeout_s=timeout_s)
+
+
+def _outlived(command: CommandContext, stored: Iterable[StoredObject]) -> frozenset[Ref]:
+    """Objects that finished longer ago than they are to be kept."""
+    ends = {str(item.ref): item for item in stored if controller_of(item.kind).runs_to_completion}
+    if not ends:
+        return frozenset()
+    runs: dict[str, list[ObservedRun]] = {}
+    for state in command.backend.observe().values():
+        if state.spec.owner in ends:
+            runs.setdefault(state.spec.owner, []).append(ObservedRun(state))
+    now = time.time()
+    return frozenset(
+        item.ref for ref, item in ends.items() if controller_of(item.kind).outlived(item.spec, runs.get(ref, []), now)
+    )

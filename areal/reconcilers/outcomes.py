@@ -1,16 +1,96 @@
-"""From plans and reports to what a command says it did. Pure."""
+"""How objects are after a plan was executed: recorded as their status, and told as a command's outcome."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, worst_exit
-from areal.reconcilers.conditions import Ending
-from areal.reconcilers.context import ObjectOutcome, Outcome
+from areal.reconcilers.context import Context, ObjectOutcome, Outcome
+from areal.reconcilers.desired import Target
 from areal.reconcilers.executor import Report
+from areal.reconcilers.health import Health, conditions_of
+from areal.reconcilers.observe import observe
 from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
+from areal.reconcilers.status import gateway_address, health_of, hosts_of
+from areal.resources.kinds import parse_ref
+from areal.runtime.backends.base import RunControl
+from areal.state.events import EventLog
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one object is after a plan was executed; ``address`` of a service whose gateway runs, else ""."""
+
+    phase: str
+    message: str
+    address: str
+
+
+def write_statuses(
+    ctx: Context, store: ObjectStore, backend: RunControl, targets: Sequence[Target], reports: Sequence[Report]
+) -> dict[str, Ending]:
+    """Record the status of what the plans touched; how every target is now."""
+    touched = {op.ref for report in reports for op in report.plan.ops}
+    seen = observe(backend, [target.object for target in targets])
+    hosts = hosts_of(ctx.home, [target.object for target in targets])
+    endings: dict[str, Ending] = {}
+    found: list[_Found] = []
+    for target in targets:
+        stored = store.get(parse_ref(target.ref)) if not target.gone else None
+        if stored is None:
+            continue
+        health = health_of(stored, seen, hosts)
+        address = gateway_address(target.ref, [run.state for run in seen.of(target.ref)])
+        ending = Ending(health.phase, health.message, address)
+        endings[target.ref] = ending
+        if target.ref in touched:
+            errors = [error for report in reports for error in report.errors_of(target.ref)]
+            found.append(_find(stored, health, errors[0].message if errors else None, ending.address or None))
+    changed = [item for item in found if item.status != item.stored.status]
+    store.put_statuses({item.stored.ref: item.status for item in changed})
+    for item in changed:
+        _tell(ctx, item)
+    return endings
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The status that an object is to have."""
+
+    stored: StoredObject
+    health: Health
+    error: str | None
+    status: dict[str, Any]
+
+
+def _find(stored: StoredObject, health: Health, error: str | None, address: str | None) -> _Found:
+    previous = stored.status.get("conditions", [])
+    found = conditions_of(health, stored.generation, error, previous, time.time())
+    status = {
+        **stored.status,
+        "observedGeneration": stored.generation,
+        "phase": health.phase,
+        "conditions": [condition.to_json() for condition in found],
+        **({"address": address} if address else {}),
+    }
+    return _Found(stored, health, error, status)
+
+
+def _tell(ctx: Context, found: _Found) -> None:
+    previous = found.stored.status.get("conditions", [])
+    was_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in previous)
+    if found.health.phase == "Ready" and not was_ready:
+        EventLog(ctx.home).record(found.stored.ref, "Normal", "Ready", found.health.fraction, actor=ctx.actor)
+    elif found.error:
+        EventLog(ctx.home).record(found.stored.ref, "Warning", "Failed", found.error, actor=ctx.actor)
+
+
+# -- outcomes
 
 _DONE = {
     "create": "created",

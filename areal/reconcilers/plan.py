@@ -2,21 +2,68 @@
 
 Invariants: an op's ``needs`` name only ops with smaller ids; every op has a cause in words; equal inputs give an
 equal plan, so that ``diff`` prints exactly what ``apply`` runs and a saved plan can be checked for staleness by
-planning again. Runs that the plan starts are named by a symbol ("+engine/0"); runs that exist by their uid.
+planning again. Runs that the plan starts are named by a symbol ("+engine/0"); runs that exist by their uid. A GPU that
+an op frees is handed to an op that waits for it, so that no order of execution ever holds more GPUs than there are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from areal.errors import NoCapacity
-from areal.resources.tree import ABSENT, path_text
-from areal.resources.update import Update
+from areal.resources.tree import ABSENT, UpdateClass, path_text
+
+
+@dataclass
+class GpuPool:
+    """``free`` GPUs can be taken at once; ``_coming`` holds (count, op after which they are free), earliest first."""
+
+    free: int = 0
+    _coming: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def available(self) -> int:
+        return self.free + sum(count for count, _ in self._coming)
+
+    def take(self, count: int, what: str) -> tuple[int, ...]:
+        """The ops to wait for before ``count`` more GPUs are there. Raises NoCapacity."""
+        if count > self.available:
+            raise NoCapacity(
+                f"{what} needs {count} GPUs; {self.available} are free",
+                hint="areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
+            )
+        now = min(count, self.free)
+        self.free -= now
+        count -= now
+        needs = []
+        while count:
+            coming, op = self._coming.pop(0)
+            needs.append(op)
+            if coming > count:
+                self._coming.insert(0, (coming - count, op))
+            count -= min(count, coming)
+        return tuple(needs)
+
+    def give(self, count: int, op: int) -> None:
+        """``count`` GPUs are free again after ``op``."""
+        if count:
+            self._coming.append((count, op))
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """An error inside gives back what was taken."""
+        free, coming = self.free, list(self._coming)
+        try:
+            yield
+        except NoCapacity:
+            self.free, self._coming = free, coming
+            raise
+
 
 PLAN_FORMAT = 1
 
@@ -87,7 +134,7 @@ class FieldChange:
     path: str  # "spec.engineArgs.maxBatchSize"
     old: Any
     new: Any
-    update: Update
+    update: UpdateClass
 
     def to_text(self) -> str:
         return f"{self.path}: {_value(self.old)} -> {_value(self.new)}  ({self.update.name})"
@@ -212,8 +259,8 @@ _ACTIONS |= {"delete": "to delete", "blocked": "blocked", "unchanged": "unchange
 def _outlook(item: ObjectPlan) -> str:
     if item.action != "configure":
         return _ACTIONS[item.action]
-    decisive = max((change.update for change in item.changes), default=Update.META)
-    return {Update.ROLL: "to roll", Update.RECREATE: "to recreate"}.get(decisive, "to change")
+    decisive = max((change.update for change in item.changes), default=UpdateClass.META)
+    return {UpdateClass.ROLL: "to roll", UpdateClass.RECREATE: "to recreate"}.get(decisive, "to change")
 
 
 def _object_lines(item: ObjectPlan) -> list[str]:
@@ -297,6 +344,11 @@ class PlanBuilder:
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(op for op in self._ops if op.ref == ref)
+
+    def ready_ops(self, refs: Container[str]) -> tuple[int, ...]:
+        """The ops after which objects serve."""
+        awaited = (Verb.ROUTE, Verb.SETTLE, Verb.AWAIT)
+        return tuple(op.id for op in self._ops if op.ref in refs and op.verb in awaited)
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:

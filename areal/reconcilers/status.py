@@ -1,7 +1,6 @@
-"""Objects' statuses as a reader sees them: recomputed from what is there, never only from what was written down.
+"""How objects are, recomputed from what is there, never only from what was written down. Standard library only.
 
-Every verb that prints a status comes here, with one look at all processes that it needs. Nothing heavy is imported:
-``areal get`` lives here.
+Every verb that prints a status comes here, with one look at all processes that it needs.
 """
 
 from __future__ import annotations
@@ -11,15 +10,65 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.health import Condition, Health, assess, conditions_of
-from areal.reconcilers.observe import look
-from areal.reconcilers.observed import Observed, ObservedRun
-from areal.resources.kinds import Ref
+from areal.errors import NotFound, TargetFailed, TimedOut
+from areal.reconcilers.health import Condition, Health, conditions_of, iso
+from areal.reconcilers.kinds import controller_of, host_of, started_again_by
+from areal.reconcilers.observe import Observed, ObservedRun, look
+from areal.resources.kinds import API_VERSION, Ref
+from areal.runtime.backends import Backends
+from areal.state.home import Home
+from areal.state.locks import holder
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
+    from areal.reconcilers.context import Context, Outcome, Progress
     from areal.runtime.backends.base import RunState
-    from areal.state.home import Home
-    from areal.state.objects import StoredObject
+
+
+def object_document(
+    found: StoredObject, status: ObjectStatus, *, spec: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it unless another is given."""
+    metadata: dict[str, Any] = {
+        "name": found.name,
+        "uid": found.uid,
+        "generation": found.generation,
+        "revision": found.revision,
+        "createdAt": iso(found.created_at),
+        "labels": dict(found.labels),
+        "annotations": dict(found.annotations),
+        "dependsOn": list(found.depends_on),
+    }
+    optional = {"owner": found.owner, "set": found.set_name, "protected": found.protected or None}
+    metadata.update({key: value for key, value in optional.items() if value is not None})
+    return {
+        "apiVersion": API_VERSION,
+        "kind": found.kind,
+        "metadata": metadata,
+        "spec": dict(found.spec if spec is None else spec),
+        "status": status_document(found, status),
+    }
+
+
+def status_document(found: StoredObject, status: ObjectStatus) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        **found.status,
+        "phase": status.phase,
+        "ready": status.ready,
+        "desiredReplicas": status.desired,
+        "readyReplicas": status.ready_replicas,
+        "address": status.address or None,
+        "message": status.message,
+        "conditions": [condition.to_json() for condition in status.conditions],
+    }
+    return {key: value for key, value in shown.items() if value is not None}
+
+
+def assess(ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None = None) -> Health:
+    """``host``: the spec of the object that this one is attached to, None where it is not recorded."""
+    return controller_of(ref.partition("/")[0]).health(ref, spec, seen, host)
+
 
 _TIMEOUT_S = 1.5  # for all probes together: whoever asks for a status waits for it
 
@@ -41,48 +90,41 @@ class ObjectStatus:
 
 def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[str, ObjectStatus]:
     """The status of each object, by its reference. ``runs`` may be those of every object: what is needed is picked
-    out, the processes of the models' services too."""
+    out, the processes of the hosts too."""
     mine = list(objects)
-    services = _services(home, mine)
-    owners = {str(item.ref) for item in mine} | set(services)
+    hosts = hosts_of(home, mine)
+    owners = {str(item.ref) for item in mine} | set(hosts)
     seen = look([state for state in runs.values() if state.spec.owner in owners], _TIMEOUT_S)
-    return {str(item.ref): _status(item, seen, services) for item in mine}
+    return {str(item.ref): _status(item, seen, hosts) for item in mine}
 
 
 def object_status(home: Home, obj: StoredObject, runs: Runs) -> ObjectStatus:
     return statuses(home, [obj], runs)[str(obj.ref)]
 
 
-def gateway_address(service: str, states: Iterable[RunState]) -> str:
-    """Where the gateway of ``InferenceService/NAME`` listens, from its record; "" when none lives."""
-    runs = (ObservedRun(s) for s in states if s.spec.owner == service and s.spec.component == "gateway")
-    return next((run.url for run in runs if run.is_live), "")
+def gateway_address(ref: str, states: Iterable[RunState]) -> str:
+    """Where users reach the object, from its processes' records; "" where nobody answers."""
+    runs = (ObservedRun(state) for state in states if state.spec.owner == ref)
+    return controller_of(ref.partition("/")[0]).address(runs)
 
 
-def health_of(obj: StoredObject, seen: Observed, services: Mapping[str, StoredObject]) -> Health:
-    """``services`` are the recorded ones, by reference."""
-    service = services.get(service_ref(obj)) if obj.kind == "Model" else None
-    return assess(str(obj.ref), obj.spec, seen, service.spec if service is not None else None)
+def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> Health:
+    """``hosts``: the recorded objects that others are attached to, by reference."""
+    host = hosts.get(host_of(obj) or "")
+    return assess(str(obj.ref), obj.spec, seen, host.spec if host is not None else None)
 
 
-def service_ref(model: StoredObject) -> str:
-    return f"InferenceService/{model.spec.get('service', 'default')}"
+def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
+    """What of the objects, and of the recorded ones, any of ``objects`` is attached to."""
+    known, store = {str(item.ref): item for item in objects}, ObjectStore(home)
+    wanted = sorted({host for item in objects if (host := host_of(item))})
+    found = {ref: known.get(ref) or store.get(Ref(*ref.split("/", 1))) for ref in wanted}
+    return {ref: item for ref, item in found.items() if item is not None}
 
 
-def _services(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
-    """The recorded services of the models among ``objects``."""
-    from areal.state.objects import ObjectStore
-
-    known = {str(item.ref): item for item in objects if item.kind == "InferenceService"}
-    missing = {service_ref(item) for item in objects if item.kind == "Model"} - known.keys()
-    store = ObjectStore(home)
-    found = (store.get(Ref("InferenceService", ref.partition("/")[2])) for ref in sorted(missing))
-    return known | {str(item.ref): item for item in found if item is not None}
-
-
-def _status(obj: StoredObject, seen: Observed, services: Mapping[str, StoredObject]) -> ObjectStatus:
+def _status(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> ObjectStatus:
     now = time.time()
-    health = health_of(obj, seen, services)
+    health = health_of(obj, seen, hosts)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = _stored_failure(obj, previous)
     ref = str(obj.ref)
@@ -106,3 +148,112 @@ def _stored_failure(obj: StoredObject, previous: Sequence[Mapping[str, Any]]) ->
         if condition.get("type") == "Degraded" and condition.get("reason") == "RolloutFailed" and current:
             return str(condition.get("message", "")) or None
     return None
+
+
+# -- ``areal wait``: one deadline for all objects, and failure at once when a condition can no longer be met
+
+_POLL_S = 0.2
+
+Conditions = tuple[tuple[str, ...], ...]
+
+
+def wait(
+    ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float, *, stopped_fails: bool = False
+) -> Outcome:
+    """Every object meets every condition (each one an or of alternatives). ``stopped_fails``: a job that somebody stops
+    is not waited for. Raises TimedOut, TargetFailed, NotFound."""
+    from areal.reconcilers.context import ObjectOutcome, Outcome
+
+    store = ObjectStore(ctx.home)
+    backend = Backends(ctx.home.root)
+    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    pending = list(dict.fromkeys(refs))
+    _refuse_unknown(store, pending, conditions)
+    while True:
+        runs = backend.observe()
+        found = {ref: stored for ref in pending if (stored := store.get(ref)) is not None}
+        seen = statuses(ctx.home, found.values(), runs)
+        pending = [ref for ref in pending if not _met(ctx, ref, found.get(ref), seen.get(str(ref)), conditions)]
+        if not pending:
+            return Outcome(tuple(ObjectOutcome(str(ref), "met", _words(conditions)) for ref in refs))
+        if ctx.interrupted.is_set():
+            return Outcome(notes=("interrupted",), exit_code=130)
+        if time.monotonic() >= deadline:
+            names = ", ".join(str(ref) for ref in pending)
+            raise TimedOut(
+                f"timed out after {timeout_s:g} s waiting for {_words(conditions)}: {names}",
+                hint=f"areal describe {pending[0]}",
+            )
+        for ref in pending:
+            status = seen.get(str(ref))
+            if stopped_fails and status is not None and status.phase == "Stopped":
+                raise TargetFailed(f"{ref} was stopped", hint=f"areal resume {ref} goes on with it")
+            ctx.progress(_progress(ctx.home, ref, status, _words(conditions), time.monotonic() - began))
+        time.sleep(_POLL_S)
+
+
+def _refuse_unknown(store: ObjectStore, refs: Sequence[Ref], conditions: Conditions) -> None:
+    if any("deleted" in alternatives for alternatives in conditions):
+        return
+    for ref in refs:
+        if store.get(ref) is None:
+            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+
+
+def _met(
+    ctx: Context, ref: Ref, stored: StoredObject | None, status: ObjectStatus | None, conditions: Conditions
+) -> bool:
+    if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
+        return True
+    if status is not None and stored is not None:
+        _refuse_hopeless(ctx.home, ref, status, conditions)
+    elif stored is None and not any("deleted" in alternatives for alternatives in conditions):
+        raise TargetFailed(f"{ref} was deleted while it was waited for")
+    return False
+
+
+def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) -> bool:
+    if text == "deleted":
+        return stored is None
+    if stored is None or status is None:
+        return False
+    if text == "ready":
+        return any(c.type == "Ready" and c.status == "True" for c in status.conditions)
+    if text == "completed":
+        return status.phase == "Succeeded"
+    if text.startswith("condition="):
+        name, _, value = text.removeprefix("condition=").partition("=")
+        wanted = value or "True"
+        return any(c.type.lower() == name.lower() and c.status.lower() == wanted.lower() for c in status.conditions)
+    from areal.resources.jsonpath import evaluate
+
+    expression, _, value = text.removeprefix("jsonpath=").rpartition("=")
+    return evaluate(expression, object_document(stored, status)) == value
+
+
+def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions) -> None:
+    """A failure that nobody is working on ends the wait, unless it is what is waited for."""
+    ends_well = all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions)
+    if not ends_well:
+        return
+    stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
+    rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
+    if (stalled or rolled_out) and holder(home, ref) is None:
+        raise TargetFailed(
+            f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; {started_again_by(ref)} starts it again"
+        )
+
+
+def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, waited_s: float) -> Progress:
+    if status is not None and status.phase == "Running":
+        progress = controller_of(ref.kind).progress(home, ref.name, status.age_s)
+        if progress is not None:
+            return progress
+    from areal.reconcilers.context import Progress
+
+    return Progress(str(ref), f"waiting for {words}", elapsed_s=waited_s)
+
+
+def _words(conditions: Conditions) -> str:
+    return " and ".join(" or ".join(alternatives) for alternatives in conditions)

@@ -1,6 +1,6 @@
-"""The nouns: positioned YAML to typed resources, templating, JSON Schema. Pure: no state, no process, no network.
+"""The kinds: positioned YAML to typed resources, templating, JSON Schema. Pure: no state, no process, no network.
 
 Light modules (standard library only, so that ``areal get`` and completion stay fast): ``kinds``, ``tree``,
-``update``, ``suggest``, ``diagnostics``. Pydantic is imported by the model modules alone, which ``registry`` loads
-on first use.
+``suggest``, ``diagnostics``, ``backend``, ``paths``, ``addresses``, ``jsonpath``. Pydantic is imported by the specs
+and by ``registry`` on first use.
 """

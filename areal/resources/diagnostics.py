@@ -1,4 +1,4 @@
-"""What is wrong with a manifest, and where. Standard library only.
+"""Faults of manifests with their positions. Standard library only.
 
 Every fault of every file is collected before anything is raised; each reads ``file:line:col: path: message``.
 """
@@ -77,16 +77,14 @@ class Problems:
         files = {**self.files, **{diagnostic.pos.file: None for diagnostic in self.found}}
         order = {file: index for index, file in enumerate(files)}
         ordered = sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:]))
-        return [replace(each, message=each.message + _origins([*self.found[each]])) for each in ordered]
+        placed = []
+        for each in ordered:
+            origins = [origin for origin in self.found[each] if origin]
+            more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
+            placed.append(replace(each, message=f"{each.message} ({origins[0]}{more})" if origins else each.message))
+        return placed
 
     def raise_if_any(self) -> None:
         """ManifestError with everything found so far."""
         if self.found:
             raise ManifestError(self.diagnostics())
-
-
-def _origins(origins: list[str]) -> str:
-    named = [origin for origin in origins if origin]
-    if not named:
-        return ""
-    return f" ({named[0]})" if len(named) == 1 else f" ({named[0]} and {len(named) - 1} more)"

@@ -1,25 +1,187 @@
-"""One YAML document of a manifest on its way to a resource."""
+"""``-f`` arguments to documents: files read, profiles chosen, ``generate`` expanded, expressions evaluated.
+
+    generate:
+      each: [{name: small, replicas: 1}, ...]      # or an expression; or matrix: {size: [7b, 32b], tp: [1, 2]}
+    template: {kind: Model, metadata: {name: "${{ item.name }}"}, ...}     # or a list of them
+
+``item`` is the item (of a matrix: a map with one value of each axis, the last axis fastest), ``index`` counts from 0.
+Expressions are evaluated on nodes and never on text: everything else keeps its position, and the value of an expression
+stands where the expression does. Manifests are read from disk here and nowhere else.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from areal.resources import registry
 from areal.resources.diagnostics import Pos, Problems
-from areal.resources.loader import load_documents
-from areal.resources.nodes import Mapping, Node, Scalar, Sequence
-from areal.resources.sources import SourceText
+from areal.resources.expressions import OPENING, EnvironmentVariables, ExpressionError, Scope, parse_template
+from areal.resources.kinds import KINDS, Ref
+from areal.resources.nodes import (
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    child,
+    item_name,
+    plain,
+    text_of,
+    text_place,
+    to_node,
+    unreadable,
+    with_entry,
+)
+from areal.resources.suggest import did_you_mean
+from areal.resources.tree import FieldPath, Step, merge, path_text
+from areal.resources.validation import describe
+from areal.resources.yaml_io import MAX_FILE_BYTES, load_documents
+
+OVERLAY_FILE = "areal.overlay.yaml"
+STDIN = "<stdin>"
+
+MAX_RENDERED = 4_000_000
+MAX_ITEMS = 20_000
+MAX_DOCUMENTS = 50_000
+TOO_MUCH = "templates and expressions yield more than any set of manifests needs"
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+_GENERATE_KEYS = ("apiVersion", "generate", "template", "profiles")
+_RESULT_COST = 4  # a value made by an expression, against one of a template, which is shared
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One manifest file. ``named``: the user named it, rather than a folder it is in."""
+
+    file: str
+    text: str
+    sha256: str
+    named: bool = True
+
+
+def read_sources(
+    files: tuple[str, ...], recursive: bool, stdin: str | None, problems: Problems
+) -> Iterator[SourceText]:
+    """The texts of all arguments in order, a folder's files by name; each file once."""
+    seen: set[Path] = set()
+    for argument in files:
+        if argument == "-":
+            problems.files[STDIN] = None
+            source = _decode(STDIN, (stdin or "").encode("utf-8", "surrogateescape"), problems)
+            if source is not None:
+                yield source
+            continue
+        for path, named in _expand(argument, recursive, problems):
+            real = path.resolve()
+            if real in seen:
+                continue
+            seen.add(real)
+            source = read_text(path, problems, named=named)
+            if source is not None:
+                yield source
+
+
+def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceText | None:
+    """The text of one file, None after reporting why it cannot be read."""
+    problems.files[str(path)] = None
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        problems.add(Pos(str(path), 1, 1), "", f"cannot be read: {error.strerror or error}")
+        return None
+    return _decode(str(path), data, problems, named=named)
+
+
+def _decode(file: str, data: bytes, problems: Problems, *, named: bool = True) -> SourceText | None:
+    if len(data) > MAX_FILE_BYTES:
+        problems.add(Pos(file, 1, 1), "", f"larger than {MAX_FILE_BYTES // 2**20} MiB, which no manifest is")
+        return None
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        problems.add(Pos(file, 1, 1), "", "UTF-16 text: save it as UTF-8")
+        return None
+    try:
+        text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        col = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
+        fault = "binary data" if b"\0" in data else f"not UTF-8: byte 0x{data[error.start]:02x}"
+        problems.add(Pos(file, line, col), "", fault)
+        return None
+    return SourceText(file, text, hashlib.sha256(data).hexdigest(), named)
+
+
+def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tuple[Path, bool]]:
+    path = Path(argument)
+    if not path.is_dir():
+        yield path, True
+        return
+    start = Pos(argument, 1, 1)
+    if (path / OVERLAY_FILE).is_file():
+        problems.add(start, "", f"an overlay ({OVERLAY_FILE}), not plain manifests", hint=f"use -k {argument}")
+        return
+    found = list(_manifests(path, recursive))
+    if not found:
+        deeper = not recursive and any(_manifests(path, True))
+        hint = f"add -R to read the folders below {argument}" if deeper else None
+        problems.add(
+            start, "", f"no manifests in this folder ({', '.join('*' + suffix for suffix in _SUFFIXES)})", hint=hint
+        )
+    yield from ((file, False) for file in found)
+
+
+def _manifests(folder: Path, recursive: bool) -> Iterator[Path]:
+    """Manifest files of a folder by name; hidden files and folders are passed over, links to folders not followed."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            if recursive and not path.is_symlink():
+                yield from _manifests(path, recursive)
+        elif path.suffix in _SUFFIXES and path.name != OVERLAY_FILE:
+            yield path
 
 
 class Document(NamedTuple):
-    """``origin`` says which generated item it is (``each[2]``), empty for one written out."""
+    """``origin`` is the item that the document was generated for (``each[2]``), empty for one written out."""
 
-    node: Mapping
+    node: MappingNode
     source: SourceText
+    problems: Problems
     origin: str = ""
 
-    def report(self, problems: Problems, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
-        """A fault in this document; a generated one says which item it was, since all share one position."""
-        problems.add(pos, path, message, hint=hint, origin=self.origin)
+    @property
+    def kind(self) -> str:
+        """As written, empty where it is missing or not a text."""
+        return text_of(self.node.get("kind"))
+
+    @property
+    def name(self) -> str:
+        return item_name(self.node.get("metadata") or self.node) or ""
+
+    def declared(self) -> list[Ref]:
+        """The resource of the document and its inline objects, as far as their names can be read."""
+        if self.kind not in KINDS or not self.name:
+            return []
+        return [Ref(self.kind, self.name), *self.inline()]
+
+    def inline(self) -> list[Ref]:
+        """The named objects that the document declares inside its spec."""
+        inline = registry.spec_model(self.kind).INLINE if self.kind in KINDS else None
+        items = child(self.node.get("spec") or self.node, inline[0]) if inline is not None else None
+        if inline is None or not isinstance(items, SequenceNode):
+            return []
+        return [Ref(inline[1], name) for item in items.items if (name := item_name(item)) is not None]
+
+    def report(self, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
+        """A fault in this document; generated ones name their item, since all share one position."""
+        self.problems.add(pos, path, message, hint=hint, origin=self.origin)
 
 
 def read_documents(source: SourceText, problems: Problems) -> list[Document]:
@@ -34,14 +196,238 @@ def read_documents(source: SourceText, problems: Problems) -> list[Document]:
 
 
 def _flatten(node: Node, source: SourceText, problems: Problems) -> list[Document]:
-    if not isinstance(node, Mapping):
+    if not isinstance(node, MappingNode):
         problems.add(node.pos, "", "a resource is a map with apiVersion, kind, metadata and spec")
         return []
-    kind = node.get("kind")
-    if not (isinstance(kind, Scalar) and kind.value == "List"):
-        return [Document(node, source)]
+    if text_of(node.get("kind")) != "List":
+        return [Document(node, source, problems)]
     items = node.get("items")
-    if not isinstance(items, Sequence):
+    if not isinstance(items, SequenceNode):
         problems.add(node.key_pos("items"), "items", "a List needs a list of items")
         return []
     return [document for item in items.items for document in _flatten(item, source, problems)]
+
+
+def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, Any]:
+    """The files merged, a later one over an earlier; each holds one map."""
+    values: dict[str, Any] = {}
+    for file in files:
+        source = read_text(Path(file), problems)
+        if source is None:
+            continue
+        for node in load_documents(source.text, source.file, problems):
+            if isinstance(node, MappingNode):
+                values = merge(values, plain(node))
+            else:
+                problems.add(node.pos, "", "a values file is a map")
+    return values
+
+
+@dataclass
+class RenderBudget:
+    """The values and 64-character pieces of text that the templates and expressions of one rendering may yield
+    together: the bound on a small file that asks for gigabytes."""
+
+    left: int = MAX_RENDERED
+
+    def spend(self, node: Node, cost: int = 1) -> bool:
+        """False when the budget is used up."""
+        pending = [node]
+        while pending and self.left > 0:
+            found = pending.pop()
+            self.left -= cost
+            if isinstance(found, MappingNode):
+                pending += found.entries.values()
+            elif isinstance(found, SequenceNode):
+                pending += found.items
+            elif isinstance(found.value, str):
+                self.left -= len(found.value) // 64 * cost
+        return self.left > 0
+
+
+@dataclass(frozen=True)
+class ExpressionContext:
+    """The names that the expressions of one place may use, and where their faults are reported."""
+
+    scope: Scope
+    problems: Problems
+    budget: RenderBudget
+    document: Document | None = None
+
+    def report(self, pos: Pos, path: FieldPath, message: str) -> None:
+        if self.document is not None:
+            self.document.report(pos, path_text(path), message)
+        else:
+            self.problems.add(pos, path_text(path), message)
+
+
+def substitute(node: Node, context: ExpressionContext, path: FieldPath = ()) -> Node:
+    """``node`` with every expression evaluated; the very same node when there is none."""
+    if isinstance(node, ScalarNode):
+        return _scalar(node, context, path) if isinstance(node.value, str) and OPENING in node.value else node
+    if isinstance(node, SequenceNode):
+        items = tuple(substitute(item, context, (*path, _step(item, at))) for at, item in enumerate(node.items))
+        changed = any(new is not old for new, old in zip(items, node.items, strict=True))
+        return SequenceNode(items, node.pos) if changed else node
+    entries = {key: substitute(value, context, (*path, key)) for key, value in node.entries.items()}
+    changed = any(value is not node.entries[key] for key, value in entries.items())
+    return MappingNode(entries, node.keys, node.pos) if changed else node
+
+
+def _step(item: Node, at: int) -> Step:
+    name = item_name(item)
+    return at if name is None or OPENING in name else f"[{name}]"
+
+
+def _scalar(node: ScalarNode, context: ExpressionContext, path: FieldPath) -> Node:
+    if context.budget.left <= 0:
+        return unreadable(node.pos)
+    try:
+        value = parse_template(str(node.value)).evaluate(context.scope)
+    except ExpressionError as error:
+        pos, where = text_place(node, error.column)
+        context.report(pos, path, error.message + where)
+        return unreadable(node.pos)
+    result = to_node(value, node.pos)
+    if not context.budget.spend(result, _RESULT_COST):
+        context.report(node.pos, path, TOO_MUCH)
+        return unreadable(node.pos)
+    return result
+
+
+def expand(document: Document, context: ExpressionContext) -> Iterator[Document]:
+    """The documents that ``generate`` makes of ``document``, or itself, with every expression evaluated."""
+    context = replace(context, document=document)
+    if "generate" not in document.node.entries and "template" not in document.node.entries:
+        node = substitute(document.node, context)
+        assert isinstance(node, MappingNode)
+        yield document._replace(node=node)
+        return
+    templates = _templates(document)
+    for index, (item, label) in enumerate(_items(document, context)):
+        for template in templates:
+            if not context.budget.spend(template):
+                context.report(template.pos, ("template",), TOO_MUCH)
+                return
+            generated = Document(template, document.source, document.problems, f"{label}[{index}]")
+            inner = replace(context, scope=replace(context.scope, item=item, index=index), document=generated)
+            node = substitute(template, inner)
+            assert isinstance(node, MappingNode)
+            yield generated._replace(node=node)
+
+
+def _templates(document: Document) -> list[MappingNode]:
+    for key in document.node.entries:
+        if key not in _GENERATE_KEYS:
+            message = f'unknown field beside "generate"{did_you_mean(key, _GENERATE_KEYS)}'
+            document.report(document.node.keys[key], key, message)
+    node = document.node.get("template")
+    if node is None:
+        document.report(document.node.key_pos("generate"), "", '"generate" needs a "template" beside it')
+        return []
+    templates = []
+    for template in node.items if isinstance(node, SequenceNode) else (node,):
+        if not isinstance(template, MappingNode):
+            document.report(template.pos, "template", "expected a resource, or a list of resources")
+            continue
+        for key in ("apiVersion", "profiles"):  # a template takes those beside ``generate``
+            beside = document.node.get(key)
+            if beside is not None and key not in template.entries:
+                template = with_entry(template, key, beside, document.node.keys[key])
+        templates.append(template)
+    return templates
+
+
+def _items(document: Document, context: ExpressionContext) -> list[tuple[Any, str]]:
+    generate = document.node.get("generate")
+    if not isinstance(generate, MappingNode) or len(generate.entries) != 1:
+        pos = document.node.key_pos("generate")
+        context.report(pos, ("generate",), 'exactly one of "each" and "matrix" is needed')
+        return []
+    (key,) = generate.entries
+    before = context.problems.met
+    node = substitute(generate.entries[key], context, ("generate", key))
+    if context.problems.met > before:
+        return []
+    if key == "each":
+        return [(item, "each") for item in _list(node, context, ("generate", "each"))]
+    if key == "matrix":
+        return [(item, "matrix") for item in _matrix(node, context)]
+    near = did_you_mean(key, ("each", "matrix"))
+    context.report(generate.keys[key], ("generate", key), f'unknown field{near}: "each" or "matrix"')
+    return []
+
+
+def _matrix(node: Node, context: ExpressionContext) -> list[dict[str, Any]]:
+    if not isinstance(node, MappingNode) or not node.entries:
+        context.report(node.pos, ("generate", "matrix"), "expected a map from a name to a list of values")
+        return []
+    axes = [_list(axis, context, ("generate", "matrix", name)) for name, axis in node.entries.items()]
+    size = math.prod(map(len, axes))
+    if size > MAX_ITEMS:
+        context.report(node.pos, ("generate", "matrix"), f"{size} combinations, at most {MAX_ITEMS} are allowed")
+        return []
+    return [dict(zip(node.entries, values, strict=True)) for values in itertools.product(*axes)]
+
+
+def _list(node: Node, context: ExpressionContext, path: tuple[str, ...]) -> list[Any]:
+    if not isinstance(node, SequenceNode):
+        context.report(node.pos, path, f"expected a list, got {describe(plain(node))}")
+        return []
+    if len(node.items) > MAX_ITEMS:
+        context.report(node.pos, path, f"{len(node.items)} items, at most {MAX_ITEMS} are allowed")
+        return []
+    return [plain(item) for item in node.items]
+
+
+@dataclass
+class Reading:
+    """The reading of all files of one rendering. ``profiles`` collects the profiles that files name; ``seen`` counts
+    documents, including those of other profiles, ``count`` the resources made of them."""
+
+    problems: Problems
+    env: EnvironmentVariables
+    profile: str | None = None
+    budget: RenderBudget = field(default_factory=RenderBudget)
+    profiles: set[str] = field(default_factory=set)
+    seen: int = 0
+    count: int = 0
+
+    def context(self, values: Mapping[str, Any]) -> ExpressionContext:
+        return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget)
+
+    def documents(self, sources: Iterable[SourceText], values: Mapping[str, Any]) -> list[Document]:
+        """The documents of ``sources`` that belong to the profile, without ``generate`` and expressions."""
+        context = self.context(values)
+        found: list[Document] = []
+        for source in sources:
+            for document in read_documents(source, self.problems):
+                self.seen += 1
+                if not self._is_active(document):
+                    continue
+                for expanded in expand(document, context):
+                    self.count += 1
+                    if self.count > MAX_DOCUMENTS:
+                        self.problems.add(document.node.pos, "", f"more than {MAX_DOCUMENTS} resources")
+                        return found
+                    found.append(expanded)
+        return found
+
+    def check_profile(self) -> None:
+        """Reports a profile that no file names while files name others."""
+        if self.profile is not None and self.profiles and self.profile not in self.profiles:
+            near = did_you_mean(self.profile, self.profiles)
+            known = ", ".join(sorted(self.profiles))
+            self.problems.add(Pos("--profile", 1, 1), "", f'unknown profile "{self.profile}"{near}: there are {known}')
+
+    def _is_active(self, document: Document) -> bool:
+        """Whether the document names the profile, or none."""
+        node = document.node.get("profiles")
+        if node is None:
+            return True
+        names = plain(node)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self.problems.add(document.node.key_pos("profiles"), "profiles", "expected a list of profile names")
+            return True
+        self.profiles.update(names)
+        return self.profile in names

@@ -1,28 +1,91 @@
-"""``areal explain KIND.PATH``: what a field means, takes, defaults to, and what changing it costs."""
+"""``areal explain KIND.PATH``: the meaning, type and default of a field and the cost of its change; and ``areal init``.
+
+A manifest of ``areal init KIND`` has the required fields filled in and everything else as a comment with its meaning
+and default, so that removing ``# `` is enough.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import textwrap
-from typing import TYPE_CHECKING
+import types
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from areal.errors import NotFound
 from areal.resources import registry
-from areal.resources.docs import field_docs, model_doc
-from areal.resources.kinds import resolve_kind
-from areal.resources.registry import FieldInfo
+from areal.resources.kinds import API_VERSION, resolve_kind
+from areal.resources.model_fields import FieldInfo, fields_of
+from areal.resources.schema import BASE_URL, field_docs, model_doc
 from areal.resources.suggest import did_you_mean
-from areal.resources.typetext import default_text, type_text
-from areal.resources.update import Update
+from areal.resources.tree import ABSENT, UpdateClass
 
 if TYPE_CHECKING:
     from areal.resources.fields import SpecModel
 
+
+_WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}
+_BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+
+
+def type_text(info: FieldInfo) -> str:
+    """``integer from 1 to 65535 (port)``, ``list of maps``, ``auto | round_robin``."""
+    field = info.owner.model_fields[info.attribute]
+    text = _type(info.annotation, list(_bounds(field.metadata)))
+    return f"{text} ({info.unit.name})" if info.unit is not None and info.unit.name not in text else text
+
+
+def default_text(info: FieldInfo) -> str:
+    """The default as YAML's flow style writes it; ``required`` when there is none, ``absent`` when that is null."""
+    if info.default is ABSENT or info.default is None:
+        return "required" if info.default is ABSENT else "absent"
+    return json.dumps(plain_default(info.default), ensure_ascii=False)
+
+
+def plain_default(value: Any) -> Any:
+    """A default without models: maps with YAML names, and without the entries that are absent by default."""
+    dump = getattr(value, "model_dump", None)
+    return dump(by_alias=True, exclude_none=True) if dump is not None else value
+
+
+def _type(annotation: Any, bounds: list[Any]) -> str:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(args[0], [*bounds, *_bounds(annotation.__metadata__)])
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if origin in (Union, types.UnionType):
+        return " | ".join(_type(arm, bounds) for arm in args if arm is not type(None))
+    if origin is list:
+        return f"list of {_type(args[0], []).replace('map', 'maps')}"
+    if origin is dict:
+        value = _type(args[1], [])
+        return "map" if value == "anything" else f"map from text to {value}"
+    word = _WORDS.get(annotation)
+    if annotation in (int, float):
+        found = {name: getattr(mark, name) for mark in bounds for name in _BOUNDS if hasattr(mark, name)}
+        return f"{word}{''.join(f' {words} {found[name]:.12g}' for name, words in _BOUNDS.items() if name in found)}"
+    if word is not None:
+        return word
+    return "map" if isinstance(annotation, type) else "anything"
+
+
+def _bounds(metadata: Any) -> Iterator[Any]:
+    """The bounds of a field, also those inside a pydantic ``FieldInfo``."""
+    for mark in metadata:
+        if hasattr(mark, "metadata"):
+            yield from _bounds(mark.metadata)
+        elif any(hasattr(mark, name) for name in _BOUNDS):
+            yield mark
+
+
 _COST = {
-    Update.META: "recorded, no process is touched",
-    Update.HOT: "applied to what runs",
-    Update.ROLL: "new processes beside the old, then the old drained",
-    Update.RECREATE: "processes stop, then start: requests fail in between",
-    Update.IMMUTABLE: "refused; --replace deletes the object and creates it anew",
+    UpdateClass.META: "recorded, no process is touched",
+    UpdateClass.HOT: "applied to what runs",
+    UpdateClass.ROLL: "new processes beside the old, then the old drained",
+    UpdateClass.RECREATE: "processes stop, then start: requests fail in between",
+    UpdateClass.IMMUTABLE: "refused; --replace deletes the object and creates it anew",
 }
 _INDENT = "  "
 _WIDTH = 100
@@ -30,28 +93,31 @@ _WIDTH = 100
 
 def explain(path: str) -> str:
     """``inferenceservice.spec.gateway`` explained. Raises NotFound with a suggestion for an unknown kind or field."""
+    from areal.resources.fields import Metadata
+
     first, *steps = [step.partition("[")[0] for step in path.strip().strip(".").split(".")]
     if first.lower() in ("overlay", "overlays"):
-        from areal.resources.overlay_file import Overlay
+        from areal.resources.overlay import Overlay
 
         return _explained("Overlay", Overlay, [], steps)
     kind = resolve_kind(first)
+    spec = registry.spec_model(kind)
+    roots: dict[str, type[SpecModel]] = {"metadata": Metadata, "spec": spec}
     if not steps:
-        return _kind_text(kind)
+        lines = [f"KIND: {kind}", "", _wrapped(model_doc(spec)), "", "FIELDS"]
+        for name, model in roots.items():
+            lines += [f"{_INDENT}{name}: map", _wrapped(model_doc(model), 2)]
+        return "\n".join(lines) + "\n"
     root, *steps = steps
-    if root == "metadata":
-        from areal.resources.metadata import Metadata
-
-        return _explained(kind, Metadata, [root], steps)
-    if root != "spec":
-        near = did_you_mean(root, ("spec", "metadata", *registry.fields_of(registry.spec_model(kind))))
+    if root not in roots:
+        near = did_you_mean(root, ("spec", "metadata", *fields_of(spec)))
         raise NotFound(f"{kind} has no field {root}{near}", hint=f"areal explain {first.lower()}.spec")
-    return _explained(kind, registry.spec_model(kind), [root], steps)
+    return _explained(kind, roots[root], [root], steps)
 
 
 def fields_below(path: str) -> dict[str, str]:
-    """The fields of what ``path`` leads to, each with the first line of its explanation; none of what has none."""
-    from areal.resources.metadata import Metadata
+    """The fields below ``path``, each with its explanation; empty where there are none."""
+    from areal.resources.fields import Metadata
 
     first, *steps = [step.partition("[")[0] for step in path.split(".")]
     try:
@@ -60,11 +126,11 @@ def fields_below(path: str) -> dict[str, str]:
         return {}
     roots: dict[str, type[SpecModel]] = {"metadata": Metadata, "spec": registry.spec_model(kind)}
     if not steps:
-        return {name: model_doc(model).partition("\n")[0] for name, model in roots.items()}
+        return {name: model_doc(model) for name, model in roots.items()}
     holder = roots.get(steps[0])
     mapped = False
     for step in steps[1:]:
-        fields = registry.fields_of(holder) if holder is not None else {}
+        fields = fields_of(holder) if holder is not None else {}
         if step in fields:
             holder, mapped = fields[step].nested, fields[step].mapped
         elif mapped:  # a key of a map
@@ -74,73 +140,135 @@ def fields_below(path: str) -> dict[str, str]:
     if holder is None or mapped:
         return {}
     docs = field_docs(holder)
-    return {name: docs.get(info.attribute, "").partition("\n")[0] for name, info in registry.fields_of(holder).items()}
-
-
-def _kind_text(kind: str) -> str:
-    from areal.resources.metadata import Metadata
-
-    model = registry.spec_model(kind)
-    parts = [f"KIND: {kind}", "", _wrapped(model_doc(model)), "", "FIELDS"]
-    for name, inner in (("metadata", Metadata), ("spec", model)):
-        parts += [f"{_INDENT}{name}: map", _wrapped(model_doc(inner), 2)]
-    return "\n".join(parts) + "\n"
+    return {name: docs.get(info.attribute, "") for name, info in fields_of(holder).items()}
 
 
 def _explained(kind: str, model: type[SpecModel], above: list[str], steps: list[str]) -> str:
     """The text for the field that ``steps`` lead to from ``model``, or for ``model`` itself."""
     holder: type[SpecModel] | None = model
     info: FieldInfo | None = None
-    floor = Update.META
+    floor = UpdateClass.META
     for step in steps:
-        fields = registry.fields_of(holder) if holder is not None else {}
+        fields = fields_of(holder) if holder is not None else {}
+        at = ".".join((kind, *above))
         if step in fields:
             info = fields[step]
             floor = max(floor, info.update or floor)
             holder = info.nested
+        elif info is not None and not info.mapped and not fields:
+            raise NotFound(f"{at} is {type_text(info)}: it has no fields to explain")
         elif info is None or not info.mapped:  # below a map, a step may be one of its keys
-            raise NotFound(_unknown(kind, above, step, info, fields))
+            raise NotFound(f"{at} has no field {step}{did_you_mean(step, fields)}")
         above = [*above, step]
-    head = [f"KIND:    {kind}", f"FIELD:   {'.'.join(above) or kind}"]
+    lines = [f"KIND:    {kind}", f"FIELD:   {'.'.join(above) or kind}"]
     body = model_doc(model)
     if info is not None:
-        head += _facts(info, floor)
+        lines.append(f"TYPE:    {type_text(info)}")
+        if info.nested is None or info.required:
+            lines.append(f"DEFAULT: {default_text(info)}")
+        if info.nested is None:
+            lines.append(f"CHANGE:  {floor.name}: {_COST[floor]}")
         body = field_docs(info.owner).get(info.attribute, "")
-    lines = [*head, "", _wrapped(body)]
+    lines += ["", _wrapped(body)]
     if holder is not None:
-        lines += [
-            "",
-            "FIELDS",
-            *(line for inner in registry.fields_of(holder).values() for line in _summary(inner, floor)),
-        ]
+        lines += ["", "FIELDS"]
+        for inner in fields_of(holder).values():
+            lines += [_summary(inner, floor), _wrapped(field_docs(inner.owner).get(inner.attribute, ""), 2)]
     return "\n".join(lines) + "\n"
 
 
-def _unknown(kind: str, above: list[str], step: str, info: FieldInfo | None, fields: dict[str, FieldInfo]) -> str:
-    at = ".".join((kind, *above))
-    if info is not None and not fields:
-        return f"{at} is {type_text(info)}: it has no fields to explain"
-    return f"{at} has no field {step}{did_you_mean(step, fields)}"
-
-
-def _facts(info: FieldInfo, update: Update) -> list[str]:
-    lines = [f"TYPE:    {type_text(info)}"]
-    if info.nested is None or info.required:
-        lines.append(f"DEFAULT: {default_text(info)}")
-    if info.nested is None:
-        lines.append(f"CHANGE:  {update.name}: {_COST[update]}")
-    return lines
-
-
-def _summary(info: FieldInfo, floor: Update) -> list[str]:
+def _summary(info: FieldInfo, floor: UpdateClass) -> str:
     default = f" = {default_text(info)}" if info.nested is None and info.default is not None else ""
     if info.required:
         default = ", required"
     update = f"  [{max(floor, info.update or floor).name}]" if info.nested is None else ""
-    doc = field_docs(info.owner).get(info.attribute, "")
-    return [f"{_INDENT}{info.name}: {type_text(info)}{default}{update}", _wrapped(doc, 2)]
+    return f"{_INDENT}{info.name}: {type_text(info)}{default}{update}"
 
 
 def _wrapped(text: str, levels: int = 1) -> str:
     indent = _INDENT * levels
     return textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+_MANIFEST_WIDTH = 110
+_BARE = re.compile(r"[A-Za-z][\w./-]*(?::[\w.]+)?")
+
+# Shown, commented, for fields whose absence is their default.
+_EXAMPLES: dict[str, Any] = {
+    "models": [{"name": "my-model", "backend": "embedded", "path": "Qwen/Qwen3-0.6B"}],
+    "engineArgs": {"max-model-len": 8192},
+    "overrides": ["actor.optimizer.lr=5e-6"],
+    "external": {"url": "https://api.openai.com/v1", "model": "gpt-5", "apiKeyFrom": {"env": "OPENAI_API_KEY"}},
+    "envFrom": {"HF_TOKEN": {"env": "HF_TOKEN"}},
+    "rollout": {"service": "default", "model": "my-model"},
+    "adminKeyFrom": {"file": "admin.key"},
+}
+
+
+def init(kind: str, *, schema: str | None = None) -> str:
+    """The manifest; ``schema`` is the URL or path for the editor's modeline."""
+    url = schema or f"{BASE_URL}{kind.lower()}.schema.json"
+    model = registry.spec_model(kind)
+    fields = fields_of(model)
+    name, filled = model.EXAMPLE
+    order = dict.fromkeys((*filled, *fields))
+    lines = [
+        f"# yaml-language-server: $schema={url}",
+        *_comment(model_doc(model), 0),
+        *_comment(f"Every field explained: areal explain {kind.lower()}.spec", 0),
+        f"apiVersion: {API_VERSION}",
+        f"kind: {kind}",
+        "metadata:",
+        f"  name: {name}",
+        "  # labels: {team: rl}",
+        "spec:",
+        *(line for field in order for line in _field(fields[field], filled)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _field(info: FieldInfo, filled: Mapping[str, Any]) -> Iterator[str]:
+    doc = field_docs(info.owner).get(info.attribute, "")
+    yield from _comment(f"{doc} ({type_text(info)})" if info.nested is None else doc, 2)
+    if info.name in filled:
+        yield from _yaml({info.name: filled[info.name]}, "  ")
+    else:
+        yield from (f"  # {line}" for line in _yaml({info.name: _shown(info)}, ""))
+
+
+def _shown(info: FieldInfo) -> Any:
+    """The default, or where that is nothing, an example of the field's shape."""
+    if info.name in _EXAMPLES:
+        return _EXAMPLES[info.name]
+    default = plain_default(info.default)
+    if default is not None and default is not ABSENT:
+        return default
+    return {} if info.nested is not None or info.repeated else None
+
+
+def _yaml(value: dict[str, Any], indent: str) -> Iterator[str]:
+    """Block style for maps that are not empty, flow style for the rest."""
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            yield f"{indent}{key}:"
+            yield from _yaml(item, indent + "  ")
+        elif isinstance(item, list) and item and isinstance(item[0], dict):
+            yield f"{indent}{key}:"
+            for entry in item:
+                first, *rest = _yaml(entry, "")
+                yield f"{indent}- {first}"
+                yield from (f"{indent}  {line}" for line in rest)
+        else:
+            yield f"{indent}{key}: {_flow(item)}"
+
+
+def _flow(value: Any) -> str:
+    from areal.resources.yaml_io import resolve_plain  # and with it PyYAML, which explaining does not need
+
+    bare = isinstance(value, str) and _BARE.fullmatch(value) and isinstance(resolve_plain(value), str)
+    return str(value) if bare else json.dumps(value, ensure_ascii=False)
+
+
+def _comment(text: str, indent: int) -> Iterator[str]:
+    start = " " * indent + "# "
+    yield from textwrap.wrap(text, _MANIFEST_WIDTH, initial_indent=start, subsequent_indent=start)

@@ -1,24 +1,66 @@
-"""The base of every spec model, and the scalar types its fields are made of.
+"""The base of every spec model, the scalar types of its fields, ``metadata``, and the maps that several kinds share.
 
-Every field of a spec declares, beside its type: what a change of it costs (``Update``), a docstring (read by
-``docs``), a default unless it is required, and for a number its ``Unit``. YAML names are camelCase, attributes
+Every field of a spec declares, beside its type: the cost of a change (``UpdateClass``), a docstring (read by
+``schema``), a default unless it is required, and for a number its ``Unit``. YAML names are camelCase, attributes
 snake_case. Validation is strict: YAML has already said which scalars are numbers, and ``"8080"`` is not one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from areal.resources.kinds import MAX_NAME_LENGTH, NAME_PATTERN, name_problem
-from areal.resources.rules import Schema, text
-from areal.resources.tree import Path
+from areal.errors import ArealError
+from areal.resources.kinds import MAX_NAME_LENGTH, NAME_PATTERN, name_problem, parse_ref, ref_pattern
+from areal.resources.plugins import BACKENDS
+from areal.resources.tree import FieldPath, UpdateClass
+
+Schema = dict[str, Any]
+
+EXPRESSION_PATTERN = r"[\s\S]*\$\{\{[\s\S]*\}\}[\s\S]*"  # of a text
+EXPRESSION: Schema = {"$ref": "#/definitions/Expression"}
+EMPTY: Schema = {"anyOf": [{"enum": [None, 0, "", [], {}]}, EXPRESSION]}  # counts as absent
+
+
+def text(pattern: str) -> Schema:
+    """A text that is all ``pattern``."""
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
+
+
+def given(*names: str) -> Schema:
+    """Each is there, or may be there once its expression is evaluated."""
+    return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
+
+
+def written(name: str, shape: Schema | None = None) -> Schema:
+    """It is there for certain, in this shape."""
+    value: Schema = {"not": {"anyOf": [{"type": "null"}, EXPRESSION]}}
+    return {"required": [name], "properties": {name: {**value, **(shape or {})}}}
+
+
+def when(condition: Schema, then: Schema | bool) -> Schema:
+    return {"if": condition, "then": then}
+
+
+def without(*names: str) -> Schema:
+    return {"properties": dict.fromkeys(names, EMPTY)}
 
 
 class SpecModel(BaseModel):
@@ -28,8 +70,22 @@ class SpecModel(BaseModel):
         extra="forbid", strict=True, frozen=True, alias_generator=to_camel, defer_build=True, allow_inf_nan=False
     )
 
-    def problems(self) -> Iterator[tuple[Path, str]]:
-        """What is wrong between fields that are each right alone, as (path with YAML names, message)."""
+    # Of the spec of a kind:
+    REFERENCES: ClassVar[tuple[tuple[FieldPath, str, str], ...]] = ()
+    """The references of the spec: the map that must be present for the default to count, the field, its kind."""
+    REPLACEABLE: ClassVar[bool] = False
+    """Whether ``apply --replace`` deletes and creates an object again for the sake of an immutable field."""
+    INLINE: ClassVar[tuple[str, str, str] | None] = None
+    """The field that declares objects that it owns, their kind, and their field that refers to the owner."""
+    FILES: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """The fields that name a file or a folder; `*` stands for any key."""
+    FILES_FROM: ClassVar[Mapping[str, str]] = {}
+    """Of those the fields that are read from another field's folder first."""
+    EXAMPLE: ClassVar[tuple[str, Mapping[str, JsonValue]]] = ("my-object", {})
+    """The name and the spec that a new manifest begins with."""
+
+    def problems(self) -> Iterator[tuple[FieldPath, str]]:
+        """Faults between fields that are each valid alone, as (path with YAML names, message)."""
         return iter(())
 
     @classmethod
@@ -40,7 +96,7 @@ class SpecModel(BaseModel):
 
 @dataclass(frozen=True)
 class Unit:
-    """What a number counts. A duration or a size has its unit in the field's name as well."""
+    """The unit of a number. A duration or a size has it in the field's name as well."""
 
     name: str
 
@@ -101,3 +157,277 @@ Factor: TypeAlias = Annotated[float, Field(ge=1, le=100), Unit("factor")]
 Bytes: TypeAlias = Annotated[int, Field(ge=1, le=2**60), Unit("bytes")]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("seconds")]
 PositiveSeconds: TypeAlias = Annotated[float, Field(gt=0, le=_LONGEST_S), Unit("seconds")]
+
+
+_KEY = re.compile(r"[A-Za-z0-9](?:[-._/A-Za-z0-9]{0,251}[A-Za-z0-9])?")
+_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?)?")
+
+
+def _check_labels(labels: dict[str, str]) -> dict[str, str]:
+    for key, value in _check_keys(labels).items():
+        if not _VALUE.fullmatch(value):
+            raise PydanticCustomError(
+                "areal_label",
+                '"{value}" is no label value: at most 63 letters, digits and "-_.", no sign first or last',
+                {"key": key, "value": value},
+            )
+    return labels
+
+
+def _check_keys(entries: dict[str, str]) -> dict[str, str]:
+    for key in entries:
+        if not _KEY.fullmatch(key):
+            raise PydanticCustomError("areal_label", '"{key}" is not a key for labels or annotations', {"key": key})
+    return entries
+
+
+def _check_ref(text: str) -> str:
+    try:
+        return str(parse_ref(text))
+    except ArealError as error:
+        raise PydanticCustomError("areal_ref", "{problem}", {"problem": error.message}) from error
+
+
+_ANNOTATIONS: Schema = {
+    "type": "object",
+    "propertyNames": text(_KEY.pattern),
+    "additionalProperties": {"type": "string"},
+}
+_LABELS: Schema = {**_ANNOTATIONS, "additionalProperties": text(f"{_VALUE.pattern}|{EXPRESSION_PATTERN}")}
+_REF = text(f"{ref_pattern()}|{EXPRESSION_PATTERN}")
+
+
+class Metadata(SpecModel):
+    """Name, labels and annotations of the object."""
+
+    name: Annotated[Name, UpdateClass.META]
+    """Unique within its kind: lower case letters, digits and `-`, at most 63."""
+    labels: Annotated[dict[str, str], AfterValidator(_check_labels), WithJsonSchema(_LABELS), UpdateClass.META] = {}
+    """Short values to select objects by (`-l team=rl`)."""
+    annotations: Annotated[
+        dict[str, str], AfterValidator(_check_keys), WithJsonSchema(_ANNOTATIONS), UpdateClass.META
+    ] = {}
+    """Anything else worth keeping with the object. `areal.dev/protect: "true"` refuses its deletion."""
+    depends_on: Annotated[list[Annotated[str, AfterValidator(_check_ref), WithJsonSchema(_REF)]], UpdateClass.META] = []
+    """Objects, as KIND/NAME, that must be ready first, beside those the spec refers to."""
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class SecretFrom(SpecModel):
+    """Source of a secret, read when a process starts. It is never written to state, argv or a plan."""
+
+    file: Annotated[Text | None, UpdateClass.ROLL] = None
+    """File that holds the secret, surrounding whitespace ignored."""
+    env: Annotated[Text | None, UpdateClass.ROLL] = None
+    """Environment variable of the command that starts the process."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        some = {"anyOf": [given("file"), given("env")]}
+        return [some, {"not": {"allOf": [written("file"), written("env")]}}]
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SecretFrom:
+        if (self.file is None) == (self.env is None):
+            raise PydanticCustomError("areal_one_of", 'needs exactly one of "file" and "env"')
+        return self
+
+
+class Auth(SpecModel):
+    """Keys of a service's HTTP surface."""
+
+    admin_key_from: Annotated[SecretFrom | None, UpdateClass.RECREATE] = None
+    """Source of the admin key. Absent: one is generated and kept in a 0600 file."""
+
+
+class Ray(SpecModel):
+    """Connection to a Ray cluster."""
+
+    address: Annotated[Text, UpdateClass.RECREATE] = "auto"
+    """Address of the cluster; `auto` finds the one this machine belongs to."""
+    namespace: Annotated[Text, UpdateClass.RECREATE] = "areal"
+    """Ray namespace that the actors live in."""
+
+
+class Slurm(SpecModel):
+    """Options of Slurm submissions."""
+
+    partition: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Partition to submit to. Absent: the cluster's default."""
+    account: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Account to charge. Absent: the user's default."""
+    time_limit_seconds: Annotated[PositiveSeconds | None, UpdateClass.RECREATE] = None
+    """Wall-clock limit of a job. Absent: the partition's."""
+    extra_args: Annotated[list[Text], UpdateClass.RECREATE] = []
+    """Options passed to `sbatch` as they are, for example `--constraint=h100`."""
+
+
+def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Accept the name of a backend that a package has registered."""
+    return value if isinstance(value, str) and value in BACKENDS else validate(value)
+
+
+class Scheduler(SpecModel):
+    """Backend of processes."""
+
+    type: Annotated[
+        Literal["local", "ray", "slurm"], WrapValidator(_registered), PlainSerializer(str), UpdateClass.IMMUTABLE
+    ] = "local"
+    """`local`: this machine. `ray`, `slurm`: a cluster. Packages may bring others."""
+    ray: Annotated[Ray | None, UpdateClass.RECREATE] = None
+    """Settings for `type: ray`."""
+    slurm: Annotated[Slurm | None, UpdateClass.RECREATE] = None
+    """Settings for `type: slurm`."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        of_type = {kind: {"anyOf": [{"const": kind}, EXPRESSION]} for kind in ("ray", "slurm")}
+        return [
+            when(written(kind), {"required": ["type"], "properties": {"type": shape}})
+            for kind, shape in of_type.items()
+        ]
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Scheduler:
+        for kind, settings in (("ray", self.ray), ("slurm", self.slurm)):
+            if settings is not None and self.type != kind:
+                raise PydanticCustomError(
+                    "areal_scheduler",
+                    '"{kind}" settings need "type: {kind}", the type is {type}',
+                    {"kind": kind, "type": self.type},
+                )
+        return self
+
+
+class Strategy(SpecModel):
+    """Rollout of a change that needs new processes. Only the next rollout reads it."""
+
+    type: Annotated[Literal["Rolling", "Recreate", "BlueGreen"], UpdateClass.META] = "Rolling"
+    """`Rolling`: new replicas beside the old, then the old drained. `Recreate`: stop, then start. `BlueGreen`: a full
+    second set, then one switch."""
+    max_surge: Annotated[PositiveCount | Literal["auto"], UpdateClass.META] = "auto"
+    """Replicas above the declared number during a rollout; `auto`: as many as free GPUs allow."""
+    max_unavailable: Annotated[Count, UpdateClass.META] = 0
+    """Replicas below the declared number during a rollout."""
+    min_ready_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
+    """Time that a new replica must stay ready before an old one is drained."""
+    progress_deadline_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
+    """A rollout without progress for this long has failed; the old replicas keep serving."""
+    drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
+    """Longest time for running requests of an old replica to finish."""
+    keep_old_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
+    """`BlueGreen` only: how long the old set is kept after the switch."""
+
+
+class Backoff(SpecModel):
+    """Pause before a restart: grows by `factor` with each, falls back after a quiet time."""
+
+    initial_seconds: Annotated[Seconds, UpdateClass.META] = 10.0
+    """Pause before the first restart."""
+    factor: Annotated[Factor, UpdateClass.META] = 2.0
+    """Each pause is this many times the one before."""
+    max_seconds: Annotated[Seconds, UpdateClass.META] = 300.0
+    """Longest pause."""
+    jitter: Annotated[Ratio, UpdateClass.META] = 0.25
+    """Random part of a pause, so that replicas do not restart in step."""
+
+
+class Budget(SpecModel):
+    """Restarts that are tolerated before giving up."""
+
+    count: Annotated[Count, UpdateClass.META] = 5
+    """Restarts allowed within the window; one more and the process is given up (`CrashLoop`)."""
+    window_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
+    """Length of the window."""
+
+
+class Restart(SpecModel):
+    """Restart of a process that exits by itself. Its supervisor reads it at the start: a change takes effect when the
+    process is next started, and restarts nothing."""
+
+    policy: Annotated[Literal["Always", "OnFailure", "Never"], UpdateClass.META] = "Always"
+    """When an exited process is started again."""
+    backoff: Annotated[Backoff, UpdateClass.META] = Backoff()
+    """Pauses between restarts."""
+    budget: Annotated[Budget, UpdateClass.META] = Budget()
+    """Restarts tolerated."""
+
+
+class Resources(SpecModel):
+    """Resources of one replica."""
+
+    gpus: Annotated[Count | None, UpdateClass.ROLL] = None
+    """GPUs. Absent: tensor x pipeline of the backend, 0 for `embedded`."""
+    cpus: Annotated[Cores | None, UpdateClass.ROLL] = None
+    """CPU cores, which bound the threads of the process. Absent: no bound."""
+    memory: Annotated[Quantity | None, UpdateClass.ROLL] = None
+    """Main memory that a cluster scheduler reserves, for example `64Gi`; `local` reserves none. Absent: its default."""
+
+
+class StartupProbe(SpecModel):
+    """Longest time for a process to become ready. An exit during start fails at once."""
+
+    deadline_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
+    """Not ready after this long: the start has failed."""
+    period_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 0.5
+    """Time between two probes."""
+    timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 2.0
+    """Timeout of one probe."""
+
+
+class ReadinessProbe(SpecModel):
+    """Whether a replica receives new requests: the router probes its data proxy."""
+
+    period_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1.0
+    """Time between two probes."""
+    timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 2.0
+    """Timeout of one probe."""
+    failure_threshold: Annotated[PositiveCount, UpdateClass.HOT] = 3
+    """Failures in a row that take the replica out of rotation."""
+    success_threshold: Annotated[PositiveCount, UpdateClass.HOT] = 2
+    """Successes in a row that bring it back."""
+
+
+class LivenessProbe(SpecModel):
+    """Whether a process is restarted although it has not exited. A change takes effect when the process is next
+    started."""
+
+    period_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 10.0
+    """Time between two probes."""
+    timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 5.0
+    """Timeout of one probe."""
+    failure_threshold: Annotated[PositiveCount, UpdateClass.META] = 6
+    """Failures in a row that restart the process."""
+
+
+class Probes(SpecModel):
+    """Health probes of a replica."""
+
+    startup: Annotated[StartupProbe, UpdateClass.META] = StartupProbe()
+    """While it starts."""
+    readiness: Annotated[ReadinessProbe, UpdateClass.HOT] = ReadinessProbe()
+    """While it serves: whether it receives requests."""
+    liveness: Annotated[LivenessProbe, UpdateClass.META] = LivenessProbe()
+    """While it serves: whether it is stuck and must be restarted."""
+
+
+class Gateway(SpecModel):
+    """The address clients talk to."""
+
+    host: Annotated[Text, UpdateClass.RECREATE] = "127.0.0.1"
+    """Address to bind. Anything but loopback is reachable from outside, and needs the admin key."""
+    port: Annotated[Port, UpdateClass.RECREATE] = 8080
+    """TCP port. It is never picked automatically: clients have it in their configuration."""
+    relays: Annotated[int, Field(ge=1, le=64), Unit("count"), UpdateClass.ROLL] = 1
+    """Processes that share the port; more of them when one core cannot carry the traffic."""
+
+
+class ModelRef(SpecModel):
+    """A model of an inference service."""
+
+    service: Annotated[Name, UpdateClass.ROLL] = "default"
+    """Name of the InferenceService."""
+    model: Annotated[Name | None, UpdateClass.ROLL] = None
+    """Name of the Model. Absent: the only one of the service."""

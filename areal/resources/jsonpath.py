@@ -2,24 +2,26 @@
 
 ``{.items[*].metadata.name}``, ``.status.phase`` (braces may be left out), ``[0]``, ``[-1]``, ``[1:3]``, ``[*]``,
 ``['a.b']``, ``..name`` (any depth), ``[?(@.kind=="Model")]``, ``{range .items[*]}...{end}`` and literal text around
-the braces. An absent field prints nothing, as in kubectl.
+the braces. An absent field prints nothing, as in kubectl. docs/dependencies.md compares libraries.
 """
 
 from __future__ import annotations
 
+import json
+import operator
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 from areal.errors import UsageFault
 
 _SPLIT = re.compile(r"\{((?:[^{}'\"]|'[^']*'|\"[^\"]*\")*)\}")
 _STEP = re.compile(
     r"""\.\.(?P<deep>[\w-]+|\*)
-      | \.(?P<name>[\w/-]+|\*)
+      | (?P<all>\.\*|\[\*\])
+      | \.(?P<name>[\w/-]+)
       | \[(?P<index>-?\d+)\]
       | \[(?P<slice>-?\d*:-?\d*)\]
-      | \[(?P<all>\*)\]
       | \[(?P<quoted>'[^']*'|"[^"]*")\]
       | \[\?\((?P<filter>(?:[^()'"]|'[^']*'|"[^"]*")*)\)\]
     """,
@@ -27,78 +29,76 @@ _STEP = re.compile(
 )
 _FILTER = re.compile(r"\s*@(?P<path>[^\s=!<>]*)\s*(?:(?P<op>==|!=|>=|<=|>|<)\s*(?P<value>.+?))?\s*$")
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r"}
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 
-
-class Step(NamedTuple):
-    kind: str
-    text: str
+Step: TypeAlias = Callable[[Any], Iterable[Any]]
+"""From a value to the values one step below."""
 
 
 class Node(NamedTuple):
-    """``text``: literal; ``path``: an expression; ``range``: a loop over a path with a body."""
+    """Literal text; or ``steps`` of a path, whose values are printed, or looped over where there is a ``body``."""
 
-    kind: str
     text: str = ""
-    steps: tuple[Step, ...] = ()
-    body: tuple[Node, ...] = ()
+    steps: tuple[Step, ...] | None = None
+    body: tuple[Node, ...] | None = None
 
 
 def evaluate(template: str, document: Any) -> str:
-    return "".join(_run(compile_template(template), document))
+    return "".join(_render(compile_template(template), document))
 
 
 def first(expression: str, document: Any) -> Any:
     """The first value that one expression selects, None when it selects nothing."""
     for node in compile_template(expression):
-        if node.kind == "path":
+        if node.steps is not None and node.body is None:
             return next(iter(_select(node.steps, document)), None)
     return None
 
 
 def compile_template(template: str) -> tuple[Node, ...]:
     """Parse ``template``; UsageFault names the part that is wrong."""
-    text = template if "{" in template else f"{{{template}}}"
-    nodes, rest = _parse(_tokens(text), closing=False)
-    assert not list(rest)
-    return nodes
+    return _parse(_tokens(template if "{" in template else f"{{{template}}}"), closing=False)
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
+def _tokens(text: str) -> Iterator[tuple[bool, str]]:
+    """Literal texts, and (True, expression)."""
     at = 0
     for match in _SPLIT.finditer(text):
         if match.start() > at:
-            yield "text", _literal(text[at : match.start()])
-        yield "expression", match[1].strip()
+            yield False, text[at : match.start()]
+        yield True, match[1].strip()
         at = match.end()
     if "{" in text[at:]:
         raise UsageFault(f"jsonpath: an unclosed {{ in {text!r}")
     if text[at:]:
-        yield "text", _literal(text[at:])
+        yield False, text[at:]
 
 
-def _literal(text: str) -> str:
-    return re.sub(r"\\[ntr]", lambda match: _ESCAPES[match[0]], text)
-
-
-def _parse(tokens: Iterator[tuple[str, str]], *, closing: bool) -> tuple[tuple[Node, ...], Iterator[tuple[str, str]]]:
+def _parse(tokens: Iterator[tuple[bool, str]], *, closing: bool) -> tuple[Node, ...]:
     nodes: list[Node] = []
-    for kind, text in tokens:
-        if kind == "text":
-            nodes.append(Node("text", text))
-        elif text[:1] in "'\"" and text:
-            nodes.append(Node("text", _literal(text[1:-1])))
+    for is_expression, text in tokens:
+        quoted = is_expression and text[:1] in ("'", '"')
+        if quoted or not is_expression:
+            literal = text[1:-1] if quoted else text
+            nodes.append(Node(re.sub(r"\\[ntr]", lambda match: _ESCAPES[match[0]], literal)))
         elif text == "end":
             if not closing:
                 raise UsageFault("jsonpath: {end} without {range}")
-            return tuple(nodes), tokens
+            return tuple(nodes)
         elif text.startswith("range "):
-            body, tokens = _parse(tokens, closing=True)
-            nodes.append(Node("range", text, _steps(text[6:].strip()), body))
+            nodes.append(Node("", _steps(text[6:].strip()), _parse(tokens, closing=True)))
         else:
-            nodes.append(Node("path", text, _steps(text)))
+            nodes.append(Node("", _steps(text)))
     if closing:
         raise UsageFault("jsonpath: {range} without {end}")
-    return tuple(nodes), tokens
+    return tuple(nodes)
 
 
 def _steps(path: str) -> tuple[Step, ...]:
@@ -110,117 +110,82 @@ def _steps(path: str) -> tuple[Step, ...]:
     steps, at = [], 0
     while at < len(rest):
         match = _STEP.match(rest, at)
-        if match is None:
+        if match is None or match.lastgroup is None:
             raise UsageFault(f"jsonpath: cannot read {rest[at:]!r} in {path!r}")
-        assert match.lastgroup is not None
-        steps.append(Step(match.lastgroup, match[match.lastgroup]))
-        if match.lastgroup == "filter":
-            _condition(steps[-1].text)
+        steps.append(_step(match.lastgroup, match[match.lastgroup]))
         at = match.end()
     return tuple(steps)
 
 
-def _run(nodes: tuple[Node, ...], here: Any) -> Iterator[str]:
+def _step(kind: str, text: str) -> Step:
+    match kind:
+        case "all":
+            return _children
+        case "deep":
+            return lambda item: _descendants(text, item)
+        case "name" | "quoted":
+            key = text if kind == "name" else text[1:-1]
+            return lambda item: [item[key]] if isinstance(item, dict) and key in item else []
+        case "filter":
+            steps, holds = _condition(text)
+            return lambda item: (
+                [each for each in item if any(map(holds, _select(steps, each)))] if isinstance(item, list) else []
+            )
+    bounds = [int(part) if part else None for part in text.split(":")]
+    if kind == "index":
+        bounds = [int(text), int(text) + 1 or None]
+    return lambda item: item[slice(*bounds)] if isinstance(item, list) else []
+
+
+def _condition(text: str) -> tuple[tuple[Step, ...], Callable[[Any], bool]]:
+    """The path of a filter and the test of the values there; without a comparison, any value will do."""
+    match = _FILTER.match(text)
+    if match is None:
+        raise UsageFault(f"jsonpath: cannot read the filter {text!r}", hint='write [?(@.field=="value")]')
+    steps, op, value = _steps(match["path"]), match["op"], match["value"]
+    if op is None:
+        return steps, lambda found: True
+    try:
+        wanted = value[1:-1] if value[0] == value[-1] == "'" else json.loads(value)
+    except ValueError:
+        raise UsageFault(f"jsonpath: {value} is neither a quoted text, a number nor true/false") from None
+
+    def holds(found: Any) -> bool:
+        try:
+            return _COMPARISONS[op](found, wanted)
+        except TypeError:
+            return False
+
+    return steps, holds
+
+
+def _render(nodes: tuple[Node, ...], here: Any) -> Iterator[str]:
     for node in nodes:
-        if node.kind == "text":
+        if node.steps is None:
             yield node.text
-        elif node.kind == "path":
-            yield " ".join(_show(value) for value in _select(node.steps, here))
+        elif node.body is None:
+            found = _select(node.steps, here)
+            yield " ".join(each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in found)
         else:
             for item in _select(node.steps, here):
-                yield from _run(node.body, item)
+                yield from _render(node.body, item)
 
 
 def _select(steps: tuple[Step, ...], here: Any) -> list[Any]:
     found = [here]
     for step in steps:
-        found = [value for item in found for value in _take(step, item)]
+        found = [value for item in found for value in step(item)]
     return found
 
 
-def _take(step: Step, item: Any) -> Iterator[Any]:
-    kind, text = step
-    if kind in ("name", "quoted"):
-        key = text.strip("'\"") if kind == "quoted" else text
-        if key == "*" and kind == "name":
-            yield from _children(item)
-        elif isinstance(item, dict) and key in item:
-            yield item[key]
-    elif kind == "deep":
-        yield from _descend(text, item)
-    elif kind == "all":
-        yield from _children(item)
-    elif isinstance(item, list):
-        yield from _pick(kind, text, item)
+def _children(item: Any) -> Iterable[Any]:
+    return item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
 
 
-def _pick(kind: str, text: str, items: list[Any]) -> Iterator[Any]:
-    if kind == "index":
-        if -len(items) <= int(text) < len(items):
-            yield items[int(text)]
-    elif kind == "slice":
-        start, end = (int(part) if part else None for part in text.split(":"))
-        yield from items[start:end]
-    else:
-        steps, op, wanted = _condition(text)
-        yield from (item for item in items if _holds(_select(steps, item), op, wanted))
-
-
-def _children(item: Any) -> Iterator[Any]:
-    if isinstance(item, dict):
-        yield from item.values()
-    elif isinstance(item, list):
-        yield from item
-
-
-def _descend(name: str, item: Any) -> Iterator[Any]:
-    if isinstance(item, dict) and name != "*" and name in item:
+def _descendants(name: str, item: Any) -> Iterator[Any]:
+    if name != "*" and isinstance(item, dict) and name in item:
         yield item[name]
     for child in _children(item):
         if name == "*":
             yield child
-        yield from _descend(name, child)
-
-
-def _condition(text: str) -> tuple[tuple[Step, ...], str, Any]:
-    match = _FILTER.match(text)
-    if match is None:
-        raise UsageFault(f"jsonpath: cannot read the filter {text!r}", hint='write [?(@.field=="value")]')
-    return _steps(match["path"]), match["op"] or "", _value(match["value"])
-
-
-def _value(text: str | None) -> Any:
-    import json
-
-    if text is None:
-        return None
-    if text[:1] == "'" and text[-1:] == "'":
-        return text[1:-1]
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise UsageFault(f"jsonpath: {text} is neither a quoted text, a number nor true/false") from None
-
-
-def _holds(values: list[Any], op: str, wanted: Any) -> bool:
-    if not op:
-        return bool(values)
-    return any(_compare(value, op, wanted) for value in values)
-
-
-def _compare(value: Any, op: str, wanted: Any) -> bool:
-    if op in ("==", "!="):
-        return bool((value == wanted) == (op == "=="))
-    try:
-        order = (value > wanted) - (value < wanted)
-    except TypeError:
-        return False
-    return bool({">": order > 0, "<": order < 0, ">=": order >= 0, "<=": order <= 0}[op])
-
-
-def _show(value: Any) -> str:
-    import json
-
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+        yield from _descendants(name, child)

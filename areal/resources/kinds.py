@@ -1,4 +1,6 @@
-"""The four kinds, their spellings, and references to objects. Standard library only.
+"""The registry of kinds, their spellings, and references to objects. Standard library only.
+
+A kind is a spec class, a controller and one line in the registry; both are imported when they are first asked for.
 
 A reference is written ``kind/name`` with any spelling of the kind (``model/qwen``, ``mdl/qwen``); its one canonical
 form is ``Model/qwen``. A name is one path segment by construction: it can never leave the folder it names.
@@ -6,6 +8,7 @@ form is ``Model/qwen``. A name is one path segment by construction: it can never
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,30 +27,58 @@ _NAME = re.compile(NAME_PATTERN)
 
 @dataclass(frozen=True)
 class KindInfo:
-    """``order``: where the kind stands in a converging apply; what it refers to comes before it."""
+    """``order``: the kind's place in a converging apply, after the kinds that it refers to. ``spec`` and ``controller``
+    name the pydantic model of the spec and the ``KindController``, as ``module:Class``."""
 
     kind: str
     plural: str
-    singular: str
     short: tuple[str, ...]
     order: int
+    spec: str
+    controller: str
+
+    @property
+    def singular(self) -> str:
+        return self.kind.lower()
 
     @property
     def spellings(self) -> tuple[str, ...]:
         return (self.singular, self.plural, *self.short)
 
 
-KINDS: dict[str, KindInfo] = {
-    info.kind: info
-    for info in (
-        KindInfo("InferenceService", "inferenceservices", "inferenceservice", ("inf", "isvc"), 0),
-        KindInfo("Model", "models", "model", ("mdl",), 1),
-        KindInfo("AgentService", "agentservices", "agentservice", ("agent",), 2),
-        KindInfo("TrainJob", "trainjobs", "trainjob", ("job",), 3),
-    )
-}
+KINDS: dict[str, KindInfo] = {}
+_BY_SPELLING: dict[str, str] = {}
 
-_BY_SPELLING = {spelling: info.kind for info in KINDS.values() for spelling in info.spellings}
+
+def register(info: KindInfo) -> None:
+    """Add a kind. Raises ValueError where another kind has one of its spellings."""
+    taken = sorted(_BY_SPELLING.keys() & set(info.spellings))
+    if taken:
+        raise ValueError(f"{info.kind}: {', '.join(taken)} is {_BY_SPELLING[taken[0]]}")
+    KINDS[info.kind] = info
+    _BY_SPELLING.update(dict.fromkeys(info.spellings, info.kind))
+
+
+def unregister(kind: str) -> None:
+    for spelling in KINDS.pop(kind).spellings:
+        del _BY_SPELLING[spelling]
+
+
+def load(path: str) -> Any:
+    """Import the object at ``module:name``."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _register(kind: str, plural: str, short: tuple[str, ...], order: int, module: str) -> None:
+    spec, controller = f"areal.resources.{module}:{kind}Spec", f"areal.reconcilers.kinds.{module}:{kind}Controller"
+    register(KindInfo(kind, plural, short, order, spec, controller))
+
+
+_register("InferenceService", "inferenceservices", ("inf", "isvc"), 0, "inference_service")
+_register("Model", "models", ("mdl",), 1, "model")
+_register("AgentService", "agentservices", ("agent",), 2, "agent_service")
+_register("TrainJob", "trainjobs", ("job",), 3, "train_job")
 
 
 @dataclass(frozen=True, order=True)
@@ -92,7 +123,7 @@ def ref_pattern() -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Why ``name`` cannot name an object; None when it can."""
+    """The fault of ``name`` as an object's name; None for a valid one."""
     if not name:
         return "a name is needed"
     if len(name) > MAX_NAME_LENGTH:
@@ -111,5 +142,10 @@ def check_name(name: str) -> str:
 
 
 def served_name(name: str, spec: Mapping[str, Any]) -> str:
-    """What clients, the gateway and the router call the Model ``name``."""
+    """The name of the Model ``name`` for clients, the gateway and the router."""
     return str(spec.get(SERVED) or name)
+
+
+def service_ref(spec: Mapping[str, Any]) -> str:
+    """The InferenceService that a Model is attached to."""
+    return f"InferenceService/{spec.get('service', 'default')}"

@@ -1,22 +1,42 @@
-"""``Model``: what an inference service serves, either by an engine of ours or by somebody's HTTP endpoint."""
+"""``Model``: weights served by engine processes, or a model behind an external HTTP endpoint."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from areal.resources.backend_grammar import BACKEND_PATTERN, INFERENCE_ENGINES, BackendError, parse_backend
-from areal.resources.blocks import Probes, Resources, Restart, SecretFrom, Strategy
-from areal.resources.engine_flags import arguments_schema, engine_arg_faults
-from areal.resources.external_url import UrlError, parse_external_url
-from areal.resources.fields import Name, Replicas, SpecModel, Text
-from areal.resources.rules import EXPRESSION, Schema, given, text, when, without, written
-from areal.resources.tree import Path
-from areal.resources.update import Update
+from areal.resources.addresses import UrlError, parse_external_url
+from areal.resources.backend import (
+    BACKEND_PATTERN,
+    INFERENCE_ENGINES,
+    BackendError,
+    engine_arg_faults,
+    engine_args_schema,
+    parse_backend,
+)
+from areal.resources.fields import (
+    EXPRESSION,
+    Name,
+    Probes,
+    Replicas,
+    Resources,
+    Restart,
+    Schema,
+    SecretFrom,
+    SpecModel,
+    Strategy,
+    Text,
+    given,
+    text,
+    when,
+    without,
+    written,
+)
+from areal.resources.tree import FieldPath, UpdateClass
 
 SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # without ":", which tells an adapter from its model
 _ENGINE_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/?")
@@ -35,74 +55,74 @@ def _check_backend(text: str) -> str:
 
 
 class External(SpecModel):
-    """A model behind somebody's endpoint: HTTP only, no tokens, no weights."""
+    """A model behind an HTTP endpoint: no token ids, no weight updates."""
 
-    url: Annotated[Text, WithJsonSchema(text(_BASE_URL)), Update.ROLL]
+    url: Annotated[Text, WithJsonSchema(text(_BASE_URL)), UpdateClass.ROLL]
     """Base URL, for example `https://api.openai.com/v1`. Link-local and metadata addresses are refused always."""
-    api: Annotated[Literal["openai", "anthropic"], Update.ROLL] = "openai"
-    """What is spoken there. `openai` (compatible): every API of ours asks it; `anthropic`: `/v1/messages` alone."""
-    allow_private: Annotated[bool, Update.ROLL] = False
+    api: Annotated[Literal["openai", "anthropic"], UpdateClass.ROLL] = "openai"
+    """Protocol of the endpoint. `openai` (compatible): serves every API of the gateway; `anthropic`: `/v1/messages`."""
+    allow_private: Annotated[bool, UpdateClass.ROLL] = False
     """True: the URL may lead to a private address. This machine's own needs it only where the URL does not say so
     itself (`localhost`, `127.0.0.1`, `[::1]`)."""
-    model: Annotated[Text | None, Update.ROLL] = None
-    """The model's name over there. Absent: the object's name."""
-    api_key_from: Annotated[SecretFrom | None, Update.ROLL] = None
-    """Where the endpoint's API key comes from."""
+    model: Annotated[Text | None, UpdateClass.ROLL] = None
+    """The model's name at the endpoint. Absent: the object's name."""
+    api_key_from: Annotated[SecretFrom | None, UpdateClass.ROLL] = None
+    """Source of the endpoint's API key."""
 
 
 class ServedModel(SpecModel):
-    """What a Model says of itself, standing alone or inline in its service."""
+    """The fields of a Model, whether it stands alone or inline in its service."""
 
     backend: Annotated[
-        Annotated[str, AfterValidator(_check_backend), WithJsonSchema(text(BACKEND_PATTERN))] | None, Update.ROLL
+        Annotated[str, AfterValidator(_check_backend), WithJsonSchema(text(BACKEND_PATTERN))] | None, UpdateClass.ROLL
     ] = None
     """Engine and allocation, `engine:dims`: `sglang:d2t2` is two replicas of two GPUs each, `embedded` runs on CPU."""
-    path: Annotated[Text | None, Update.ROLL] = None
+    path: Annotated[Text | None, UpdateClass.ROLL] = None
     """Weights: a Hugging Face id, or a folder (relative to the working directory, else to the manifest)."""
-    revision: Annotated[Text | None, Update.ROLL] = None
+    revision: Annotated[Text | None, UpdateClass.ROLL] = None
     """Branch, tag or commit of a Hugging Face id in `path`. Absent: `main`. The commit that it stood for when the model
     was first started is recorded (`status.commits`), and every later start takes that one."""
-    tokenizer_path: Annotated[Text | None, Update.ROLL] = None
+    tokenizer_path: Annotated[Text | None, UpdateClass.ROLL] = None
     """Tokenizer, spelled like `path`. Absent: beside the weights."""
-    engine_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
+    engine_args: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
     """Arguments of the engine by name, passed as they are: `max-model-len: 8192`. Checked against the embedded engine's
     own, and against those of the vLLM or SGLang that is installed here."""
-    proxy_args: Annotated[dict[str, JsonValue], Update.ROLL] = {}
+    proxy_args: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
     """Arguments of the data proxies by name, passed as they are."""
-    env: Annotated[dict[str, str], Update.ROLL] = {}
+    env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
     """Environment of the engine. Quote numbers: every value is text."""
-    env_from: Annotated[dict[str, SecretFrom], Update.ROLL] = {}
+    env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
     """Environment of the engine that must not be written down: `HF_TOKEN: {env: HF_TOKEN}`."""
-    tool_call_parser: Annotated[Text | None, Update.ROLL] = None
-    """How tool calls are read from the text, by the parser's name (`qwen`, `hermes`, ...)."""
-    reasoning_parser: Annotated[Text | None, Update.ROLL] = None
-    """How reasoning is told from the answer, by the parser's name (`qwen3`, `deepseek_r1`, ...)."""
-    chat_template: Annotated[Text | None, Update.ROLL] = None
+    tool_call_parser: Annotated[Text | None, UpdateClass.ROLL] = None
+    """Parser of tool calls, by name (`qwen`, `hermes`, ...)."""
+    reasoning_parser: Annotated[Text | None, UpdateClass.ROLL] = None
+    """Parser that separates reasoning from the answer, by name (`qwen3`, `deepseek_r1`, ...)."""
+    chat_template: Annotated[Text | None, UpdateClass.ROLL] = None
     """File with a Jinja chat template. Absent: the tokenizer's."""
-    lora: Annotated[dict[str, str], Update.ROLL] = {}
+    lora: Annotated[dict[str, str], UpdateClass.ROLL] = {}
     """LoRA adapters served beside the model: name to folder (vllm and sglang take Hugging Face ids too). A call names
     one as its model: `adapter`, or `model:adapter`."""
-    served_model_name: Annotated[str | None, Field(pattern=SERVED_NAME, max_length=255), Update.IMMUTABLE] = None
-    """What clients send as `model`, and `/v1/models` lists: `Qwen/Qwen3-8B`. Models of one service have different ones;
-    of two services they may be the same. Absent: the object's name."""
-    replicas: Annotated[Replicas | None, Update.HOT] = None
+    served_model_name: Annotated[str | None, Field(pattern=SERVED_NAME, max_length=255), UpdateClass.IMMUTABLE] = None
+    """The name that clients send as `model` and `/v1/models` lists: `Qwen/Qwen3-8B`. It is unique within a service.
+    Absent: the object's name."""
+    replicas: Annotated[Replicas | None, UpdateClass.HOT] = None
     """Number of replicas; wins over `d` of the backend. Absent: `d`."""
-    resources: Annotated[Resources, Update.ROLL] = Resources()
-    """What one replica is given."""
-    probes: Annotated[Probes, Update.META] = Probes()
-    """Questions asked of a replica."""
-    restart: Annotated[Restart, Update.META] = Restart()
-    """What happens when a replica exits by itself."""
-    external: Annotated[External | None, Update.ROLL] = None
+    resources: Annotated[Resources, UpdateClass.ROLL] = Resources()
+    """Resources of one replica."""
+    probes: Annotated[Probes, UpdateClass.META] = Probes()
+    """Health probes of a replica."""
+    restart: Annotated[Restart, UpdateClass.META] = Restart()
+    """Restart of a replica that exits by itself."""
+    external: Annotated[External | None, UpdateClass.ROLL] = None
     """An endpoint to forward to, instead of `backend` and `path`."""
-    engine_url: Annotated[Annotated[Text, WithJsonSchema(text(_ENGINE_URL.pattern))] | None, Update.ROLL] = None
+    engine_url: Annotated[Annotated[Text, WithJsonSchema(text(_ENGINE_URL.pattern))] | None, UpdateClass.ROLL] = None
     """An SGLang or vLLM that runs already, `http://host:port`: attached with full recording, never started, changed or
     stopped. `backend` says which of the two it is, `path` what it serves (for the tokenizer)."""
-    engine_api_key_from: Annotated[SecretFrom | None, Update.ROLL] = None
-    """Where the key of the engine at `engineUrl` comes from, what it was started with as `--api-key`."""
-    strategy: Annotated[Strategy | None, Update.META] = None
-    """How changes of this model are rolled out. Absent: as its service does."""
-    suspend: Annotated[bool, Update.HOT] = False
+    engine_api_key_from: Annotated[SecretFrom | None, UpdateClass.ROLL] = None
+    """Source of the key of the engine at `engineUrl`, the one that it was started with as `--api-key`."""
+    strategy: Annotated[Strategy | None, UpdateClass.META] = None
+    """Rollout of changes of this model. Absent: the service's."""
+    suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process runs, nothing else is forgotten."""
 
     @classmethod
@@ -124,13 +144,13 @@ class ServedModel(SpecModel):
             *(
                 when(
                     {"allOf": [ours, written("backend", {"pattern": f"^{engine}(?:[:.]|$)"})]},
-                    {"properties": {"engineArgs": {"anyOf": [arguments_schema(engine), EXPRESSION]}}},
+                    {"properties": {"engineArgs": {"anyOf": [engine_args_schema(engine), EXPRESSION]}}},
                 )
                 for engine in ("embedded", "sglang", "vllm")
             ),
         ]
 
-    def problems(self) -> Iterator[tuple[Path, str]]:
+    def problems(self) -> Iterator[tuple[FieldPath, str]]:
         if self.external is not None:
             try:
                 parse_external_url(self.external.url, allow_private=self.external.allow_private)
@@ -156,10 +176,10 @@ class ServedModel(SpecModel):
 
     @property
     def starts_engine(self) -> bool:
-        """Whether engine processes of ours serve it."""
+        """Whether areal starts engine processes for it."""
         return self.external is None and self.engine_url is None
 
-    def _attachment_problems(self, url: str) -> Iterator[tuple[Path, str]]:
+    def _attachment_problems(self, url: str) -> Iterator[tuple[FieldPath, str]]:
         if not _ENGINE_URL.fullmatch(url):
             yield ("engineUrl",), f'"{url}" must be http://host:port, nothing else'
         if self.backend is not None and self._engine() not in ("sglang", "vllm"):
@@ -181,12 +201,23 @@ class ServedModel(SpecModel):
 class ModelSpec(ServedModel):
     """A model attached to an inference service."""
 
-    service: Annotated[Name, Update.IMMUTABLE] = "default"
+    REPLACEABLE: ClassVar = True
+    REFERENCES: ClassVar = (((), "service", "InferenceService"),)
+    FILES: ClassVar = (
+        *(("path",), ("tokenizerPath",), ("chatTemplate",), ("lora", "*"), ("envFrom", "*", "file")),
+        *(("external", "apiKeyFrom", "file"), ("engineApiKeyFrom", "file")),
+    )
+    EXAMPLE: ClassVar = (
+        "my-model",
+        {"service": "default", "backend": "embedded", "path": "Qwen/Qwen3-0.6B", "replicas": 1},
+    )
+
+    service: Annotated[Name, UpdateClass.IMMUTABLE] = "default"
     """Name of the InferenceService that serves it."""
 
 
 class InlineModel(ServedModel):
     """A Model written inside its service. It becomes an object of its own, owned by the service."""
 
-    name: Annotated[Name, Update.IMMUTABLE]
+    name: Annotated[Name, UpdateClass.IMMUTABLE]
     """Name of the Model; clients ask for it by this name, or by its `servedModelName`."""

@@ -1,16 +1,21 @@
-"""YAML values that know where they were written: an immutable tree under every transformation.
+"""YAML values with their positions: an immutable tree under every transformation, and merge patches on it.
 
 Templating, generation and overlays build new nodes out of old ones, so that each leaf keeps the position of the text
 it came from. Nodes are shared freely (an alias is the very node of its anchor) and never changed.
+
+In a patch maps merge, keyed lists merge by ``name``, anything else is replaced. Beyond ``tree.merge`` a patch can
+remove: ``key: null`` and ``{$patch: delete}`` remove, ``$patch: replace`` (in a map, or as the first item of a list)
+replaces instead of merging, and ``{$append: [...]}`` adds to a list without names. Values from the patch keep the
+patch's positions, everything else the base's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping as AnyMapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from areal.resources.diagnostics import Pos
-from areal.resources.tree import Path, bracketed
+from areal.resources.diagnostics import Pos, Problems
+from areal.resources.tree import FieldPath, bracketed
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -18,7 +23,7 @@ Value: TypeAlias = str | int | float | bool | None
 _UNREADABLE = -1
 
 
-class Scalar(NamedTuple):
+class ScalarNode(NamedTuple):
     """``text_col``: the column of the value's first character when its text stands verbatim on one line, else 0."""
 
     value: Value
@@ -26,12 +31,12 @@ class Scalar(NamedTuple):
     text_col: int = 0
 
 
-class Sequence(NamedTuple):
+class SequenceNode(NamedTuple):
     items: tuple[Node, ...]
     pos: Pos
 
 
-class Mapping(NamedTuple):
+class MappingNode(NamedTuple):
     """``keys`` holds the position of every key of ``entries``."""
 
     entries: dict[str, Node]
@@ -42,45 +47,52 @@ class Mapping(NamedTuple):
         return self.entries.get(key)
 
     def key_pos(self, key: str) -> Pos:
-        """Where ``key`` stands; where the map stands when it has no such key."""
+        """The position of ``key``; of the map when it has no such key."""
         return self.keys.get(key, self.pos)
 
 
-Node: TypeAlias = Scalar | Sequence | Mapping
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def plain(node: Node) -> Any:
     """The value without positions."""
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return {key: plain(value) for key, value in node.entries.items()}
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return [plain(item) for item in node.items]
     return node.value
 
 
 def to_node(value: Any, pos: Pos) -> Node:
     """A plain value as nodes that all stand at ``pos``."""
-    if isinstance(value, AnyMapping):
+    if isinstance(value, Mapping):
         entries = {str(key): to_node(item, pos) for key, item in value.items()}
-        return Mapping(entries, dict.fromkeys(entries, pos), pos)
+        return MappingNode(entries, dict.fromkeys(entries, pos), pos)
     if isinstance(value, (list, tuple)):
-        return Sequence(tuple(to_node(item, pos) for item in value), pos)
-    return Scalar(value, pos)
+        return SequenceNode(tuple(to_node(item, pos) for item in value), pos)
+    return ScalarNode(value, pos)
 
 
-def unreadable(pos: Pos) -> Scalar:
-    """Stands for a value whose fault has been reported, so that nobody complains of its absence too."""
-    return Scalar(None, pos, _UNREADABLE)
+def unreadable(pos: Pos) -> ScalarNode:
+    """The place of a value whose fault has been reported, so that its absence is not reported as well."""
+    return ScalarNode(None, pos, _UNREADABLE)
 
 
 def is_unreadable(node: Node | None) -> bool:
     """An unreadable value, or a map that holds one."""
-    if isinstance(node, Mapping):
-        return any(isinstance(value, Scalar) and is_unreadable(value) for value in node.entries.values())
-    return isinstance(node, Scalar) and node.text_col == _UNREADABLE
+    if isinstance(node, MappingNode):
+        return any(isinstance(value, ScalarNode) and is_unreadable(value) for value in node.entries.values())
+    return isinstance(node, ScalarNode) and node.text_col == _UNREADABLE
 
 
-def at_path(node: Node, path: Path) -> Node | None:
+def text_place(node: ScalarNode, column: int) -> tuple[Pos, str]:
+    """The position of a 1-based ``column`` of a scalar's text, and the column in words where the file shows another."""
+    if node.text_col:
+        return node.pos._replace(col=node.text_col + column - 1), ""
+    return node.pos, f" (column {column} of the text)"
+
+
+def at_path(node: Node, path: FieldPath) -> Node | None:
     """The node at ``path``, None when there is none."""
     found: Node | None = node
     for step in path:
@@ -88,30 +100,30 @@ def at_path(node: Node, path: Path) -> Node | None:
     return found
 
 
-def mapping(entries: AnyMapping[str, Node], pos: Pos) -> Mapping:
+def mapping(entries: Mapping[str, Node], pos: Pos) -> MappingNode:
     """A map whose keys stand where their values do."""
-    return Mapping(dict(entries), {key: node.pos for key, node in entries.items()}, pos)
+    return MappingNode(dict(entries), {key: node.pos for key, node in entries.items()}, pos)
 
 
-def with_entry(node: Mapping, key: str, value: Node, key_pos: Pos | None = None) -> Mapping:
+def with_entry(node: MappingNode, key: str, value: Node, key_pos: Pos | None = None) -> MappingNode:
     """``node`` with ``key`` set; the key keeps its position, or takes ``key_pos``, or its value's."""
     where = key_pos or node.keys.get(key, value.pos)
-    return Mapping({**node.entries, key: value}, {**node.keys, key: where}, node.pos)
+    return MappingNode({**node.entries, key: value}, {**node.keys, key: where}, node.pos)
 
 
-def without_entry(node: Mapping, *keys: str) -> Mapping:
+def without_entry(node: MappingNode, *keys: str) -> MappingNode:
     entries = {key: value for key, value in node.entries.items() if key not in keys}
-    return Mapping(entries, {key: node.keys[key] for key in entries}, node.pos)
+    return MappingNode(entries, {key: node.keys[key] for key in entries}, node.pos)
 
 
 def child(node: Node, step: str | int) -> Node | None:
     """The node one path step below, None when there is none."""
     name = bracketed(step)
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         key = str(step).removeprefix("\\")
         found = node.entries.get(key)
         return found if found is not None or name is None else node.entries.get(name)
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         if name is not None:
             return next((item for item in node.items if item_name(item) == name), None)
         if isinstance(step, int) and 0 <= step < len(node.items):
@@ -121,12 +133,17 @@ def child(node: Node, step: str | int) -> Node | None:
 
 def item_name(node: Node) -> str | None:
     """The ``name`` of a list item that is a map with one."""
-    name = node.entries.get("name") if isinstance(node, Mapping) else None
-    return name.value if isinstance(name, Scalar) and isinstance(name.value, str) else None
+    name = node.entries.get("name") if isinstance(node, MappingNode) else None
+    return name.value if isinstance(name, ScalarNode) and isinstance(name.value, str) else None
 
 
-def locate(node: Node, path: Path, *, at_key: bool = False) -> Pos:
-    """Where ``path`` stands, or the deepest part of it that does.
+def text_of(node: Node | None) -> str:
+    """The text of a scalar, empty for anything else."""
+    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else ""
+
+
+def locate(node: Node, path: FieldPath, *, at_key: bool = False) -> Pos:
+    """The position of ``path``, or of the deepest part of it that exists.
 
     A scalar stands at its text, a list or map at the key that holds it, and so does anything when ``at_key``.
     """
@@ -135,7 +152,112 @@ def locate(node: Node, path: Path, *, at_key: bool = False) -> Pos:
         found = child(node, step)
         if found is None:
             return pos
-        held = isinstance(node, Mapping) and (at_key or not isinstance(found, Scalar))
-        pos = node.key_pos(str(step).removeprefix("\\")) if held and isinstance(node, Mapping) else found.pos
+        held = isinstance(node, MappingNode) and (at_key or not isinstance(found, ScalarNode))
+        pos = node.key_pos(str(step).removeprefix("\\")) if held and isinstance(node, MappingNode) else found.pos
         node = found
     return pos
+
+
+DIRECTIVE = "$patch"
+APPEND = "$append"
+
+
+def patched(base: Node, patch: Node, problems: Problems) -> Node:
+    """``patch`` over ``base``."""
+    directive = _directive(patch, problems)
+    if directive == "replace" or (isinstance(patch, MappingNode) and isinstance(base, ScalarNode)):
+        return stripped(patch, problems)
+    if isinstance(patch, MappingNode) and APPEND in patch.entries:
+        return _appended(base, patch, problems)
+    if isinstance(base, MappingNode) and isinstance(patch, MappingNode):
+        return _merged(base, patch, problems)
+    if (
+        isinstance(base, SequenceNode)
+        and isinstance(patch, SequenceNode)
+        and _names(patch)
+        and (_names(base) or not base.items)
+    ):
+        return _merged_items(base, patch, problems)
+    return stripped(patch, problems)
+
+
+def stripped(patch: Node, problems: Problems) -> Node:
+    """A patch without a base: removals and directives are dropped."""
+    if isinstance(patch, MappingNode):
+        if APPEND in patch.entries:
+            return _appended(SequenceNode((), patch.pos), patch, problems)
+        _directive(patch, problems)
+        entries = {
+            key: stripped(value, problems)
+            for key, value in patch.entries.items()
+            if key != DIRECTIVE and not _removes(value, problems)
+        }
+        return MappingNode(entries, {key: patch.keys[key] for key in entries}, patch.pos)
+    if isinstance(patch, SequenceNode):
+        kept = (item for item in patch.items if not _is_marker(item) and _directive(item, problems) != "delete")
+        return SequenceNode(tuple(stripped(item, problems) for item in kept), patch.pos)
+    return patch
+
+
+def _merged(base: MappingNode, patch: MappingNode, problems: Problems) -> MappingNode:
+    entries, keys = dict(base.entries), dict(base.keys)
+    for key, value in patch.entries.items():
+        if key == DIRECTIVE:
+            continue
+        if _removes(value, problems):
+            entries.pop(key, None)
+            keys.pop(key, None)
+            continue
+        entries[key] = patched(entries[key], value, problems) if key in entries else stripped(value, problems)
+        keys.setdefault(key, patch.keys[key])
+    return MappingNode(entries, keys, base.pos)
+
+
+def _merged_items(base: SequenceNode, patch: SequenceNode, problems: Problems) -> SequenceNode:
+    if patch.items and _is_marker(patch.items[0]):
+        return SequenceNode(tuple(stripped(item, problems) for item in patch.items[1:]), patch.pos)
+    patches = {item_name(item): item for item in patch.items}
+    items: list[Node] = []
+    for item in base.items:
+        over = patches.pop(item_name(item), None)
+        if over is None:
+            items.append(item)
+        elif _directive(over, problems) != "delete":
+            items.append(patched(item, over, problems))
+    added = (stripped(item, problems) for item in patches.values() if _directive(item, problems) != "delete")
+    return SequenceNode((*items, *added), base.pos)
+
+
+def _appended(base: Node, patch: MappingNode, problems: Problems) -> Node:
+    added = patch.entries[APPEND]
+    if not isinstance(base, SequenceNode) or not isinstance(added, SequenceNode) or len(patch.entries) != 1:
+        problems.add(patch.keys[APPEND], "", f"{APPEND} adds a list to a list, alone in its map")
+        return base
+    return SequenceNode((*base.items, *added.items), base.pos)
+
+
+def _names(node: SequenceNode) -> bool:
+    """Whether every item has a name; a leading ``{$patch: replace}`` does not count."""
+    items = node.items[1:] if node.items and _is_marker(node.items[0]) else node.items
+    names = [item_name(item) for item in items]
+    return bool(node.items) and None not in names and len(set(names)) == len(names)
+
+
+def _is_marker(node: Node) -> bool:
+    return isinstance(node, MappingNode) and list(node.entries) == [DIRECTIVE]
+
+
+def _removes(node: Node, problems: Problems) -> bool:
+    if isinstance(node, ScalarNode):
+        return node.value is None and not is_unreadable(node)
+    return _directive(node, problems) == "delete"
+
+
+def _directive(node: Node, problems: Problems) -> str | None:
+    found = node.get(DIRECTIVE) if isinstance(node, MappingNode) else None
+    if found is None:
+        return None
+    if isinstance(found, ScalarNode) and found.value in ("delete", "replace"):
+        return str(found.value)
+    problems.add(found.pos, DIRECTIVE, 'expected "delete" or "replace"')
+    return None

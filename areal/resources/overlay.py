@@ -1,46 +1,169 @@
-"""``-k DIR``: the manifests that an overlay builds on, changed as it says.
+"""``-k DIR``: the manifests that an overlay builds on, with the changes of ``areal.overlay.yaml``.
 
 Bases are read with this overlay's values (an overlay above wins), then patched, labelled and renamed, in that order:
-a patch targets the names that the bases use. Loading is the only I/O; the rest works on nodes, so that what the
-overlay wrote has the overlay's positions and everything else its own.
+a patch targets the names that the bases use. Loading is the only I/O; the rest works on nodes, so that values of the
+overlay have the overlay's positions and everything else its own.
+
+With ``namePrefix`` every reference among the documents follows; a reference to an object outside them stays. One that
+was implied by a default becomes explicit when its target is renamed: a Model without ``service`` still belongs to the
+service that used to be ``default``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from collections.abc import Mapping as AnyMapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from areal.resources import validation
+from pydantic import Field, JsonValue
+
+from areal.errors import ArealError
+from areal.resources import registry, validation
 from areal.resources.diagnostics import Pos
-from areal.resources.documents import Document
-from areal.resources.loader import load_documents
-from areal.resources.nodes import Mapping, Node, Scalar, Sequence, child, item_name, locate, mapping, plain, with_entry
-from areal.resources.overlay_file import Overlay, OverlaySection, Patch
-from areal.resources.patching import patched
-from areal.resources.reading import Reading
-from areal.resources.rename import prefixed
-from areal.resources.sources import OVERLAY_FILE, read_sources, read_text
+from areal.resources.documents import OVERLAY_FILE, Document, Reading, read_sources, read_text, substitute
+from areal.resources.fields import SpecModel, Text
+from areal.resources.kinds import KINDS, Ref, parse_ref
+from areal.resources.nodes import (
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    at_path,
+    child,
+    locate,
+    mapping,
+    patched,
+    plain,
+    text_of,
+    with_entry,
+)
 from areal.resources.suggest import did_you_mean
-from areal.resources.templating import substitute
-from areal.resources.tree import Path as TreePath
-from areal.resources.tree import merge, path_text
+from areal.resources.tree import FieldPath, UpdateClass, merge, path_text
+from areal.resources.yaml_io import load_documents
 
 MAX_OVERLAYS = 1_000
 MAX_CHAIN = 32
 
+if TYPE_CHECKING:
+    Kind: TypeAlias = str
+else:
+    Kind = Literal[*KINDS]
+
+
+class PatchTarget(SpecModel):
+    """Which resources a patch changes: those that match all that is given."""
+
+    kind: Annotated[Kind | None, UpdateClass.META] = None
+    """Their kind. Absent: any."""
+    name: Annotated[Text | None, UpdateClass.META] = None
+    """Their name before any prefix; `*` and `?` match. Absent: any."""
+    labels: Annotated[dict[str, str], UpdateClass.META] = {}
+    """Labels they carry."""
+
+
+class Patch(SpecModel):
+    """A change to some resources."""
+
+    target: Annotated[PatchTarget, UpdateClass.META]
+    """Which resources. Matching none is an error."""
+    merge: Annotated[dict[str, JsonValue], UpdateClass.META]
+    """Merged over each: maps merge, lists of named maps merge by name, anything else replaces, `null` removes;
+    `$patch: delete`, `$patch: replace` and `$append: [...]` state another operation."""
+
+
+class OverlaySection(SpecModel):
+    """The changes of an overlay, or of one of its profiles."""
+
+    bases: Annotated[list[Text], UpdateClass.META] = []
+    """Manifests, folders of manifests, and other overlays to build on, relative to this file."""
+    values: Annotated[dict[str, JsonValue], UpdateClass.META] = {}
+    """`values.*` for expressions, here and in the bases; an overlay on top of this one wins."""
+    name_prefix: Annotated[str, Field(pattern=r"^([a-z0-9][-a-z0-9]*)?$"), UpdateClass.META] = ""
+    """Put before every name; references between the resources follow."""
+    labels: Annotated[dict[str, str], UpdateClass.META] = {}
+    """Labels put on every resource."""
+    annotations: Annotated[dict[str, str], UpdateClass.META] = {}
+    """Annotations put on every resource."""
+    patches: Annotated[list[Patch], UpdateClass.META] = []
+    """Changes, in order."""
+
+
+class Overlay(OverlaySection):
+    """A variation of manifests that stay as they are."""
+
+    api_version: Annotated[Literal["areal.dev/v1alpha1"], UpdateClass.META]
+    """Version of this format."""
+    kind: Annotated[Literal["Overlay"], UpdateClass.META]
+    """Says that the file is an overlay."""
+    profiles: Annotated[dict[str, OverlaySection], UpdateClass.META] = {}
+    """Further changes, by the name given with `--profile`."""
+
+
+def prefixed(documents: list[Document], prefix: str) -> list[Document]:
+    """``documents`` with ``prefix`` before every name."""
+    renamed = {ref for document in documents for ref in document.declared()}
+    return [document._replace(node=_prefixed_node(document.node, prefix, renamed)) for document in documents]
+
+
+def _prefixed_node(node: MappingNode, prefix: str, renamed: set[Ref]) -> MappingNode:
+    kind, metadata, spec = text_of(node.get("kind")), node.get("metadata"), node.get("spec")
+    if isinstance(metadata, MappingNode):
+        metadata = _prefixed_name(metadata, prefix)
+        depends = metadata.get("dependsOn")
+        if isinstance(depends, SequenceNode):
+            items = tuple(_prefixed_dependency(item, prefix, renamed) for item in depends.items)
+            metadata = with_entry(metadata, "dependsOn", SequenceNode(items, depends.pos))
+        node = with_entry(node, "metadata", metadata)
+    if kind not in KINDS:
+        return node
+    written = spec if isinstance(spec, MappingNode) else mapping({}, node.key_pos("spec"))
+    changed = written
+    for reference in registry.references(kind, plain(written)):
+        if reference.ref in renamed:
+            pos = (at_path(written, reference.path) or written).pos
+            changed = _replaced(changed, reference.path, ScalarNode(prefix + reference.name, pos))
+    inline = registry.spec_model(kind).INLINE
+    if inline is not None and isinstance(declared := changed.get(inline[0]), SequenceNode):
+        items = tuple(
+            _prefixed_name(item, prefix) if isinstance(item, MappingNode) else item for item in declared.items
+        )
+        changed = with_entry(changed, inline[0], SequenceNode(items, declared.pos))
+    return node if changed is written else with_entry(node, "spec", changed)
+
+
+def _prefixed_name(node: MappingNode, prefix: str) -> MappingNode:
+    name = node.get("name")
+    return with_entry(node, "name", ScalarNode(prefix + text_of(name), name.pos)) if name and text_of(name) else node
+
+
+def _prefixed_dependency(node: Node, prefix: str, renamed: set[Ref]) -> Node:
+    try:
+        ref = parse_ref(text_of(node))
+    except ArealError:  # reported when the document is assembled
+        return node
+    return ScalarNode(f"{ref.kind}/{prefix}{ref.name}", node.pos) if ref in renamed else node
+
+
+def _replaced(node: MappingNode, path: FieldPath, value: Node) -> MappingNode:
+    key = str(path[0])
+    if len(path) > 1:
+        inner = node.get(key)
+        if not isinstance(inner, MappingNode):
+            return node
+        value = _replaced(inner, path[1:], value)
+    return with_entry(node, key, value)
+
 
 @dataclass(frozen=True)
 class _Section:
-    """A part of an overlay file that applies, with the node it was read from."""
+    """The overlay, or its part for the profile, with the node it was read from."""
 
     spec: OverlaySection
-    node: Mapping
-    path: TreePath
+    node: MappingNode
+    path: FieldPath
 
 
 @dataclass
@@ -51,7 +174,7 @@ class _Chain:
     count: int = 0
 
 
-def overlay_documents(folder: str, values: AnyMapping[str, Any], reading: Reading) -> list[Document]:
+def overlay_documents(folder: str, values: Mapping[str, Any], reading: Reading) -> list[Document]:
     """The documents of the overlay in ``folder``; ``values`` win over those the overlay sets."""
     path = Path(folder)
     if not (path / OVERLAY_FILE).is_file():
@@ -62,7 +185,7 @@ def overlay_documents(folder: str, values: AnyMapping[str, Any], reading: Readin
     return _build(path, values, reading, _Chain([]))
 
 
-def _build(folder: Path, outer: AnyMapping[str, Any], reading: Reading, chain: _Chain) -> list[Document]:
+def _build(folder: Path, outer: Mapping[str, Any], reading: Reading, chain: _Chain) -> list[Document]:
     sections = _sections(folder, reading)
     values: dict[str, Any] = {}
     for section in sections:
@@ -83,7 +206,7 @@ def _sections(folder: Path, reading: Reading) -> list[_Section]:
     """The overlay file, and the profile's part of it. Empty after reporting what is wrong with it."""
     source = read_text(folder / OVERLAY_FILE, reading.problems)
     nodes = load_documents(source.text, source.file, reading.problems) if source is not None else []
-    if source is None or len(nodes) != 1 or not isinstance(nodes[0], Mapping):
+    if source is None or len(nodes) != 1 or not isinstance(nodes[0], MappingNode):
         if source is not None and not reading.problems:
             reading.problems.add(
                 Pos(source.file, 1, 1), "", "an overlay is one map, with apiVersion, kind: Overlay and bases"
@@ -99,15 +222,15 @@ def _sections(folder: Path, reading: Reading) -> list[_Section]:
     reading.profiles.update(overlay.profiles)
     sections = [_Section(overlay, node, ())]
     if reading.profile in overlay.profiles:
-        path: TreePath = ("profiles", str(reading.profile))
+        path: FieldPath = ("profiles", str(reading.profile))
         profile = child(node.entries["profiles"], str(reading.profile))
-        assert isinstance(profile, Mapping)
+        assert isinstance(profile, MappingNode)
         sections.append(_Section(overlay.profiles[str(reading.profile)], profile, path))
     return sections
 
 
 def _bases(
-    section: _Section, folder: Path, values: AnyMapping[str, Any], reading: Reading, chain: _Chain
+    section: _Section, folder: Path, values: Mapping[str, Any], reading: Reading, chain: _Chain
 ) -> Iterator[Document]:
     for index, base in enumerate(section.spec.bases):
         pos = locate(section.node, ("bases", index))
@@ -133,9 +256,7 @@ def _tidy(path: Path) -> Path:
     return tidy if tidy.resolve() == path.resolve() else path
 
 
-def _patch(
-    documents: list[Document], section: _Section, values: AnyMapping[str, Any], reading: Reading
-) -> list[Document]:
+def _patch(documents: list[Document], section: _Section, values: Mapping[str, Any], reading: Reading) -> list[Document]:
     for index, patch in enumerate(section.spec.patches):
         path = (*section.path, "patches", index)
         node = child(child(section.node.entries["patches"], index) or section.node, "merge")
@@ -148,35 +269,34 @@ def _patch(
             reading.problems.add(pos, path_text((*path, "target")), message, hint=hint)
         for at in matching:
             changed = patched(documents[at].node, node, reading.problems)
-            if isinstance(changed, Mapping):
+            if isinstance(changed, MappingNode):
                 documents[at] = documents[at]._replace(node=changed)
     return documents
 
 
 def _matches(document: Document, patch: Patch) -> bool:
-    target, name = patch.target, _name(document)
+    target, name = patch.target, document.name
     labels = child(document.node.get("metadata") or document.node, "labels")
-    carried = plain(labels) if isinstance(labels, Mapping) else {}
+    carried = plain(labels) if isinstance(labels, MappingNode) else {}
     return (
-        target.kind in (None, _kind(document))
+        target.kind in (None, document.kind)
         and (target.name is None or fnmatchcase(name, target.name))
         and all(carried.get(key) == value for key, value in target.labels.items())
     )
 
 
 def _unmatched(documents: list[Document], patch: Patch) -> tuple[str, str | None]:
-    """Why a patch found nothing: a slip in the name, or a model that is inline in its service."""
+    """The reason that a patch matched nothing: a misspelt name, or an object that is inline in another."""
     target = patch.target
     for document in documents:
-        models = child(document.node.get("spec") or document.node, "models")
-        inline = models.items if isinstance(models, Sequence) else ()
-        if target.kind == "Model" and any(item_name(item) == target.name for item in inline):
-            service = f"InferenceService/{_name(document)}"
+        inline = registry.spec_model(document.kind).INLINE if document.kind in KINDS else None
+        if inline is not None and Ref(str(target.kind), str(target.name)) in document.inline():
+            owner = f"{document.kind}/{document.name}"
             return (
-                f"Model/{target.name} is inline in {service}",
-                f"target {service} with merge: {{spec: {{models: [{{name: {target.name}, ...}}]}}}}",
+                f"{target.kind}/{target.name} is inline in {owner}",
+                f"target {owner} with merge: {{spec: {{{inline[0]}: [{{name: {target.name}, ...}}]}}}}",
             )
-    names = [_name(document) for document in documents if target.kind in (None, _kind(document))]
+    names = [document.name for document in documents if target.kind in (None, document.kind)]
     near = did_you_mean(target.name, names) if target.name else ""
     return f"matches no resource of the bases{near}", None
 
@@ -186,23 +306,14 @@ def _decorated(document: Document, section: _Section) -> Document:
     node = document.node
     for field, entries in (("labels", section.spec.labels), ("annotations", section.spec.annotations)):
         metadata = node.get("metadata")
-        if not entries or not isinstance(metadata, Mapping):
+        if not entries or not isinstance(metadata, MappingNode):
             continue
         written = section.node.entries[field]
-        assert isinstance(written, Mapping)
+        assert isinstance(written, MappingNode)
         own = metadata.get(field)
-        merged: Node = own if isinstance(own, Mapping) else mapping({}, written.pos)
+        merged: Node = own if isinstance(own, MappingNode) else mapping({}, written.pos)
         for key, value in written.entries.items():
-            assert isinstance(merged, Mapping)
+            assert isinstance(merged, MappingNode)
             merged = with_entry(merged, key, value, written.keys[key])
         node = with_entry(node, "metadata", with_entry(metadata, field, merged))
     return document._replace(node=node)
-
-
-def _kind(document: Document) -> str:
-    node = document.node.get("kind")
-    return str(node.value) if isinstance(node, Scalar) else ""
-
-
-def _name(document: Document) -> str:
-    return item_name(document.node.get("metadata") or document.node) or ""

@@ -1,11 +1,22 @@
-"""Where a model's ``path`` leads: a folder, or a Hugging Face id that only the engine can resolve."""
+"""Files, folders and Python names in specs: where a ``path`` leads, and whether ``module:attr`` can be imported.
+
+A module is looked for as a process would, without importing it, and its attribute among the names that its text binds.
+A module that makes names in another way (``import *``, ``__getattr__``, an extension) passes.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+
+from areal.resources.registry import spec_model
+from areal.resources.suggest import did_you_mean
 
 
 def looks_local(path: str) -> bool:
@@ -30,41 +41,24 @@ def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | N
     above it.
     """
 
-    def absolute(value: Any, first: str | None = None) -> Any:
+    def absolute(value: Any, first: str | None) -> Any:
         found = _found(value, source_file, first) if isinstance(value, str) and value else None
         return os.path.abspath(found) if found is not None else value  # noqa: PTH100 - links stay links
 
-    def made(value: Any, fields: tuple[str, ...]) -> Any:
+    def made(value: Any, fields: tuple[str, ...], first: str | None) -> Any:
         if not fields:
-            return absolute(value)
+            return absolute(value, first)
         if not isinstance(value, Mapping):
             return value
         name, rest = fields[0], fields[1:]
         keys = list(value) if name == "*" else [name]
-        return {**value, **{key: made(value[key], rest) for key in keys if key in value}}
+        return {**value, **{key: made(value[key], rest, first) for key in keys if key in value}}
 
-    result = dict(spec)
-    for fields in _PATHS.get(kind, ()):
-        result = made(result, fields)
-    if kind == "TrainJob" and isinstance(result.get("config"), str):
-        result["config"] = absolute(result["config"], result.get("workingDir"))
+    model, result = spec_model(kind), dict(spec)
+    for fields in model.FILES:
+        folder = model.FILES_FROM.get(fields[0])
+        result = made(result, fields, result.get(folder) if folder else None)
     return result
-
-
-_PATHS = {
-    "InferenceService": (("auth", "adminKeyFrom", "file"),),
-    "Model": (
-        ("path",),
-        ("tokenizerPath",),
-        ("chatTemplate",),
-        ("lora", "*"),
-        ("envFrom", "*", "file"),
-        ("external", "apiKeyFrom", "file"),
-        ("engineApiKeyFrom", "file"),
-    ),
-    "AgentService": (("auth", "adminKeyFrom", "file"), ("envFrom", "*", "file")),
-    "TrainJob": (("workingDir",), ("envFrom", "*", "file")),
-}
 
 
 def _found(path: str, source_file: str | None, first: str | None = None) -> Path | None:
@@ -82,3 +76,95 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # a user that this machine does not have
         return Path(path)
+
+
+def import_fault(name: str, places: Sequence[str]) -> str | None:
+    """The fault of ``package.module:attr.attr``, or the same with dots; None where none is found.
+    ``places`` are folders, as in ``sys.path``."""
+    module, colon, attributes = name.partition(":")
+    if not colon:
+        module, _, attributes = name.rpartition(".")
+    found = module_of(module, places)
+    if isinstance(found, str):
+        return f"there is no module {found}"
+    file, rest, folders = found
+    attribute = [*rest, *attributes.split(".")][0]
+    if not rest and _find(f"{module}.{attribute}", folders) is not None:
+        return None  # a module of the package
+    return file_fault(file, attribute)
+
+
+def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list[str]] | str:
+    """The file of ``package.module``, the parts of the name that are no modules but names in that, and the package's
+    folders; or the module that there is not."""
+    folders, parts = list(places), module.split(".")
+    file = Path()
+    for count in range(1, len(parts) + 1):
+        here = ".".join(parts[:count])
+        spec = _find(here, folders) or (_installed(here) if count == 1 else None)
+        if spec is None:
+            return here
+        file = Path(spec.origin or "")
+        if spec.submodule_search_locations is None:
+            return file, parts[count:], []
+        folders = list(spec.submodule_search_locations)
+    return file, [], folders
+
+
+def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """As ``PathFinder`` does, which however wants the parents of a namespace package to be imported."""
+    portions: list[str] = []
+    for folder in folders:
+        importer = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - a string is wanted
+        spec = importer.find_spec(name) if importer is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec.submodule_search_locations or ()) if spec is not None else ()
+    if not portions:
+        return None
+    namespace = ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    """By whatever finds modules in this interpreter: built-in ones, and those of editable installations."""
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def file_fault(file: Path, attribute: str) -> str | None:
+    """The same of a file's text: a syntax error, or no such name in it."""
+    if file.suffix != ".py" or not file.is_file():
+        return None
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return f"{file}{f':{line}' if line else ''}: {getattr(error, 'msg', error)}"
+    bound = set(_bound(tree.body))
+    bound |= {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    first = attribute.partition(".")[0]
+    if not first or first in bound or bound & {"*", "__getattr__"}:
+        return None
+    return f"no {first!r} in {file}{did_you_mean(first, sorted(bound))}"
+
+
+def _bound(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that the statements of a module bind; those within functions and classes are not its own."""
+    pending: list[ast.AST] = list(body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+            pending += node.decorator_list
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((each.asname or each.name).partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("globals", "setattr", "exec", "vars"):
+            yield "*"
+        pending += ast.iter_child_nodes(node)

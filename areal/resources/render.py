@@ -2,6 +2,15 @@
 
 ``read -> template -> overlay -> set -> assemble -> cross-check``; every stage adds to one list of faults. ``render``
 returns nothing when there is any; ``render_valid`` leaves out the documents that have one.
+
+``--set`` sets one field from the command line, over everything in the files:
+
+    spec.gateway.port=9000                  when there is one resource
+    Model/qwen:spec.replicas=2              any resource, inline models too
+    values.size=7b                          a value for expressions
+
+The value is read as YAML. It stands in the resource's own spec, and its position is the flag: ``--set:2:21`` is
+column 21 of the second ``--set``.
 """
 
 from __future__ import annotations
@@ -9,28 +18,40 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from areal.resources import crosscheck
-from areal.resources.assemble import assemble
+from areal.errors import ArealError
+from areal.resources import registry, tree
 from areal.resources.diagnostics import Diagnostic, ManifestError, Pos, Problems
-from areal.resources.documents import Document
-from areal.resources.expressions import Environment
-from areal.resources.kinds import KINDS, Ref, name_problem
-from areal.resources.nodes import Mapping as MappingNode
-from areal.resources.nodes import Scalar
+from areal.resources.documents import Document, Reading, SourceText, read_sources, read_values
+from areal.resources.expressions import EnvironmentVariables
+from areal.resources.kinds import KINDS, Ref, name_problem, parse_ref
+from areal.resources.model_fields import resolve
+from areal.resources.nodes import MappingNode, Node, ScalarNode, SequenceNode, item_name, mapping, plain, with_entry
 from areal.resources.overlay import overlay_documents
-from areal.resources.reading import Reading
-from areal.resources.resource import PlacedReference, Rendered, Resource
-from areal.resources.sets import apply_settings, parse_settings, set_values
-from areal.resources.sources import SourceText, read_sources
-from areal.resources.values import read_values
+from areal.resources.resource import (
+    Rendered,
+    acyclic,
+    assemble,
+    place_references,
+    served_once,
+    unique,
+)
+from areal.resources.suggest import did_you_mean
+from areal.resources.tree import FieldPath, bracketed, path_text
+from areal.resources.yaml_io import MAX_DEPTH, load_value
+
+FLAG = "--set"
+
+_FORM = re.compile(r"(?:(?P<ref>[A-Za-z]+/[^:=]*):)?(?P<path>[^=]*)=(?P<value>.*)", re.DOTALL)
+_ROOTS = ("spec", "metadata", "values")
 
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """What to render. ``"-"`` among ``files`` is the text in ``stdin``; ``env`` None means this process's."""
+    """``"-"`` among ``files`` stands for the text in ``stdin``; ``env`` None for this process's environment."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False
@@ -52,8 +73,8 @@ def render(request: RenderRequest) -> Rendered:
 
 @dataclass(frozen=True)
 class ValidPart:
-    """What ``render`` would give without the documents that have a fault. ``spoiled``: the objects that those declare,
-    as far as they say, each with the faults of its document; ``faults``: all there are, in file order."""
+    """The result of ``render`` without the documents that have a fault. ``spoiled``: the objects that those declare, as
+    far as their names can be read, each with the faults of its document; ``faults``: all of them, in file order."""
 
     rendered: Rendered
     faults: tuple[Diagnostic, ...] = ()
@@ -67,13 +88,16 @@ def render_valid(request: RenderRequest) -> ValidPart:
 
 def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     problems = Problems()
-    env = Environment(os.environ if request.env is None else request.env)
+    env = EnvironmentVariables(os.environ if request.env is None else request.env)
     sources = list(read_sources(request.files, request.recursive, request.stdin, problems))
     manifests = tuple(problems.files)
     documents = _documents(request, sources, Reading(problems, env, request.profile))
-    made = [(document, assemble(document, problems)) for document in documents]
+    made = [(document, assemble(document)) for document in documents]
     resources = [resource for _, each in made for resource in each]
-    references = _cross_check(resources, problems)
+    unique(resources, problems)
+    served_once(resources, problems)
+    references = place_references(resources)
+    acyclic(references, problems)
     faults = tuple(problems.diagnostics())
     spoiled: dict[Ref, tuple[Diagnostic, ...]] = {}
     if faults and partly:
@@ -85,9 +109,9 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
             if here is None:
                 kept += each
             else:
-                spoiled |= {ref: tuple(here) for ref in (*_named(document), *(item.ref for item in each))}
+                spoiled |= {ref: tuple(here) for ref in document.declared() if name_problem(ref.name) is None}
         resources = [item for item in kept if item.ref not in spoiled]
-        references = crosscheck.place_references(resources)
+        references = place_references(resources)
     return ValidPart(Rendered(tuple(resources), references, dict(sorted(env.read.items()))), faults, spoiled)
 
 
@@ -116,17 +140,6 @@ class _Places:
         return found
 
 
-def _named(document: Document) -> list[Ref]:
-    """What a document with faults says that it is, when it does."""
-    metadata = document.node.get("metadata")
-    kind, name = document.node.get("kind"), metadata.get("name") if isinstance(metadata, MappingNode) else None
-    if not (isinstance(kind, Scalar) and isinstance(name, Scalar)) or kind.value not in KINDS:
-        return []
-    if not isinstance(name.value, str) or name_problem(name.value) is not None:
-        return []
-    return [Ref(str(kind.value), name.value)]
-
-
 def _documents(request: RenderRequest, sources: list[SourceText], reading: Reading) -> list[Document]:
     problems = reading.problems
     settings = parse_settings(request.sets, problems)
@@ -140,9 +153,140 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
     return apply_settings(documents, settings, problems)
 
 
-def _cross_check(resources: list[Resource], problems: Problems) -> tuple[PlacedReference, ...]:
-    crosscheck.unique(resources, problems)
-    crosscheck.served_once(resources, problems)
-    references = crosscheck.place_references(resources)
-    crosscheck.acyclic(references, problems)
-    return references
+@dataclass(frozen=True)
+class Setting:
+    """One ``--set``, read. ``ref`` None: the only resource there is, or a value."""
+
+    ref: Ref | None
+    path: FieldPath
+    value: Node
+    pos: Pos
+
+
+def parse_settings(texts: Sequence[str], problems: Problems) -> list[Setting]:
+    found = (_parse(text, line, problems) for line, text in enumerate(texts, start=1))
+    return [setting for setting in found if setting is not None]
+
+
+def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Problems) -> dict[str, Any]:
+    """``values`` with every ``values.x=...``."""
+    for setting in settings:
+        if setting.path[0] != "values":
+            continue
+        if setting.ref is not None or len(setting.path) < 2:
+            problems.add(setting.pos, path_text(setting.path), "a value is set as values.NAME=..., for no resource")
+            continue
+        values = tree.set_path(values, setting.path[1:], plain(setting.value))
+    return values
+
+
+def apply_settings(documents: list[Document], settings: Sequence[Setting], problems: Problems) -> list[Document]:
+    """The documents with every setting that is not a value in its place."""
+    fields = [setting for setting in settings if setting.path[0] != "values"]
+    if not fields:
+        return documents
+    documents = list(documents)
+    names = {name: at for at, document in reversed(list(enumerate(documents))) for name in document.declared()}
+    for setting in fields:
+        at = _target(documents, names, setting, problems)
+        if at is None:
+            continue
+        document = documents[at]
+        try:
+            path = setting.path
+            if setting.ref is not None and setting.ref != document.declared()[0]:  # a model inline in a service's list
+                path = ("spec", "models", f"[{setting.ref.name}]", *path[1:])
+            node = _set(document.node, path, setting, (), document.kind)
+        except _NoPlace as error:
+            problems.add(setting.pos, path_text(setting.path), str(error))
+            continue
+        assert isinstance(node, MappingNode)
+        documents[at] = document._replace(node=node)
+    return documents
+
+
+class _NoPlace(Exception):
+    pass
+
+
+def _parse(text: str, line: int, problems: Problems) -> Setting | None:
+    start = Pos(FLAG, line, 1)
+    match = _FORM.fullmatch(text)
+    if match is None:
+        problems.add(start, "", f'"{text}" is not PATH=VALUE', hint="for example --set spec.gateway.port=9000")
+        return None
+    pos = start._replace(col=match.start("path") + 1)
+    try:
+        ref = parse_ref(match["ref"]) if match["ref"] is not None else None
+        path = tree.parse_path(match["path"])
+    except (ArealError, ValueError) as error:
+        problems.add(start, "", str(error))
+        return None
+    if len(path) > MAX_DEPTH:
+        problems.add(pos, "", f"the path has more than {MAX_DEPTH} steps")
+        return None
+    if not path or path[0] not in _ROOTS:
+        first = str(path[0]) if path else ""
+        problems.add(pos, match["path"], f"a path begins with spec, metadata or values{did_you_mean(first, _ROOTS)}")
+        return None
+    if path == ("metadata", "name"):
+        problems.add(pos, match["path"], "the name identifies the object: it cannot be set")
+        return None
+    value = load_value(match["value"], start._replace(col=match.start("value") + 1), problems)
+    return None if value is None else Setting(ref, path, value, pos)
+
+
+def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, problems: Problems) -> int | None:
+    """The index of the document that the setting is for."""
+    text = path_text(setting.path)
+    if setting.ref is None:
+        if len(documents) == 1:
+            return 0
+        hint = f"name one: {FLAG} {min(names, key=names.__getitem__)}:{text}=..." if names else None
+        problems.add(setting.pos, text, f"there are {len(documents)} resources, and no one is named", hint=hint)
+        return None
+    if setting.ref not in names:
+        near = did_you_mean(str(setting.ref), map(str, names))
+        problems.add(setting.pos, text, f"{setting.ref} is not in these manifests{near}")
+        return None
+    return names[setting.ref]
+
+
+def _set(node: Node | None, path: FieldPath, setting: Setting, above: FieldPath, kind: str) -> Node:
+    """``node`` with the setting's value at ``path``; what is missing on the way is made as the kind's model says."""
+    if not path:
+        return setting.value
+    step, here = path[0], (*above, path[0])
+    if isinstance(node, ScalarNode) and node.value is None:
+        node = None
+    if isinstance(node, SequenceNode) or (node is None and _is_list(above, kind)):
+        items = node.items if isinstance(node, SequenceNode) else ()
+        return SequenceNode(_set_item(items, path, setting, above, kind), node.pos if node is not None else setting.pos)
+    if isinstance(node, ScalarNode):
+        raise _NoPlace(f"{path_text(above)} is no map")
+    holder = node if node is not None else mapping({}, setting.pos)
+    key = bracketed(step) or str(step)
+    return with_entry(
+        holder, key, _set(holder.get(key), path[1:], setting, here, kind), holder.keys.get(key, setting.pos)
+    )
+
+
+def _set_item(
+    items: tuple[Node, ...], path: FieldPath, setting: Setting, above: FieldPath, kind: str
+) -> tuple[Node, ...]:
+    step, here = path[0], (*above, path[0])
+    name = bracketed(step)
+    for at, item in enumerate(items):
+        if (name is not None and item_name(item) == name) or step == at:
+            return (*items[:at], _set(item, path[1:], setting, here, kind), *items[at + 1 :])
+    if name is None:
+        raise _NoPlace(f"{path_text(above)} has no item {path_text((step,))}; it has {len(items)}")
+    fresh = mapping({"name": ScalarNode(name, setting.pos)}, setting.pos)
+    return (*items, _set(fresh, path[1:], setting, here, kind))
+
+
+def _is_list(path: FieldPath, kind: str) -> bool:
+    if path[:1] != ("spec",) or kind not in KINDS:
+        return False
+    fields = list(resolve(registry.spec_model(kind), path[1:]))
+    return bool(fields) and fields[-1].repeated and fields[-1].name == path[-1]

@@ -1,15 +1,37 @@
-"""What rendering yields: resources as their authors wrote them, each value traceable to a file and line."""
+"""Documents to resources as their authors wrote them, each value traceable to a file and line.
+
+``assemble`` checks the envelope, the metadata and the spec of one document, and takes inline models out. The checks
+across all resources follow: duplicates, served names, references, cycles. ``graph`` draws the references.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping as AnyMapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from areal.resources.diagnostics import Pos
-from areal.resources.kinds import Ref
-from areal.resources.nodes import Mapping, locate
-from areal.resources.tree import Path, path_text
+from areal.resources import registry, validation
+from areal.resources.diagnostics import Pos, Problems
+from areal.resources.documents import Document
+from areal.resources.fields import Metadata
+from areal.resources.kinds import API_VERSION, KINDS, SERVED, Ref, parse_ref, served_name
+from areal.resources.model_fields import fields_of
+from areal.resources.nodes import (
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    at_path,
+    is_unreadable,
+    item_name,
+    locate,
+    plain,
+    text_place,
+    without_entry,
+)
+from areal.resources.suggest import did_you_mean
+from areal.resources.tree import FieldPath, path_text
+from areal.resources.validation import Fault
 
 
 @dataclass(frozen=True)
@@ -26,33 +48,37 @@ class Source:
 
 @dataclass(frozen=True)
 class Resource:
-    """One object as wished for. ``spec`` is sparse and plain: what was written, after templating, with YAML's names
-    and no defaults. ``depends_on`` holds canonical references (``Model/qwen``); ``origin`` says which generated item
-    it is (``each[2]``)."""
+    """One desired object. ``spec`` is sparse and plain: the fields as written, after templating, with YAML's names
+    and no defaults. ``depends_on`` holds canonical references (``Model/qwen``); ``origin`` is the item that it was
+    generated for (``each[2]``)."""
 
     kind: str
     name: str
-    labels: AnyMapping[str, str]
-    annotations: AnyMapping[str, str]
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
     depends_on: tuple[str, ...]
     spec: dict[str, Any]
     source: Source
     owned_by: Ref | None = None
-    spec_node: Mapping = field(compare=False, repr=False, default_factory=lambda: Mapping({}, {}, Pos("", 1, 1)))
-    metadata_node: Mapping = field(compare=False, repr=False, default_factory=lambda: Mapping({}, {}, Pos("", 1, 1)))
+    spec_node: MappingNode = field(
+        compare=False, repr=False, default_factory=lambda: MappingNode({}, {}, Pos("", 1, 1))
+    )
+    metadata_node: MappingNode = field(
+        compare=False, repr=False, default_factory=lambda: MappingNode({}, {}, Pos("", 1, 1))
+    )
     pos: Pos = field(compare=False, default=Pos("", 1, 1))
-    spec_path: Path = field(compare=False, repr=False, default=("spec",))
+    spec_path: FieldPath = field(compare=False, repr=False, default=("spec",))
     origin: str = field(compare=False, default="")
 
     @property
     def ref(self) -> Ref:
         return Ref(self.kind, self.name)
 
-    def pos_of(self, path: Path) -> Pos:
-        """Where the field at ``path`` (inside the spec) was written, or the deepest part of the path that was."""
+    def pos_of(self, path: FieldPath) -> Pos:
+        """The position of the field at ``path`` (inside the spec), or of the deepest part of the path that exists."""
         return locate(self.spec_node, path)
 
-    def text_of(self, path: Path) -> str:
+    def text_of(self, path: FieldPath) -> str:
         """``path`` (inside the spec) as it reads in the file: an inline model's begins with its service's."""
         return path_text((*self.spec_path, *path))
 
@@ -75,9 +101,259 @@ class Rendered:
 
     resources: tuple[Resource, ...]
     references: tuple[PlacedReference, ...] = ()
-    env: AnyMapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unresolved(self) -> tuple[PlacedReference, ...]:
         """References to objects that are not in the files."""
         return tuple(reference for reference in self.references if not reference.declared)
+
+
+ENVELOPE = ("apiVersion", "kind", "metadata", "spec", "profiles")
+
+
+def assemble(document: Document) -> list[Resource]:
+    """The resource of a document, its inline models after it. Empty, or incomplete, after reporting faults."""
+    kind = _kind(document)
+    _check_envelope(document)
+    metadata = _metadata(document)
+    spec_node = _spec_node(document)
+    if kind is None or spec_node is None:
+        return []
+    spec = plain(spec_node)
+    _, faults = validation.check_model(registry.spec_model(kind), spec)
+    _report(faults, document, spec_node, ("spec",))
+    metadata_node = document.node.get("metadata")
+    if metadata is None or not isinstance(metadata_node, MappingNode):
+        return []
+    resource = Resource(
+        kind=kind,
+        name=metadata.name,
+        labels=dict(metadata.labels),
+        annotations=dict(metadata.annotations),
+        depends_on=tuple(dict.fromkeys(metadata.depends_on)),
+        spec=spec,
+        source=Source(document.source.file, document.node.pos.line, document.source.sha256),
+        spec_node=spec_node,
+        metadata_node=metadata_node,
+        pos=metadata_node.entries["name"].pos,
+        origin=document.origin,
+    )
+    inline = registry.spec_model(kind).INLINE
+    if inline is None or inline[0] not in spec:
+        return [resource]
+    spec = {key: value for key, value in spec.items() if key != inline[0]}
+    bare = replace(resource, spec=spec, spec_node=without_entry(spec_node, inline[0]))
+    return [bare, *_inline_objects(resource, *inline)]
+
+
+def _kind(document: Document) -> str | None:
+    node = document.node.get("kind")
+    if node is None:
+        keys = document.node.entries.keys()
+        hint = "values go in with --values" if keys and not keys & {*ENVELOPE, "template"} else None
+        document.report(document.node.pos, "", 'required field "kind" is missing', hint=hint)
+        return None
+    kind = plain(node)
+    if not isinstance(kind, str):
+        document.report(node.pos, "kind", f"expected text, got {validation.describe(kind)}")
+        return None
+    if kind in KINDS:
+        return kind
+    message = f'unknown kind "{kind}"{did_you_mean(kind, KINDS)}'
+    document.report(node.pos, "kind", message, hint=f"kinds: {', '.join(KINDS)}")
+    return None
+
+
+def _check_envelope(document: Document) -> None:
+    node = document.node
+    version = node.get("apiVersion")
+    if version is None:
+        document.report(node.pos, "", f'required field "apiVersion" is missing: write {API_VERSION}')
+    elif plain(version) != API_VERSION:
+        message = f"unknown version {validation.describe(plain(version))}: this areal reads {API_VERSION}"
+        document.report(version.pos, "apiVersion", message)
+    for key in node.entries:
+        if key == "status":
+            hint = "`areal get -o manifest` prints only what can be applied again"
+            document.report(node.keys[key], key, "status is written by areal: remove it", hint=hint)
+        elif key not in ENVELOPE:
+            message = f"unknown field{did_you_mean(key, (*ENVELOPE, 'generate', 'template'))}"
+            document.report(node.keys[key], key, message)
+
+
+def _metadata(document: Document) -> Metadata | None:
+    node = document.node.get("metadata")
+    if node is None:
+        document.report(document.node.pos, "", 'required field "metadata" is missing: it holds the name')
+        return None
+    metadata, faults = validation.check_model(Metadata, plain(node))
+    _report(faults, document, node, ("metadata",))
+    return metadata if isinstance(metadata, Metadata) else None
+
+
+def _spec_node(document: Document) -> MappingNode | None:
+    node = document.node.get("spec")
+    if node is None or (isinstance(node, ScalarNode) and node.value is None):
+        return MappingNode({}, {}, document.node.key_pos("spec"))
+    if isinstance(node, MappingNode):
+        return node
+    document.report(node.pos, "spec", f"expected a map, got {validation.describe(plain(node))}")
+    return None
+
+
+def _report(faults: list[Fault], document: Document, node: Node, base: FieldPath) -> None:
+    for fault in faults:
+        found = at_path(node, fault.path)
+        if is_unreadable(found):
+            continue
+        pos = locate(node, fault.path, at_key=fault.at_key) if fault.path else document.node.key_pos(str(base[0]))
+        where = ""
+        if fault.column and isinstance(found, ScalarNode):
+            pos, where = text_place(found, fault.column)
+        document.report(pos, path_text((*base, *fault.path)), fault.message + where)
+
+
+def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> Iterator[Resource]:
+    """Each named item of a field as an object of its own. It takes its owner's labels."""
+    items = owner.spec_node.entries[field]
+    for item in items.items if isinstance(items, SequenceNode) else ():
+        name = item_name(item)
+        if name is None or not isinstance(item, MappingNode):
+            continue  # reported by the validation of the owner
+        node = without_entry(item, "name")
+        yield replace(
+            owner,
+            kind=kind,
+            name=name,
+            annotations={},
+            depends_on=(),
+            spec={**plain(node), reference: owner.name},
+            source=replace(owner.source, line=item.pos.line),
+            owned_by=owner.ref,
+            spec_node=node,
+            pos=item.entries["name"].pos,
+            spec_path=("spec", field, f"[{name}]"),
+        )
+
+
+def unique(resources: Sequence[Resource], problems: Problems) -> None:
+    """One resource for each (kind, name), across all files."""
+    first: dict[Ref, Resource] = {}
+    for resource in resources:
+        earlier = first.setdefault(resource.ref, resource)
+        if earlier is not resource:
+            path = "metadata.name" if resource.owned_by is None else resource.text_of(("name",))
+            first_by, again_by = (each.origin and f" by {each.origin}" for each in (earlier, resource))
+            message = f"{resource.ref} is declared twice: first at {earlier.pos}{first_by}"
+            problems.add(resource.pos, path, message + (again_by and f", again{again_by}"))
+
+
+def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
+    """The service of a Model and its name there, a pair that is unique among models."""
+    return str(spec.get("service", "default")), served_name(name, spec)
+
+
+def served_twice(resource: Resource, other: str) -> tuple[Pos, str, str]:
+    """Place, field and fault of a Model whose served name ``other`` has."""
+    service, name = served_as(resource.name, resource.spec)
+    said = SERVED in resource.spec
+    pos, path = (resource.pos_of((SERVED,)), resource.text_of((SERVED,))) if said else (resource.pos, "metadata.name")
+    return pos, path, f'"{name}" is what clients of InferenceService/{service} call {other}: give one of them another'
+
+
+def served_once(resources: Sequence[Resource], problems: Problems) -> None:
+    """One Model for each name that a service's clients send."""
+    first: dict[tuple[str, str], Resource] = {}
+    for resource in resources:
+        if SERVED not in fields_of(registry.spec_model(resource.kind)):
+            continue
+        earlier = first.setdefault(served_as(resource.name, resource.spec), resource)
+        if earlier.ref != resource.ref:
+            pos, path, message = served_twice(resource, f"{earlier.ref} ({earlier.pos})")
+            problems.add(pos, path, message)
+
+
+def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ...]:
+    """Every reference of every resource, ``dependsOn`` included, in file order."""
+    declared = {resource.ref for resource in resources}
+    found = []
+    for resource in resources:
+        for index, text in enumerate(resource.depends_on):
+            target, pos = parse_ref(text), locate(resource.metadata_node, ("dependsOn", index))
+            found.append(PlacedReference(resource.ref, target, f"metadata.dependsOn[{index}]", pos, target in declared))
+        for reference in registry.references(resource.kind, resource.spec):
+            target, pos, path = reference.ref, resource.pos_of(reference.path), resource.text_of(reference.path)
+            found.append(PlacedReference(resource.ref, target, path, pos, target in declared))
+    return tuple(found)
+
+
+def acyclic(references: Sequence[PlacedReference], problems: Problems) -> None:
+    """Reports each cycle once, every edge with the place that makes it."""
+    edges: dict[Ref, list[PlacedReference]] = {}
+    for reference in references:
+        if reference.declared:
+            edges.setdefault(reference.source, []).append(reference)
+    done: set[Ref] = set()
+    for start in edges:
+        for cycle in _cycles_from(start, edges, done):
+            steps = " -> ".join(f"{edge.target} ({edge.pos})" for edge in cycle)
+            problems.add(cycle[0].pos, cycle[0].path, f"dependency cycle: {cycle[0].source} -> {steps}")
+
+
+def _cycles_from(
+    start: Ref, edges: dict[Ref, list[PlacedReference]], done: set[Ref]
+) -> Iterator[list[PlacedReference]]:
+    """Depth first without recursion: a chain of references may be as long as the files are."""
+    if start in done:
+        return
+    path: list[PlacedReference] = []
+    on_path = {start: 0}
+    pending = [iter(edges.get(start, ()))]
+    while pending:
+        edge = next(pending[-1], None)
+        if edge is None:
+            pending.pop()
+            node = path.pop().target if path else start
+            done.add(node)
+            on_path.pop(node)
+        elif edge.target in on_path:
+            yield [*path[on_path[edge.target] :], edge]
+        elif edge.target not in done:
+            path.append(edge)
+            on_path[edge.target] = len(path)
+            pending.append(iter(edges.get(edge.target, ())))
+
+
+def graph(resources: Iterable[Resource], format: str = "dot") -> str:
+    """``dot``, ``mermaid`` or ``text``; deterministic: kinds in order, then names. An edge goes from a resource to the
+    one it needs, labelled by the field that refers to it. Objects outside the files are dashed, or marked ``?``."""
+    declared = {resource.ref: resource for resource in resources}
+    references = place_references([*declared.values()])
+    nodes = sorted(declared, key=lambda ref: ref.sort_key)
+    others = sorted({each.target for each in references if not each.declared}, key=lambda ref: ref.sort_key)
+    labels: dict[tuple[Ref, Ref], str] = {}
+    for each in references:
+        labels.setdefault((each.source, each.target), each.path.rpartition(".")[2].partition("[")[0])
+    edges = sorted(labels, key=lambda edge: (edge[0].sort_key, edge[1].sort_key))
+    match format:
+        case "dot":
+            lines = ["digraph areal {", "  rankdir=LR;", "  node [shape=box];"]
+            lines += [f'  "{ref}";' for ref in nodes] + [f'  "{ref}" [style=dashed];' for ref in others]
+            lines += [f'  "{source}" -> "{target}" [label="{labels[source, target]}"];' for source, target in edges]
+            lines.append("}")
+        case "mermaid":
+            ids = {ref: f"n{number}" for number, ref in enumerate((*nodes, *others))}
+            lines = ["flowchart LR", *(f'  {ids[ref]}["{ref}"]' for ref in nodes)]
+            lines += [f'  {ids[ref]}["{ref}"]:::elsewhere' for ref in others]
+            lines += [f"  {ids[source]} -->|{labels[source, target]}| {ids[target]}" for source, target in edges]
+            lines += ["  classDef elsewhere stroke-dasharray: 5 5"] if others else []
+        case "text":
+            lines = []
+            for ref in nodes:
+                needs = [f"{target}{'' if target in declared else '?'}" for source, target in edges if source == ref]
+                inline = " (inline)" if declared[ref].owned_by is not None else ""
+                lines.append(f"{ref}{inline}" + (f" -> {', '.join(needs)}" if needs else ""))
+        case _:
+            raise ValueError(f'"{format}" is no graph format: dot, mermaid or text')
+    return "".join(f"{line}\n" for line in lines)

@@ -8,16 +8,20 @@ editor. ``x-areal-update`` says what a change of the field costs. Draft 7 is wha
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import itertools
 import json
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal.resources import registry
-from areal.resources.docs import field_docs, model_doc
+from areal.resources.fields import EXPRESSION, Schema
 from areal.resources.kinds import API_VERSION, KINDS
-from areal.resources.rules import EXPRESSION, Schema
+from areal.resources.model_fields import all_fields, fields_of
 
 if TYPE_CHECKING:
     from areal.resources.fields import SpecModel
@@ -85,7 +89,7 @@ def combined_schema(draft: int = 7) -> Schema:
 
 
 def schema_files() -> dict[str, str]:
-    """What belongs into ``schemas/``: file name to content."""
+    """The files of ``schemas/``: name to content."""
     schemas = {kind.lower(): json_schema(kind) for kind in (*KINDS, "Overlay")}
     schemas[COMBINED] = combined_schema()
     return {f"{name}.schema.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
@@ -100,7 +104,7 @@ def stale_files(folder: Path) -> list[str]:
 
 def _definitions(kind: str) -> Schema:
     """The envelope of a kind under its name, and the models it uses."""
-    from areal.resources.metadata import Metadata
+    from areal.resources.fields import Metadata
 
     spec = registry.spec_model(kind)
     needed = bool(registry.validate(kind, {}))
@@ -111,7 +115,7 @@ def _definitions(kind: str) -> Schema:
             "apiVersion": {"const": API_VERSION, "description": "Version of this format."},
             "kind": {"const": kind, "description": f"{kind}: {model_doc(spec)}"},
             "metadata": _ref(Metadata),
-            "spec": _ref(spec) if needed else _or_null(_ref(spec)),
+            "spec": _ref(spec) if needed else {**_ref(spec), "anyOf": [*_ref(spec)["anyOf"], {"type": "null"}]},
             "profiles": _PROFILES,
         },
         "required": ["kind", "metadata", *(["spec"] if needed else [])],
@@ -121,7 +125,7 @@ def _definitions(kind: str) -> Schema:
 
 
 def _overlay_definitions() -> Schema:
-    from areal.resources.overlay_file import Overlay
+    from areal.resources.overlay import Overlay
 
     return _models(Overlay)
 
@@ -130,22 +134,17 @@ def _models(model: type[SpecModel]) -> Schema:
     """Every model below ``model`` by class name, with docs, defaults and update classes."""
     generated = model.model_json_schema(by_alias=True, ref_template="#/definitions/{model}")
     raw = {**generated.pop("$defs", {}), model.__name__: generated}
-    classes = {model.__name__: model, **{cls.__name__: cls for cls in _nested(model)}}
+    nested = (info.nested for _, info in all_fields(model))
+    classes = {model.__name__: model, **{cls.__name__: cls for cls in nested if cls is not None}}
     definitions = {name: _model_schema(cls, raw[name]) for name, cls in classes.items()}
     extra = {name: schema for name, schema in raw.items() if name not in classes}  # JsonValue
     return {**definitions, **extra, "Expression": _EXPRESSION}
 
 
-def _nested(model: type[SpecModel]) -> Iterator[type[SpecModel]]:
-    for _, info in registry.all_fields(model):
-        if info.nested is not None:
-            yield info.nested
-
-
 def _model_schema(model: type[SpecModel], raw: Schema) -> Schema:
     docs = field_docs(model)
     properties: Schema = {}
-    for name, info in registry.fields_of(model).items():
+    for name, info in fields_of(model).items():
         found: Schema = raw["properties"][name]
         shape = {key: value for key, value in found.items() if key not in ("title", "default", "description")}
         properties[name] = {
@@ -154,7 +153,7 @@ def _model_schema(model: type[SpecModel], raw: Schema) -> Schema:
             **({} if "default" not in found or found["default"] is None else {"default": found["default"]}),
             **({} if info.update is None else {"x-areal-update": info.update.name}),
         }
-    required = [name for name, info in registry.fields_of(model).items() if info.required]
+    required = [name for name, info in fields_of(model).items() if info.required]
     return {
         "type": "object",
         "description": model_doc(model),
@@ -179,10 +178,6 @@ def _templated(shape: Schema) -> Schema:
 
 def _ref(model: type[SpecModel]) -> Schema:
     return {"anyOf": [{"$ref": f"#/definitions/{model.__name__}"}, EXPRESSION], "description": model_doc(model)}
-
-
-def _or_null(shape: Schema) -> Schema:
-    return {**shape, "anyOf": [*shape["anyOf"], {"type": "null"}]}
 
 
 def _when_kind(kind: str, then: Schema) -> Schema:
@@ -230,6 +225,34 @@ def _finished(name: str, title: str, body: Schema, definitions: Schema, draft: i
             json.dumps(schema).replace('"#/definitions/', '"#/$defs/').replace('"definitions":', '"$defs":')
         )
     return schema
+
+
+# The docstrings under the fields of the spec models, read from their source on demand: reading them with every import
+# would cost each ``apply`` more than validating its manifests.
+
+
+@cache
+def field_docs(model: type[SpecModel]) -> dict[str, str]:
+    """The docstring of each field by attribute name, inherited ones included; a field without one is absent."""
+    docs: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if cls.__module__ not in ("pydantic.main", "builtins"):
+            body = _class_bodies(cls.__module__).get(cls.__name__, [])
+            for field, below in itertools.pairwise(body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        docs[name] = " ".join(text.split())
+    return docs
+
+
+def model_doc(model: type[SpecModel]) -> str:
+    return " ".join((model.__doc__ or "").split())
+
+
+@cache
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Plain JSON-like trees as values: merge, leaves, changes. Standard library only, nothing is mutated.
+"""Plain JSON-like trees as values: merge, leaves, changes and their cost. Standard library only, nothing is mutated.
 
 A list whose items are all maps with distinct string ``name``s is *keyed*: it merges by name and its items are
 addressed by name, ``("models", "[qwen]", "replicas")``, so that the order of items never matters. Every other list is
@@ -7,21 +7,25 @@ keyed list names no item and so changes none.
 
 Merging is associative over trees of one shape (a path never a map in one and a scalar in another), which is what a
 schema guarantees; layers rely on it.
+
+A field declares the cost of its change as ``Annotated[int, UpdateClass.ROLL]``. On a field that holds a map it is a
+floor: the least that a change of any field inside costs there. So a block that kinds share is cheap to change in one (a
+gateway's scheduling) and impossible in another (a running job's).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias
 
 Step: TypeAlias = str | int
-Path: TypeAlias = tuple[Step, ...]
+FieldPath: TypeAlias = tuple[Step, ...]
 
 
-class _Absent(Enum):
+class _Sentinel(Enum):
     ABSENT = "absent"
 
     def __repr__(self) -> str:
@@ -31,7 +35,7 @@ class _Absent(Enum):
         return False
 
 
-ABSENT: Final = _Absent.ABSENT
+ABSENT: Final = _Sentinel.ABSENT
 """No value at a path, as opposed to ``None``."""
 
 
@@ -39,7 +43,7 @@ ABSENT: Final = _Absent.ABSENT
 class Change:
     """One leaf, before and after; ABSENT where there was or will be none."""
 
-    path: Path
+    path: FieldPath
     old: Any
     new: Any
 
@@ -52,7 +56,9 @@ def merge(base: Any, patch: Any) -> Any:
             merged[key] = merge(base[key], value) if key in base else value
         return merged
     if is_keyed(base) and (patch == [] or is_keyed(patch)):
-        return _merge_keyed(base, patch)
+        patches = {item["name"]: item for item in patch}
+        items = [merge(item, patches.pop(item["name"])) if item["name"] in patches else item for item in base]
+        return [*items, *patches.values()]
     return patch
 
 
@@ -64,35 +70,20 @@ def is_keyed(value: Any) -> bool:
     return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
 
 
-def leaves(tree: Any) -> dict[Path, Any]:
+def leaves(tree: Any) -> dict[FieldPath, Any]:
     """Every leaf by its path, in document order. Empty maps and lists are leaves, but an empty tree has none."""
     return {} if tree == {} else dict(_walk(tree, ()))
 
 
 def changes(old: Any, new: Any) -> tuple[Change, ...]:
-    """What turns ``old`` into ``new``, up to the order of keyed items; see ``apply_changes``."""
+    """The leaves that differ, by path; equal for trees that differ in the order of keyed items alone."""
     before, after = leaves(old), leaves(new)
     paths = [*before, *(path for path in after if path not in before)]
     pairs = ((path, before.get(path, ABSENT), after.get(path, ABSENT)) for path in paths)
     return tuple(Change(path, a, b) for path, a, b in pairs if not _same(a, b))
 
 
-def apply_changes(tree: Any, items: Iterable[Change]) -> Any:
-    """``tree`` with every change's ``new``: removals first, since a leaf may stand where a branch was.
-
-    An item is addressed by its name, so names go last, and inner ones before outer ones.
-    """
-    pending = list(items)
-    removed = [change.path for change in pending if change.new is ABSENT]
-    for path in sorted(removed, key=lambda path: (path[-1:] == ("name",), -len(path))):
-        tree = delete_path(tree, path)
-    for change in pending:
-        if change.new is not ABSENT:
-            tree = set_path(tree, change.path, change.new)
-    return tree
-
-
-def get_path(tree: Any, path: Path, default: Any = ABSENT) -> Any:
+def get_path(tree: Any, path: FieldPath, default: Any = ABSENT) -> Any:
     """The value at ``path``, ``default`` when there is none."""
     for step in path:
         slot = _slot(tree, step)
@@ -102,16 +93,18 @@ def get_path(tree: Any, path: Path, default: Any = ABSENT) -> Any:
     return tree
 
 
-def set_path(tree: Any, path: Path, value: Any) -> Any:
+def set_path(tree: Any, path: FieldPath, value: Any) -> Any:
     """A copy of ``tree`` with ``value`` at ``path``; missing maps and keyed items on the way are created."""
     if not path:
         return value
     step, rest = path[0], path[1:]
     name = bracketed(step)
     if name is not None and not (isinstance(tree, Mapping) and tree):
-        return _set_item(tree if isinstance(tree, list) else [], name, rest, value)
+        tree = tree if isinstance(tree, list) else []
     if isinstance(tree, list):
         slot = _slot(tree, step)
+        if slot is None and name is not None:
+            return [*tree, set_path({"name": name}, rest, value)]
         if slot is None:
             raise KeyError(path_text(path))
         return [set_path(item, rest, value) if at == slot else item for at, item in enumerate(tree)]
@@ -122,7 +115,7 @@ def set_path(tree: Any, path: Path, value: Any) -> Any:
     return copy
 
 
-def delete_path(tree: Any, path: Path) -> Any:
+def delete_path(tree: Any, path: FieldPath) -> Any:
     """A copy of ``tree`` without ``path``; branches that become empty go too. Unchanged when there is no such path."""
     if not path:
         return {}
@@ -138,8 +131,8 @@ def delete_path(tree: Any, path: Path) -> Any:
     return copy if gone else {key: shorter if key == slot else value for key, value in tree.items()}
 
 
-def path_text(path: Path) -> str:
-    """``spec.models[qwen].replicas``; a key that is no plain word goes in brackets: ``labels[areal.dev/x]``."""
+def path_text(path: FieldPath) -> str:
+    """``spec.models[qwen].replicas``; other keys than plain words go in brackets: ``labels[areal.dev/x]``."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -153,7 +146,7 @@ def path_text(path: Path) -> str:
     return text
 
 
-def parse_path(text: str) -> Path:
+def parse_path(text: str) -> FieldPath:
     """The inverse of ``path_text``; digits in brackets are an index. Raises ValueError with the offending column."""
     steps: list[Step] = []
     at = 0
@@ -181,27 +174,16 @@ _PLAIN_KEY = re.compile(r"[\w$-]+")
 _STEP = re.compile(r"(?P<dot>\.)?(?P<key>[\w$-]+)|\[(?P<inner>[^\[\]]+)\]")
 
 
-def _walk(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _walk(tree: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
     if isinstance(tree, Mapping) and tree:
         for key, value in tree.items():
-            yield from _walk(value, (*path, _key_step(key)))
+            escaped = f"\\{key}" if key[:1] in ("[", "\\") else key  # else it would read as a ``[name]`` step
+            yield from _walk(value, (*path, escaped))
     elif is_keyed(tree):
         for item in tree:
             yield from _walk(item, (*path, f"[{item['name']}]"))
     else:
         yield path, tree
-
-
-def _merge_keyed(base: list[Any], patch: list[Any]) -> list[Any]:
-    patches = {item["name"]: item for item in patch}
-    merged = [merge(item, patches.pop(item["name"])) if item["name"] in patches else item for item in base]
-    return [*merged, *patches.values()]
-
-
-def _set_item(items: list[Any], name: str, rest: Path, value: Any) -> list[Any]:
-    if any(isinstance(item, Mapping) and item.get("name") == name for item in items):
-        return [set_path(item, rest, value) if item.get("name") == name else item for item in items]
-    return [*items, set_path({"name": name}, rest, value)]
 
 
 def _slot(tree: Any, step: Step) -> Any:
@@ -221,11 +203,6 @@ def _slot(tree: Any, step: Step) -> Any:
     return step if isinstance(step, int) and -len(tree) <= step < len(tree) else None
 
 
-def _key_step(key: str) -> str:
-    """A map key that would read as a ``[name]`` step is escaped with a backslash."""
-    return f"\\{key}" if key[:1] in ("[", "\\") else key
-
-
 def _key(step: Step) -> Any:
     return step[1:] if isinstance(step, str) and step[:1] == "\\" else step
 
@@ -243,3 +220,18 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     return bool(a == b)
+
+
+class UpdateClass(IntEnum):
+    """Ordered by cost; a plan takes the highest class among the changed leaves and names the leaf that decided."""
+
+    META = 0
+    """Recorded only: no process learns of it."""
+    HOT = 1
+    """Applied to what runs: a call to a router or gateway, or replicas added or removed."""
+    ROLL = 2
+    """New processes beside the old ones, then the old ones drained: no request is lost."""
+    RECREATE = 3
+    """The old processes stop before the new ones start: requests fail in between."""
+    IMMUTABLE = 4
+    """Only by deleting and creating the object (``--replace``)."""

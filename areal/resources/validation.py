@@ -1,16 +1,16 @@
-"""A sparse spec against its model: every fault at once, in words for the person who wrote the YAML."""
+"""A sparse spec against its model: every fault at once, worded for the author of the YAML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from areal.resources import registry
+from areal.resources.model_fields import fields_of, resolve
 from areal.resources.suggest import did_you_mean
-from areal.resources.tree import Path
+from areal.resources.tree import FieldPath
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """What is wrong at ``path``; ``at_key``: with the key rather than its value; ``column``: 1-based inside the
-    value's text, 0 for the value as a whole."""
+    """A fault at ``path``. ``at_key``: of the key rather than its value; ``column``: 1-based inside the value's text, 0
+    for the value as a whole."""
 
-    path: Path
+    path: FieldPath
     message: str
     at_key: bool = False
     column: int = 0
 
-
-Found = list[Fault]
 
 _EXPECTED = {
     "string_type": "text",
@@ -50,32 +48,22 @@ _BOUNDS = {
 _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-def check_spec(kind: str, sparse: Mapping[str, Any]) -> tuple[SpecModel | None, Found]:
-    """The effective spec (None when invalid) and what is wrong with it; paths are inside the spec."""
-    return check_model(registry.spec_model(kind), sparse)
-
-
-def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, Found]:
+def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, list[Fault]]:
     """``value`` as an instance of ``model`` (None when invalid), and what is wrong with it."""
     try:
         spec = model.model_validate(value)
     except ValidationError as error:
-        return None, _merge_unions(_explain(model, value, detail) for detail in error.errors(include_url=False))
-    found = list(_cross_field_faults(spec))
+        return None, _merge_unions(_fault(model, value, detail) for detail in error.errors(include_url=False))
+    found = [Fault(path, message) for path, message in spec.problems()]
+    for info in fields_of(type(spec)).values():
+        if info.repeated and info.nested is not None and "name" in info.nested.model_fields:
+            for item in getattr(spec, info.attribute):
+                base = (info.name, f"[{item.name}]")
+                found += [Fault((*base, *path), message) for path, message in item.problems()]
     return (None, found) if found else (spec, found)
 
 
-def _cross_field_faults(spec: SpecModel) -> Iterator[Fault]:
-    """The cross-field problems of a spec and of the named items in it."""
-    yield from (Fault(path, message) for path, message in spec.problems())
-    for info in registry.fields_of(type(spec)).values():
-        if info.repeated and info.nested is not None and "name" in info.nested.model_fields:
-            for item in getattr(spec, info.attribute):
-                base: Path = (info.name, f"[{item.name}]")
-                yield from (Fault((*base, *path), message) for path, message in item.problems())
-
-
-def _explain(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
+def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
     """One pydantic error in our words, and whether it is one arm of a union."""
     path, union = _locate(value, detail["loc"])
     kind, context = detail["type"], detail.get("ctx", {})
@@ -98,13 +86,15 @@ def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
         words, key = _BOUNDS[kind]
         return f"must be {words} {context[key]:.12g}, got {describe(given)}"
     if kind == "literal_error":
-        return _literal(given, str(context["expected"]))
+        options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        near = did_you_mean(given, options) if isinstance(given, str) else ""
+        return f"{describe(given)} is not one of {', '.join(options)}{near}"
     if kind == "string_pattern_mismatch":
         return f'must look like "module:Name", got {describe(given)}'
     return {"string_too_short": "must not be empty"}.get(kind)
 
 
-def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[Path, bool]:
+def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[FieldPath, bool]:
     """The YAML path of a pydantic location. Steps that are no part of the value name the arm of a union; an item of
     a list of named maps is addressed by its name."""
     path: list[int | str] = []
@@ -121,9 +111,9 @@ def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[Path, bool]:
     return tuple(path), False
 
 
-def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> Found:
+def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> list[Fault]:
     """The arms of a union each report their own fault at one path: say them as alternatives."""
-    found: dict[tuple[Path, str], Fault] = {}
+    found: dict[tuple[FieldPath, str], Fault] = {}
     for fault, union in details:
         key = (fault.path, "" if union else fault.message)
         earlier = found.get(key)
@@ -131,19 +121,13 @@ def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> Found:
     return list(found.values())
 
 
-def _siblings(model: type[SpecModel], path: Path) -> list[str]:
+def _siblings(model: type[SpecModel], path: FieldPath) -> list[str]:
     """The fields that the unknown one at ``path`` could have been."""
     holder: type[SpecModel] | None = model
     if len(path) > 1:
-        fields = list(registry.resolve(model, path[:-1]))
+        fields = list(resolve(model, path[:-1]))
         holder = fields[-1].nested if fields else None
-    return list(registry.fields_of(holder)) if holder is not None else []
-
-
-def _literal(given: Any, expected: str) -> str:
-    options = [option.strip("'") for option in expected.replace(" or ", ", ").split(", ")]
-    near = did_you_mean(given, options) if isinstance(given, str) else ""
-    return f"{describe(given)} is not one of {', '.join(options)}{near}"
+    return list(fields_of(holder)) if holder is not None else []
 
 
 def _advice(kind: str, given: Any) -> str:

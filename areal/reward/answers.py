@@ -217,7 +217,7 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _depth(text: str) -> float:
-    """Of the brackets, in which the parser's time is far from linear; infinite where they do not close."""
+    """The depth of the brackets, in which the parser's time is far from linear; infinite where they do not close."""
     depth = deepest = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")
@@ -230,7 +230,7 @@ _DECIMAL = re.compile(r"[({\s]*([+-]?)\s*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*))
 
 
 def _decimal(expression: str) -> Fraction | None:
-    """Of a number in digits, or of two as a fraction."""
+    """The value of a number in digits, or of a fraction of two."""
     match = _DECIMAL.fullmatch(_PLAIN_FRACTION.sub(r"\1/\2", expression))
     if match is None:
         return None
@@ -333,3 +333,20 @@ def _magnitude(number: Any, digits: float) -> float:
         return abs(complex(number)) if digits <= 20 else math.inf
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         return math.inf
+
+
+# Rewards that need no code of the user's: ``--reward exact`` and ``--reward number``
+
+
+def exact(completion: str, answer: object) -> float:
+    """1 for the very answer, apart from space around it."""
+    return float(completion.strip() == str(answer).strip())
+
+
+def number(completion: str, answer: object) -> float:
+    """1 where the final answer is the number of the example, as in GSM8K. Answers that are not in digits, such as
+    ``\\boxed{\\frac{36}{2}}``, need math-verify."""
+    return float(same_number(final_answer(completion), right_number(answer)))
+
+
+BUILT_IN = {"exact": f"{__name__}:exact", "number": f"{__name__}:number"}

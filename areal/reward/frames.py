@@ -11,7 +11,7 @@ HEAD = 8
 
 
 @dataclass(frozen=True)
-class Target:
+class FunctionTarget:
     """A function by its name in a module, or ``copy``, its pickle. ``file``: the main script, where either needs it.
     With ``argument`` it makes the function that is called, once a process."""
 
@@ -26,12 +26,12 @@ class Target:
 class Load:
     """Import the function: its module may take long, and is no fault of the answer that waits for its reward."""
 
-    target: Target
+    target: FunctionTarget
 
 
 @dataclass(frozen=True)
 class Job:
-    target: Target
+    target: FunctionTarget
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -40,7 +40,7 @@ class Job:
 class Jobs:
     """Several calls of one function, one after the other: ``(args, kwargs)`` each. Its value is a Done for each."""
 
-    target: Target
+    target: FunctionTarget
     calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
 
 

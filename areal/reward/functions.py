@@ -1,4 +1,4 @@
-"""What a reward function is to its callers: where another process finds it, and which arguments it takes."""
+"""Reward functions: how another process finds one, and which arguments it takes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from areal.errors import UsageFault
-from areal.reward.frames import Target
+from areal.errors import ArealError, UsageFault
+from areal.loading import call_with, load_callable
+from areal.reward.frames import FunctionTarget
 
 OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")
 
@@ -28,29 +29,29 @@ def name_of(function: Any) -> str:
 
 
 def is_async(function: Any) -> bool:
-    """Of a coroutine function, also one that is bound, partial or the ``__call__`` of an object."""
+    """Whether it is a coroutine function, also a bound or partial one, or the ``__call__`` of an object."""
     if isinstance(function, functools.partial):
         return is_async(function.func)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def target_of(function: Callable[..., Any] | str) -> Target:
+def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
     """Where a worker finds the function: by its name in a module, else as a copy (a pickle) of the object that it is.
     Raises ValueError for what can be neither found nor copied: lambdas, closures, objects that hold a lock or a client.
     """
     if isinstance(function, str):
         module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
-        return Target(module, name)
+        return FunctionTarget(module, name)
     name, module = name_of(function), getattr(function, "__module__", None) or ""
     file = getattr(sys.modules["__main__"], "__file__", None)
     found = _found(module, name)
     if found is function or (inspect.ismethod(function) and found == function):  # a class method is bound each time
-        return Target(module, name, file if module == "__main__" else None)
+        return FunctionTarget(module, name, file if module == "__main__" else None)
     try:
         copy = pickle.dumps(function, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{name} cannot go to another process: {error}") from error
-    return Target(module, name, file if b"__main__" in copy else None, copy=copy)
+    return FunctionTarget(module, name, file if b"__main__" in copy else None, copy=copy)
 
 
 def _found(module: str, name: str) -> Any:
@@ -121,3 +122,22 @@ class Parameters:
 
 def _by_name(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def scorer(spec: str) -> Callable[[Mapping[str, Any]], Any]:
+    """``module:function`` or ``path/to/file.py:function`` as a function of all fields, called with those keywords that
+    it takes. For a reward process. Raises ArealError."""
+    function = load_callable(spec, "--reward")
+    return lambda given: call_with(function, given=given)
+
+
+def takes(spec: str) -> dict[str, Any]:
+    """The names of its parameters in ``takes``; ``error`` and ``hint`` where it cannot be loaded."""
+    try:
+        function = load_callable(spec, "--reward")
+    except ArealError as error:
+        return {"error": error.message, "hint": error.hint}
+    try:
+        return {"takes": list(inspect.signature(function).parameters)}
+    except (TypeError, ValueError):  # a builtin
+        return {"takes": []}

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import logging
 import math
+import os
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,10 +21,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from areal.reward.deadline import call_within
 from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
-from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
+from areal.reward.frames import HEAD, Done, FunctionTarget, Job, Jobs, Load, pack, unpack
 from areal.reward.functions import Parameters, is_async, target_of
+from areal.reward.math import call_within
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
@@ -35,22 +36,22 @@ _FORGETTING = 0.99  # a call
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class _Worker:
+class _RewardWorker:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._in, self._out = process.stdin, process.stdout
-        self._loaded: set[Target] = set()
+        self._loaded: set[FunctionTarget] = set()
 
     @classmethod
-    async def start(cls) -> _Worker:
+    async def start(cls) -> _RewardWorker:
         pipe = asyncio.subprocess.PIPE
         argv = (sys.executable, "-m", "areal.reward.worker")
         worker = cls(await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe))
         worker._in.write(pack([path for path in sys.path if path]))
         return worker
 
-    async def load(self, target: Target) -> None:
+    async def load(self, target: FunctionTarget) -> None:
         """Raises RewardError."""
         if target in self._loaded:
             return
@@ -75,9 +76,14 @@ class _Worker:
             raise RewardProcessLost(f"the process that computed the reward ended{await self._status()}") from error
         return done
 
-    @property
     def is_alive(self) -> bool:
-        return self._process.returncode is None and not self._in.is_closing()
+        """Asks the kernel: the event loop learns of a death a moment later."""
+        if self._process.returncode is not None or self._in.is_closing():
+            return False
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:  # reaped already
+            return False
 
     async def _status(self) -> str:
         with contextlib.suppress(TimeoutError):
@@ -99,8 +105,8 @@ class RewardPool:
 
     def __init__(self, workers: int) -> None:
         self._slots = asyncio.Semaphore(workers)
-        self._idle: list[_Worker] = []
-        self._all: set[_Worker] = set()
+        self._idle: list[_RewardWorker] = []
+        self._all: set[_RewardWorker] = set()
 
     async def run(self, job: Job | Jobs, timeout_s: float, before: Callable[[], None] = lambda: None) -> Done:
         """Raises RewardError, but not for what the function raised. The deadline counts from when a process is free
@@ -125,20 +131,20 @@ class RewardPool:
             self._idle.append(worker)
         return done
 
-    async def _free_worker(self) -> _Worker:
+    async def _free_worker(self) -> _RewardWorker:
         while self._idle:
             worker = self._idle.pop()
-            if worker.is_alive:
+            if worker.is_alive():
                 return worker
             await self._discard(worker)  # it was killed while it waited, which is nobody's fault
         return await self._start()
 
-    async def _start(self) -> _Worker:
-        worker = await _Worker.start()
+    async def _start(self) -> _RewardWorker:
+        worker = await _RewardWorker.start()
         self._all.add(worker)
         return worker
 
-    async def _discard(self, worker: _Worker) -> None:
+    async def _discard(self, worker: _RewardWorker) -> None:
         self._all.discard(worker)
         await asyncio.shield(asyncio.create_task(worker.stop(), name="stop-reward-worker"))
 
@@ -321,7 +327,7 @@ class AsyncRewardWrapper:
         except Exception as error:
             raise RewardRaised(f"{self._parameters.name} raised: {type(error).__name__}: {error}") from error
 
-    def _target(self) -> Target:
+    def _target(self) -> FunctionTarget:
         """Of an object as it is now."""
         try:
             return target_of(self._function)

@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from areal.reward.frames import HEAD, Done, Job, Jobs, Load, Target, pack, unpack
+from areal.reward.frames import HEAD, Done, FunctionTarget, Job, Jobs, Load, pack, unpack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -53,7 +53,7 @@ def _answer(data: bytes) -> bytes:
             return pack(_done(function, job.args, job.kwargs))
         return pack(Done([_done(function, args, kwargs) for args, kwargs in job.calls]))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
-        return pack(Done(error=_told(error)))
+        return pack(Done(error=_error_text(error)))
 
 
 def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Done:
@@ -65,15 +65,15 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
             value = asyncio.run(_awaited(value))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
-        return Done(error=_told(error))
+        return Done(error=_error_text(error))
     return Done(value, seconds=time.perf_counter() - began)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """``ValueError: no such unit (rewards.py:12, in parse)``: the place is the last of the user's own code."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
-    said = "".join(traceback.format_exception_only(error)).strip()
-    return f"{said} ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else said
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else text
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -81,7 +81,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 @lru_cache(maxsize=32)  # each change of an object makes another copy of it
-def _function(target: Target) -> Callable[..., Any]:
+def _function(target: FunctionTarget) -> Callable[..., Any]:
     if target.file is not None:
         _become_main(target.file)
     if target.copy is not None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from areal.errors import ArealError, TimedOut
 from areal.runtime import records
-from areal.runtime.shim.words import ACK, GO
+from areal.runtime.shim import ACK, GO
 from areal.runtime.sweep import RUN_DIR_VARIABLE, RUN_UID_VARIABLE
 
 SHIM_PATH = str(Path(__file__).with_name("shim") / "__main__.py")
@@ -91,6 +91,7 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
     gate_read, gate_write = os.pipe()
     ack_read, ack_write = os.pipe()
     log = os.open(f"{run_dir}/{records.LOG_FOLDER}/{records.SHIM_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    kept = {key: value for key, value in environment.items() if key not in _NOT_INHERITED}
     passed = (gate_read, ack_write, *held_fds)
     try:
         process = subprocess.Popen(
@@ -100,7 +101,7 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
             stderr=log,
             pass_fds=passed,
             start_new_session=True,
-            env=_shim_environment(uid, run_dir, environment),
+            env={**kept, RUN_UID_VARIABLE: uid, RUN_DIR_VARIABLE: run_dir},
         )
     except OSError as error:
         os.close(gate_write)
@@ -110,11 +111,6 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
         for fd in (gate_read, ack_write, log):
             os.close(fd)
     return Shim(uid, run_dir, process, gate_write, ack_read)
-
-
-def _shim_environment(uid: str, run_dir: str, environment: Mapping[str, str]) -> dict[str, str]:
-    kept = {key: value for key, value in environment.items() if key not in _NOT_INHERITED}
-    return {**kept, RUN_UID_VARIABLE: uid, RUN_DIR_VARIABLE: run_dir}
 
 
 def _read_text(path: str) -> str:

@@ -1,9 +1,8 @@
-"""Ports and GPUs are held by ``flock``: no ledger to repair, freed by the kernel when the holder dies.
+"""Leases of ports and GPUs, one ``flock``ed file each, and the claims that a run's start is made of.
 
-One file per resource in a folder that every user of the machine shares (mode 1777), so two homes, and two people,
-never get the same GPU. The descriptor is opened by the caller and inherited by the shim; the lock belongs to the
-open file, so it outlives the caller. Text in the file names the holder for people; the lock alone decides. Files
-are never deleted: that would let two holders lock two files of one name.
+A lease is freed by the kernel when its last holder dies. A port or GPU is *chosen* by ``choose_...`` and held by this
+process until ``take`` hands its descriptor to a shim; what was not chosen here is leased by ``take`` itself: all of it
+or nothing. Nothing waits for anything, so nothing can deadlock.
 """
 
 from __future__ import annotations
@@ -12,14 +11,17 @@ import fcntl
 import json
 import os
 import stat
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from areal.errors import ArealError, NoCapacity, TimedOut
 from areal.runtime import procfs
+from areal.runtime.backends.base import RunSpec
+from areal.runtime.ports import bind_error, candidates, port_owner
 
 LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
 _DEFAULT = "/dev/shm/areal-leases"
@@ -29,7 +31,7 @@ _PROBE_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)
-class Holder:
+class LeaseHolder:
     """Who holds a lease. ``scope`` tells apart equal owners of different homes."""
 
     owner: str  # "Model/qwen"
@@ -45,7 +47,7 @@ class Holder:
 
 
 @dataclass
-class Lease:
+class ResourceLease:
     """A held lock: closing ``fd`` in every process that has it gives the resource back."""
 
     name: str
@@ -65,14 +67,14 @@ class LeaseDir:
         self.path = str(path or os.environ.get(LEASE_DIR_VARIABLE) or _DEFAULT)
         self.scope = scope
 
-    def acquire(self, name: str, *, owner: str, uid: str = "") -> Lease:
+    def acquire(self, name: str, *, owner: str, uid: str = "") -> ResourceLease:
         """Hold ``name`` alone, or raise NoCapacity naming the holder."""
         lease = self.try_acquire(name, owner=owner, uid=uid, tries=_PROBE_TRIES)
         if lease is None:
             raise self._taken(name)
         return lease
 
-    def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> Lease | None:
+    def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> ResourceLease | None:
         """``tries`` outlast a reader that looks whether the lease is held: looking takes the lock for an instant."""
         fd = self._open(name)
         while not self._locked(name, fd):
@@ -83,11 +85,11 @@ class LeaseDir:
             time.sleep(_PROBE_PAUSE_S)
             os.close(fd)
             fd = self._open(name)  # what we had open may have been tidied away meanwhile
-        lease = Lease(name, fd)
+        lease = ResourceLease(name, fd)
         self.describe(lease, owner=owner, uid=uid)
         return lease
 
-    def acquire_shared(self, name: str, *, owner: str, uid: str = "") -> tuple[Lease, bool]:
+    def acquire_shared(self, name: str, *, owner: str, uid: str = "") -> tuple[ResourceLease, bool]:
         """Hold ``name`` together with other runs of the same owner and home; the flag says that we are the first.
 
         The first holder locks alone, writes its name, and steps down to a shared lock; the guard keeps two
@@ -96,14 +98,14 @@ class LeaseDir:
         with self._guard(name):
             fd = self._open(name)
             if self._locked(name, fd):
-                lease = Lease(name, fd, shared=True)
+                lease = ResourceLease(name, fd, shared=True)
                 self.describe(lease, owner=owner, uid=uid)
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return lease, True
             holder = self.holder(name)
             same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
             if same and _try_lock(fd, fcntl.LOCK_SH):
-                return Lease(name, fd, shared=True), False
+                return ResourceLease(name, fd, shared=True), False
             os.close(fd)
             raise self._taken(name)
 
@@ -128,24 +130,24 @@ class LeaseDir:
         except FileNotFoundError:
             return False
 
-    def share(self, lease: Lease) -> None:
+    def share(self, lease: ResourceLease) -> None:
         """Step down from a lock held alone to one shared with the same owner."""
         with self._guard(lease.name):
             fcntl.flock(lease.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             lease.shared = True
 
-    def describe(self, lease: Lease, *, owner: str, uid: str) -> None:
+    def describe(self, lease: ResourceLease, *, owner: str, uid: str) -> None:
         """Write who holds it. Another user's file may be read-only to us: then it stays as it was."""
-        holder = Holder(owner, self.scope, uid, os.getuid(), os.getpid(), time.time())
+        holder = LeaseHolder(owner, self.scope, uid, os.getuid(), os.getpid(), time.time())
         with suppress(OSError):
             text = json.dumps(asdict(holder)).encode()
             os.pwrite(lease.fd, text, 0)
             os.ftruncate(lease.fd, len(text))
 
-    def holder(self, name: str) -> Holder | None:
+    def holder(self, name: str) -> LeaseHolder | None:
         """What the file says; None when it says nothing readable. Does not tell whether it is held."""
         try:
-            return Holder(**json.loads(procfs.read_bytes(self._file(name))))
+            return LeaseHolder(**json.loads(procfs.read_bytes(self._file(name))))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -155,7 +157,7 @@ class LeaseDir:
         except FileNotFoundError:
             return False
         try:
-            return not _try_lock(fd, fcntl.LOCK_SH) or self._held_shared(fd)
+            return not _try_lock(fd, fcntl.LOCK_SH) or not _try_lock(fd, fcntl.LOCK_EX)
         finally:
             os.close(fd)
 
@@ -177,9 +179,6 @@ class LeaseDir:
             return sorted(name for name in os.listdir(self.path) if not name.endswith(".guard"))
         except FileNotFoundError:
             return []
-
-    def _held_shared(self, fd: int) -> bool:
-        return not _try_lock(fd, fcntl.LOCK_EX)
 
     def _taken(self, name: str) -> NoCapacity:
         kind, _, which = name.partition("-")
@@ -260,3 +259,130 @@ def _try_lock(fd: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# -- claims
+
+
+def port_lease(port: int) -> str:
+    return f"port-{port}"
+
+
+def gpu_lease(uuid: str) -> str:
+    return f"gpu-{uuid}"
+
+
+class Claims:
+    def __init__(self, leases: LeaseDir) -> None:
+        self._leases = leases
+        self._chosen: dict[str, ResourceLease] = {}
+        self._lock = threading.Lock()
+
+    def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
+        """``count`` ports that nobody holds and nobody listens on, ``prefer`` first; raises NoCapacity."""
+        found: list[ResourceLease] = []
+        ports: list[int] = []
+        for port in (*prefer, *candidates(owner)):
+            if len(ports) == count:
+                break
+            if port in ports:
+                continue
+            lease = self._leases.try_acquire(port_lease(port), owner=owner)
+            if lease is None:
+                continue
+            if bind_error(port):
+                lease.close()
+                continue
+            found.append(lease)
+            ports.append(port)
+        if len(ports) < count:
+            _close(found)
+            raise NoCapacity(f"{owner} needs {count} ports and only {len(ports)} are free", hint="areal doctor")
+        self._keep(found)
+        return tuple(ports)
+
+    def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:
+        """The first ``count`` of ``uuids`` that nobody holds; raises NoCapacity and then holds none."""
+        found: list[ResourceLease] = []
+        chosen: list[str] = []
+        for uuid in uuids:
+            if len(chosen) == count:
+                break
+            lease = self._leases.try_acquire(gpu_lease(uuid), owner=owner)
+            if lease is not None:
+                found.append(lease)
+                chosen.append(uuid)
+        if len(chosen) < count:
+            _close(found)
+            raise NoCapacity(f"{owner} needs {count} GPUs and only {len(chosen)} are free", hint="areal doctor")
+        self._keep(found)
+        return tuple(chosen)
+
+    def release(self, names: Iterable[str] | None = None) -> None:
+        """Give back chosen leases that will not be started (all of them when None)."""
+        with self._lock:
+            for name in list(self._chosen) if names is None else list(names):
+                if lease := self._chosen.pop(name, None):
+                    lease.close()
+
+    def take(self, spec: RunSpec) -> list[ResourceLease]:
+        """Every lease of the run; the caller closes its copies once the shim has them. Raises NoCapacity."""
+        held: list[ResourceLease] = []
+        try:
+            for port in sorted(spec.ports):
+                held.append(self._exclusive(port, spec))
+            for port in sorted(spec.shared_ports):
+                held.append(self._shared(port, spec))
+            for uuid in sorted(spec.gpus):
+                name = gpu_lease(uuid)
+                held.append(self._pop(name, spec) or self._leases.acquire(name, owner=spec.owner, uid=spec.uid))
+        except BaseException:
+            _close(held)
+            raise
+        return held
+
+    def _exclusive(self, port: int, spec: RunSpec) -> ResourceLease:
+        chosen = self._pop(port_lease(port), spec)
+        if chosen:
+            return chosen
+        lease = self._leases.acquire(port_lease(port), owner=spec.owner, uid=spec.uid)
+        _refuse_stranger(port, lease)
+        return lease
+
+    def _shared(self, port: int, spec: RunSpec) -> ResourceLease:
+        chosen = self._pop(port_lease(port), spec)
+        if chosen:
+            self._leases.share(chosen)
+            return chosen
+        lease, first = self._leases.acquire_shared(port_lease(port), owner=spec.owner, uid=spec.uid)
+        if first:
+            _refuse_stranger(port, lease)
+        return lease
+
+    def _keep(self, leases: Iterable[ResourceLease]) -> None:
+        with self._lock:
+            self._chosen.update((lease.name, lease) for lease in leases)
+
+    def _pop(self, name: str, spec: RunSpec) -> ResourceLease | None:
+        with self._lock:
+            lease = self._chosen.pop(name, None)
+        if lease:
+            self._leases.describe(lease, owner=spec.owner, uid=spec.uid)
+        return lease
+
+
+def _refuse_stranger(port: int, lease: ResourceLease) -> None:
+    """A process that knows nothing of leases may listen on a port that nobody leased."""
+    error = bind_error(port)
+    if error is None:
+        return
+    lease.close()
+    owner = port_owner(port)
+    if owner:
+        raise NoCapacity(f"port {port} is in use by {owner}", hint="stop that process, or choose another port")
+    raise NoCapacity(f"port {port} cannot be bound: {error.strerror}", hint="choose another port")
+
+
+def _close(leases: list[ResourceLease]) -> None:
+    for lease in leases:
+        lease.close()

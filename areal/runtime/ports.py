@@ -61,7 +61,7 @@ def bind_error(port: int) -> OSError | None:
 
 def candidates(owner: str) -> Iterator[int]:
     """The automatic range, from a place of the owner's own: a port just given back is not the next one given out."""
-    low, high = _ephemeral_range()
+    low, high = map(int, procfs.read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split())
     usable = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
     start = zlib.crc32(owner.encode()) % max(1, len(usable))
     yield from usable[start:]
@@ -71,7 +71,7 @@ def candidates(owner: str) -> Iterator[int]:
 def port_owner(port: int) -> PortOwner | None:
     """Who listens on the port; None when nobody does."""
     for inode, uid in _listeners(port):
-        pid = _pid_of_socket(inode)
+        pid = next((pid for pid, found in _open_sockets() if found == inode), None)
         command = procfs.command_line(pid) if pid is not None else ""
         return PortOwner(port, pid, command, _user_name(uid))
     return None
@@ -113,10 +113,6 @@ def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
                 yield int(fields[1].rpartition(":")[2], 16), int(fields[9]), int(fields[7])
 
 
-def _pid_of_socket(inode: int) -> int | None:
-    return next((pid for pid, found in _open_sockets() if found == inode), None)
-
-
 def _open_sockets() -> Iterator[tuple[int, int]]:
     """(pid, socket inode) of every descriptor we may look at."""
     return ((pid, inode) for pid in procfs.pids() for inode in _sockets_of(pid))
@@ -130,11 +126,6 @@ def _sockets_of(pid: int) -> Iterator[int]:
                 match = _SOCKET_LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))
                 if match:
                     yield int(match[1])
-
-
-def _ephemeral_range() -> tuple[int, int]:
-    low, high = procfs.read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split()
-    return int(low), int(high)
 
 
 def _user_name(uid: int) -> str:

@@ -22,39 +22,39 @@ _MOST_HEAD = 1 << 16
 _FILES_LEFT = 128  # of the process's limit, for whatever else it has open
 
 
-class Unreachable(Exception):
+class ProbeFailed(Exception):
     """No complete answer: refused, cut off, not HTTP, or too late."""
 
 
-class NoAnswer(Unreachable):
+class NoAnswer(ProbeFailed):
     """Too late: somebody may be there."""
 
 
 @dataclass(frozen=True)
-class Request:
+class ProbeRequest:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Response:
+class ProbeResponse:
     status: int
     body: bytes  # at most ``most_bytes`` of it
 
 
 def http_get(
     url: str, timeout_s: float, headers: Mapping[str, str] | None = None, *, most_bytes: int = MOST_BYTES
-) -> Response:
+) -> ProbeResponse:
     """GET ``url``. A peer that sends a byte now and then cannot hold us: the deadline is for all of it."""
-    (answer,) = http_get_all([Request(url, headers or {})], timeout_s, most_bytes=most_bytes)
-    if isinstance(answer, Unreachable):
+    (answer,) = http_get_all([ProbeRequest(url, headers or {})], timeout_s, most_bytes=most_bytes)
+    if isinstance(answer, ProbeFailed):
         raise answer
     return answer
 
 
 def http_get_all(
-    requests: Sequence[Request], timeout_s: float, *, most_bytes: int = MOST_BYTES
-) -> list[Response | Unreachable]:
+    requests: Sequence[ProbeRequest], timeout_s: float, *, most_bytes: int = MOST_BYTES
+) -> list[ProbeResponse | ProbeFailed]:
     """The answers, in order. None of them takes longer than ``timeout_s`` from now. Those that do not fit among the
     process's open files are asked as soon as others have answered."""
     deadline = time.monotonic() + timeout_s
@@ -89,9 +89,9 @@ def http_get_all(
 class _Exchange:
     """One request and its answer, driven by ``step`` whenever its socket is ready."""
 
-    def __init__(self, request: Request, timeout_s: float, most_bytes: int) -> None:
+    def __init__(self, request: ProbeRequest, timeout_s: float, most_bytes: int) -> None:
         self.url = request.url
-        self.answer: Response | Unreachable | None = None
+        self.answer: ProbeResponse | ProbeFailed | None = None
         self.sent = False
         self._timeout_s, self._most = timeout_s, most_bytes
         self._out = b""
@@ -107,7 +107,7 @@ class _Exchange:
         except ValueError:
             parts, host, port = urlsplit(""), None, 0
         if parts.scheme != "http" or host is None:
-            self.answer = Unreachable(f"{self.url}: not an http:// URL")
+            self.answer = ProbeFailed(f"{self.url}: not an http:// URL")
             return False
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close", **self._request.headers}
@@ -146,17 +146,17 @@ class _Exchange:
         try:
             self.answer = parse(bytes(self._in), ended=not block, most_bytes=self._most)
         except ValueError as fault:
-            self.answer = Unreachable(f"{self.url}: {fault}")
+            self.answer = ProbeFailed(f"{self.url}: {fault}")
 
-    def finish(self) -> Response | Unreachable:
+    def finish(self) -> ProbeResponse | ProbeFailed:
         self.socket.close()
         return self.answer or NoAnswer(f"{self.url}: no answer within {self._timeout_s:g} s")
 
     def _fail(self, failure: Exception) -> None:
-        self.answer = Unreachable(f"{self.url}: {failure or type(failure).__name__}")
+        self.answer = ProbeFailed(f"{self.url}: {failure or type(failure).__name__}")
 
 
-def parse(data: bytes, *, ended: bool, most_bytes: int = MOST_BYTES) -> Response | None:
+def parse(data: bytes, *, ended: bool, most_bytes: int = MOST_BYTES) -> ProbeResponse | None:
     """The answer in ``data``, or None where more of it has to come. Raises ValueError: it is none, or was cut off."""
     head, blank, body = data.partition(b"\r\n\r\n")
     if not blank:
@@ -181,7 +181,7 @@ def parse(data: bytes, *, ended: bool, most_bytes: int = MOST_BYTES) -> Response
         content = body if expected is None else body[:expected]
         whole = ended if expected is None else len(body) >= expected
     if whole or len(content) >= most_bytes:
-        return Response(status, content[:most_bytes])
+        return ProbeResponse(status, content[:most_bytes])
     if ended:
         raise ValueError("the answer was cut off")
     return None
@@ -203,7 +203,7 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
         body = rest[size + 2 :]
 
 
-def http_json_pid(response: Response) -> int | None:
+def http_json_pid(response: ProbeResponse) -> int | None:
     """The ``pid`` that areal's components name in their answers; None from anything else."""
     import json
 

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from areal.errors import ArealError, NotFound, TargetFailed, TimedOut
 from areal.runtime import logs, procfs
-from areal.runtime.backends.base import Backend, Phase, RunState
+from areal.runtime.backends.base import Phase, RunControl, RunState
 from areal.runtime.ports import port_owner, session_listens
-from areal.runtime.probes import Response, Unreachable, http_get, http_json_pid
+from areal.runtime.probes import ProbeFailed, ProbeResponse, http_get, http_json_pid
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
@@ -27,7 +27,7 @@ _TERMINAL = frozenset({Phase.CRASHLOOP, Phase.EXITED, Phase.DEAD})
 
 
 def wait_ready(
-    backend: Backend,
+    backend: RunControl,
     uid: str,
     *,
     path: str = "/ready",
@@ -36,7 +36,7 @@ def wait_ready(
     tolerated_restarts: int = 0,
     on_wait: Callable[[RunState, float], None] = lambda state, elapsed_s: None,
     interrupted: threading.Event | None = None,
-    accept: Callable[[Response], bool] = lambda response: response.status == 200,
+    accept: Callable[[ProbeResponse], bool] = lambda response: response.status == 200,
 ) -> RunState:
     """The run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
     ``accept`` judges an answer of the probe.
@@ -65,7 +65,7 @@ def wait_ready(
         pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, elapsed_s * _PAUSE_SHARE))
 
 
-def failure(backend: Backend, state: RunState) -> TargetFailed:
+def failure(backend: RunControl, state: RunState) -> TargetFailed:
     """The error for a run that died: what ended it, its first exception, its last lines."""
     spec = state.spec
     ended = state.last_exit.reason if state.last_exit else state.reason or str(state.phase)
@@ -80,7 +80,7 @@ def failure(backend: Backend, state: RunState) -> TargetFailed:
     )
 
 
-def _observe(backend: Backend, uid: str) -> RunState:
+def _observe(backend: RunControl, uid: str) -> RunState:
     state = backend.observe([uid]).get(uid)
     if state is None:
         raise NotFound(f"run {uid} was forgotten while it was waited for")
@@ -92,7 +92,7 @@ def _obstacle(
     path: str,
     headers: Mapping[str, str] | None,
     timeout_s: float,
-    accept: Callable[[Response], bool],
+    accept: Callable[[ProbeResponse], bool],
 ) -> str:
     """Why the run is not ready yet, or nothing."""
     if state.phase is not Phase.RUNNING or state.shim_pid is None:
@@ -101,16 +101,19 @@ def _obstacle(
         return ""
     try:
         response = http_get(state.spec.url.rstrip("/") + path, timeout_s, headers)
-    except Unreachable as error:
+    except ProbeFailed as error:
         return str(error)
     if not accept(response):
         return f"{path} answers {response.status}"
     return _impostor(state, response)
 
 
-def _impostor(state: RunState, response: Response) -> str:
-    """Whether somebody else answered: another listener, or the predecessor that shares the port."""
+def _impostor(state: RunState, response: ProbeResponse) -> str:
+    """Whether somebody else answered: another listener, or the predecessor that shares the port. Nothing of another
+    machine's processes can be seen from here."""
     assert state.shim_pid is not None and state.spec.url is not None
+    if state.node:
+        return ""
     pid = http_json_pid(response)
     if pid is not None:
         stat = procfs.read_stat(pid)
@@ -122,7 +125,7 @@ def _impostor(state: RunState, response: Response) -> str:
     return ""
 
 
-def _too_late(backend: Backend, state: RunState, timeout_s: float, why: str) -> ArealError:
+def _too_late(backend: RunControl, state: RunState, timeout_s: float, why: str) -> ArealError:
     spec = state.spec
     return TimedOut(
         f"{spec.owner}: {spec.component}[{spec.replica}] was not ready within {timeout_s:g} s: {why}",

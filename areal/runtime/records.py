@@ -3,6 +3,7 @@
     intent.json   what was asked for (the caller, before anything runs)
     intent.copy.json  the same again: a run whose intent was damaged is still its owner's
     secret.json   environment values that must not be in it, 0600
+    config.json   the configuration of a service process, which reads it at each start
     life.lock     flocked from before the shim exists until it is gone: its holder is the proof of life
     id.json       the shim's identity, written by itself before it starts anything
     child.json    the component: its pid and start ticks, or when it will be started again
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 INTENT = "intent.json"
 INTENT_COPY = "intent.copy.json"
 SECRET = "secret.json"
+CONFIG = "config.json"
 LIFE_LOCK = "life.lock"
 ID = "id.json"
 CHILD = "child.json"

@@ -20,8 +20,8 @@ from areal.errors import Locked
 from areal.resources.kinds import KINDS, Ref
 from areal.state.actor import actor as this_actor
 from areal.state.files import explain, make_folder, read_raw, write_all, write_atomic
-from areal.state.flock import acquire, flock_owner
 from areal.state.home import Home
+from areal.state.locks import acquire, flock_owner
 
 KEEP = 1000
 _SLACK = 250  # cut only this many above KEEP, so that not every append rewrites the file
@@ -75,7 +75,8 @@ class EventLog:
     def read(self, ref: Ref | None = None, limit: int | None = None) -> list[Event]:
         """The last ``limit`` events of an object, or of all, oldest first. Writes nothing."""
         if ref is None:
-            paths = [self._stray, *self._all_paths()]
+            folders = [self._home.objects / kind.lower() for kind in KINDS]
+            paths = [self._stray, *(path for folder in folders for path in sorted(folder.glob("*/events.jsonl")))]
             events = [event for path in paths for event in load(path)]
         else:
             own = load(self._home.object_folder(ref) / "events.jsonl")
@@ -90,10 +91,6 @@ class EventLog:
     def _path(self, ref: Ref) -> Path:
         folder = self._home.object_folder(ref)
         return folder / "events.jsonl" if folder.is_dir() else self._stray
-
-    def _all_paths(self) -> list[Path]:
-        folders = [self._home.objects / kind.lower() for kind in KINDS]
-        return [path for folder in folders for path in sorted(folder.glob("*/events.jsonl"))]
 
 
 def load(path: Path) -> list[Event]:

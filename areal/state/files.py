@@ -1,11 +1,12 @@
-"""Small durable files: replaced whole or not at all, and checked when read.
+"""Small durable files: replaced whole or not at all, and checked when read; written together by several threads.
 
 A write is temp + fsync + rename + fsync of the folder: a reader, or a crash at any instant, sees the old bytes or the
 new ones. When the disk refuses, the old file stays as it was, the temp is removed and the error names path and cause.
+A *sealed* file is a JSON document that carries the SHA-256 of its own body, so that a torn or edited file is told from
+a good one: reading it raises ``Unreadable``. Absence is FileNotFoundError; the two are never confused. Only mutating
+commands move a damaged file aside (``quarantine``); nothing here deletes one.
 
-A *sealed* file is a JSON document that carries the SHA-256 of its own body, so that a torn or edited file is told
-from a good one: reading it raises ``Unreadable``. Absence is FileNotFoundError; the two are never confused. Only
-mutating commands move a damaged file aside (``quarantine``); nothing here deletes one.
+``crash_point`` names the points at which fault-injection tests end the process.
 """
 
 from __future__ import annotations
@@ -15,13 +16,78 @@ import errno
 import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from threading import Event, Lock
+from typing import Any, Generic, TypeVar
 
-from areal.errors import ArealError
-from areal.state.crash import crash_point
+from areal.errors import ArealError, UsageFault
+
+VARIABLE = "AREAL_CRASH_AT"
+
+CRASH_POINTS: tuple[str, ...] = (
+    # areal.state: one small file
+    "write-before",
+    "write-synced",
+    "write-after",
+    # areal.state: removing an object
+    "delete-before",
+    "delete-after",
+    # areal.state: the journal
+    "journal-open-before",
+    "journal-open-after",
+    "journal-append-before",
+    "journal-append-after",
+    "journal-commit-before",
+    "journal-commit-after",
+    # areal.runtime: one process
+    "intent-before",
+    "intent-after",
+    "lease-after",
+    "fork-after",
+    "pid-after",
+    "go-after",
+    "ack-after",
+    "stop-before",
+    "stop-signalled",
+    "stop-after",
+    "forget-before",
+    "forget-after",
+)
+
+_WANTED = re.compile(r"(?P<name>[a-z-]+)(?::(?P<at>[1-9]\d*))?")
+_passed: dict[str, int] = {}
+_lock = Lock()
+
+
+def crash_point(name: str) -> None:
+    """Die here if the environment says so. Raises UsageFault when it names no registered point."""
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return
+    target, at = _parsed(wanted)
+    if name not in CRASH_POINTS:
+        raise ValueError(f'"{name}" is not registered in CRASH_POINTS')
+    if target not in ("any", name):
+        return
+    with _lock:
+        _passed[target] = _passed.get(target, 0) + 1
+        if _passed[target] == at:
+            os._exit(137)
+
+
+def _parsed(wanted: str) -> tuple[str, int]:
+    """The name and which passage of it is meant, counted from 1."""
+    match = _WANTED.fullmatch(wanted)
+    if match is None or match["name"] not in ("any", *CRASH_POINTS):
+        raise UsageFault(f'{VARIABLE}="{wanted}" names no crash point', hint=f"one of: any, {', '.join(CRASH_POINTS)}")
+    return match["name"], int(match["at"] or "1")
+
+
+# -- files
 
 QUARANTINED = ".quarantined-"
 _TEMP = ".tmp-"
@@ -237,3 +303,64 @@ def write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+# -- group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,
+# until nothing is left. A caller returns when its own item is durable. A batch that fails is tried again item by item,
+# so that each caller gets its own failure: ``commit`` must be repeatable.
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Entry(Generic[T]):
+    item: T
+    ended: Event = field(default_factory=Event)
+    error: BaseException | None = None
+
+
+class GroupCommit(Generic[T]):
+    """``commit`` makes a batch durable, in the order in which its items came. It is never called by two threads."""
+
+    def __init__(self, commit: Callable[[Sequence[T]], None]) -> None:
+        self._commit = commit
+        self._queue: list[_Entry[T]] = []
+        self._led = False
+        self._mutex = Lock()
+
+    def submit(self, item: T) -> None:
+        """Return when ``item`` is durable. Raises what ``commit`` raised for it."""
+        entry = _Entry(item)
+        with self._mutex:
+            self._queue.append(entry)
+            leads, self._led = not self._led, True
+        if leads:
+            self._lead()
+        entry.ended.wait()
+        if entry.error is not None:
+            raise entry.error
+
+    def _lead(self) -> None:
+        while True:
+            with self._mutex:
+                batch, self._queue = self._queue, []
+                if not batch:
+                    self._led = False
+                    return
+            self._end(batch)
+
+    def _end(self, batch: list[_Entry[T]]) -> None:
+        try:
+            self._commit([entry.item for entry in batch])
+        except BaseException as error:  # noqa: BLE001 - every waiting thread is told, the leader too
+            for entry in batch:
+                entry.error = error if len(batch) == 1 else self._alone(entry.item)
+        for entry in batch:
+            entry.ended.set()
+
+    def _alone(self, item: T) -> BaseException | None:
+        try:
+            self._commit([item])
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
+            return error
+        return None

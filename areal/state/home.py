@@ -91,7 +91,8 @@ class Home:
             raise self._unusable(error) from error
         for folder in (self.root, *self.folders):
             if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                raise ArealError(f"cannot use {folder}: it cannot be written by {_me()}", hint=_ELSEWHERE)
+                who = f"uid {os.geteuid()} (permissions, or a read-only file system)"
+                raise ArealError(f"cannot use {folder}: it cannot be written by {who}", hint=_ELSEWHERE)
         return self
 
     def _unusable(self, error: OSError) -> ArealError:
@@ -100,7 +101,3 @@ class Home:
             return ArealError(f"cannot use {self.root} as a home: {culprit} is not a folder", hint=_ELSEWHERE)
         told = explain(error, self.root, "use")
         return ArealError(told.message, hint=_ELSEWHERE)
-
-
-def _me() -> str:
-    return f"uid {os.geteuid()} (permissions, or a read-only file system)"

@@ -17,17 +17,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as _with
 from typing import Any, TypeAlias
 
-from areal.resources.tree import (
-    ABSENT,
-    Path,
-    bracketed,
-    changes,
-    delete_path,
-    get_path,
-    leaves,
-    merge,
-    path_text,
-)
+from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_path, get_path, leaves, merge, path_text
 
 APPLY = "apply"
 
@@ -50,13 +40,13 @@ Layers: TypeAlias = tuple[Layer, ...]
 class FieldConflict:
     """``mine`` is what is being set now, ``theirs`` what ``manager`` set at ``at``; ``theirs_path`` is where."""
 
-    path: Path
+    path: FieldPath
     mine: Any
     theirs: Any
     manager: str
     actor: str
     at: float
-    theirs_path: Path = field(default=(), compare=False)
+    theirs_path: FieldPath = field(default=(), compare=False)
 
     @property
     def text(self) -> str:
@@ -97,7 +87,7 @@ def conflicts(layers: Layers, new: Layer) -> tuple[FieldConflict, ...]:
 
 def take(layers: Layers, found: Iterable[FieldConflict]) -> Layers:
     """``layers`` after the conflicting leaves were taken from the layers that held them."""
-    taken: dict[str, list[Path]] = {}
+    taken: dict[str, list[FieldPath]] = {}
     for conflict in found:
         taken.setdefault(conflict.manager, []).append(conflict.theirs_path or conflict.path)
     return _without_empty(
@@ -105,7 +95,7 @@ def take(layers: Layers, found: Iterable[FieldConflict]) -> Layers:
     )
 
 
-def origins(layers: Layers) -> dict[Path, Layer]:
+def origins(layers: Layers) -> dict[FieldPath, Layer]:
     """The layer that decides each leaf of the effective spec: the last one that holds it."""
     holder = {path: layer for layer in layers for path in leaves(layer.spec)}
     return {path: holder[path] for path in leaves(effective(layers))}
@@ -128,10 +118,11 @@ def _without_empty(layers: Layers) -> Layers:
     return tuple(layer for layer in layers if layer.spec or layer.manager == APPLY)
 
 
-def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[Path, Any, Path, Any]]:
+def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[FieldPath, Any, FieldPath, Any]]:
     """Leaves of ``mine`` that ``theirs`` merged over it changes: (path, value, where theirs is held, theirs)."""
     merged = merge(mine, theirs)
-    after, held = leaves(merged), _branches(leaves(theirs))
+    after = leaves(merged)
+    held = {path[:size] for path in leaves(theirs) for size in range(1, len(path) + 1)}  # and every beginning of one
     for path, value in leaves(mine).items():
         if value == {} and isinstance(get_path(merged, path), dict):
             continue  # an empty map says nothing about what is in it
@@ -140,12 +131,7 @@ def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
             yield path, value, held_at, get_path(theirs, held_at)
 
 
-def _branches(paths: Iterable[Path]) -> set[Path]:
-    """Every path and every beginning of one."""
-    return {path[:size] for path in paths for size in range(1, len(path) + 1)}
-
-
-def _strip(spec: dict[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
+def _strip(spec: dict[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
     """``spec`` without ``paths``, nor keyed items of which only the name is left."""
     for path in paths:
         spec = delete_path(spec, path)

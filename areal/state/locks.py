@@ -11,6 +11,7 @@ removed while it is held, so whoever gets a lock checks that the name still lead
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -23,8 +24,64 @@ from areal.errors import Locked
 from areal.resources.kinds import Ref
 from areal.state.actor import actor, command_line, user_name
 from areal.state.files import explain, write_courtesy
-from areal.state.flock import acquire, flock_owner, try_lock
 from areal.state.home import Home
+
+# -- ``flock`` belongs to the open file: it is freed when the last descriptor closes, so by any death of its owner.
+# Descriptors are close-on-exec: a child that a command starts never keeps the command's locks.
+
+_POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock an open file now; False when another holds it. Raises OSError where the file system has no locks."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = time.sleep) -> int | None:
+    """The descriptor of ``path``, created if need be, open for appending and locked; None when another holds the lock
+    for longer than ``timeout_s``. ``pause`` is called between attempts with the seconds to let pass. Raises OSError."""
+    deadline = time.monotonic() + timeout_s
+    wait, longest = _POLL_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if try_lock(fd) and still_named(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        if time.monotonic() >= deadline:
+            return None
+        pause(wait)
+        wait = min(wait * 2, longest)
+
+
+def still_named(fd: int, path: Path) -> bool:
+    """Whether ``path`` leads to the open file: a file may be removed or replaced by whoever holds its lock."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def flock_owner(path: Path) -> int:
+    """The pid that holds an exclusive lock on ``path``; 0 when none can be seen (another host or pid namespace)."""
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        fields = line.split()
+        if fields[1:2] == ["FLOCK"] and fields[3] == "WRITE" and fields[5].endswith(f":{inode}"):
+            return max(int(fields[4]), 0)
+    return 0
+
 
 _SHARE_POLL_S = 0.01
 _GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
@@ -33,7 +90,7 @@ _HOUSEKEEPING_S = 120.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who holds a lock. ``pid`` is 0 and ``since`` None where the holder cannot be seen from here."""
 
     who: str
@@ -65,7 +122,7 @@ class Held:
     def announce(self) -> None:
         """Write the readable holder beside each lock. For commands that will change something."""
         who, _, host = actor().partition("@")
-        body = json.dumps(asdict(Holder(who, host, os.getpid(), self._command, time.time())))
+        body = json.dumps(asdict(LockHolder(who, host, os.getpid(), self._command, time.time())))
         self._announced = True
         for ref in self._fds:
             write_courtesy(_holder_path(self._home, ref), body + "\n")
@@ -75,7 +132,9 @@ class Held:
         deadline = time.monotonic() + _HOUSEKEEPING_S
         while True:
             try:
-                found = _acquire(lock_path(self._home, ref), timeout_s, lambda: _locked(self._home, ref), wait)
+                found = _acquire(
+                    lock_path(self._home, ref), timeout_s, lambda: _refusal(str(ref), _described(self._home, ref)), wait
+                )
             except Locked:
                 by = holder(self._home, ref)
                 if by is not None and (HOUSEKEEPING not in by.command or time.monotonic() > deadline):
@@ -179,7 +238,7 @@ def store_lock_path(home: Home) -> Path:
     return home.locks / "store.lock"
 
 
-def holder(home: Home, ref: Ref) -> Holder | None:
+def holder(home: Home, ref: Ref) -> LockHolder | None:
     """Who holds an object now; None when nobody does. Writes nothing."""
     try:
         fd = os.open(lock_path(home, ref), os.O_RDONLY | os.O_CLOEXEC)
@@ -208,30 +267,26 @@ def _holder_path(home: Home, ref: Ref) -> Path:
     return lock_path(home, ref).with_suffix(".holder.json")
 
 
-def _locked(home: Home, ref: Ref) -> Locked:
-    return _refusal(str(ref), _described(home, ref))
-
-
-def _refusal(what: str, by: Holder) -> Locked:
+def _refusal(what: str, by: LockHolder) -> Locked:
     return Locked(f"{what} is locked by {by}", hint="wait for it with --lock-timeout, for example --lock-timeout 60")
 
 
-def _described(home: Home, ref: Ref) -> Holder:
+def _described(home: Home, ref: Ref) -> LockHolder:
     """The announced holder, unless the kernel names another: an announcement outlives a holder that was killed."""
     seen = _seen(lock_path(home, ref))
     try:
-        announced = Holder(**json.loads(_holder_path(home, ref).read_bytes()))
+        announced = LockHolder(**json.loads(_holder_path(home, ref).read_bytes()))
     except (OSError, ValueError, TypeError):
         return seen
     return announced if seen.pid in (0, announced.pid) else seen
 
 
-def _seen(path: Path) -> Holder:
+def _seen(path: Path) -> LockHolder:
     """What /proc tells about the process that holds ``path``'s lock."""
     pid = flock_owner(path)
     try:
         owner = user_name(Path(f"/proc/{pid}").stat().st_uid)
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
-        return Holder("", "", 0, "", None)
-    return Holder(owner, os.uname().nodename, pid, command_line([word for word in words if word]), None)
+        return LockHolder("", "", 0, "", None)
+    return LockHolder(owner, os.uname().nodename, pid, command_line([word for word in words if word]), None)

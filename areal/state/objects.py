@@ -1,14 +1,20 @@
-"""What areal knows of each object: one folder each, ``objects/<kind>/<name>/``; ``object.json`` makes it exist.
+"""Stored objects, one folder each: ``objects/<kind>/<name>/``; ``object.json`` makes it exist.
 
 Every change of what is asked for bumps the store's serial, under one short lock, before the object is written; changes
-that come from several threads at once are written together, under one lock and one serial.
-Writing what is already there writes nothing. An object whose file cannot be read is an error to whoever asks for it,
-never an absent object, and whatever replaces the file keeps the damaged one beside it.
+that come from several threads at once are written together, under one lock and one serial. Writing what is already
+there writes nothing. An object whose file cannot be read is an error to whoever asks for it, never an absent object,
+and whatever replaces the file keeps the damaged one beside it.
+
+``revisions/N.json`` hold the last ``KEEP`` accepted specs. A revision is written before the object that refers to it; a
+crash between the two leaves one that the retry finds to be the newest and equal, and uses. An object is removed by
+renaming its folder out of sight and emptying it afterwards; quarantined files move to ``objects/.quarantine``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,23 +24,206 @@ from typing import Any
 from areal.errors import NotFound
 from areal.resources.kinds import KINDS, Ref, name_problem, resolve_kind
 from areal.resources.tree import changes
-from areal.state import revisions as _revisions
-from areal.state import trash
-from areal.state.files import Unreadable, names_in, quarantine, quarantined, read_json, read_raw, seal, write_together
-from areal.state.group_commit import GroupCommit
+from areal.state.files import (
+    QUARANTINED,
+    GroupCommit,
+    Unreadable,
+    crash_point,
+    explain,
+    make_folder,
+    names_in,
+    quarantine,
+    quarantined,
+    read_json,
+    read_raw,
+    seal,
+    sync_folder,
+    write_atomic,
+    write_json,
+    write_together,
+)
 from areal.state.home import Home
 from areal.state.layers import Layer
 from areal.state.locks import lock_store, share_store
-from areal.state.records import Listing, Revision, StoredObject, decode, encode, new_uid
-from areal.state.serial import bump_serial, read_serial
+from areal.state.records import (
+    Listing,
+    Revision,
+    StoredObject,
+    decode,
+    decode_revision,
+    encode,
+    encode_revision,
+    new_uid,
+)
 
-__all__ = ["Layer", "Listing", "ObjectStore", "Revision", "Snapshot", "StoredObject", "Unreadable", "new_uid"]
+# -- revisions
+
+KEEP = 20
+
+
+def read_revisions(home: Home, ref: Ref) -> Listing[Revision]:
+    """Oldest first; what cannot be read is in ``.unreadable``. Writes nothing."""
+    found: Listing[Revision] = Listing()
+    for number in _numbers(home, ref):
+        path = _revision_path(home, ref, number)
+        try:
+            found.append(decode_revision(read_json(path), path))
+        except FileNotFoundError:
+            continue  # dropped by another command since the folder was listed
+        except Unreadable as error:
+            found.unreadable.append((path, error.reason))
+    return found
+
+
+def newest_revision(home: Home, ref: Ref) -> Revision | None:
+    """The newest revision that can be read."""
+    for number in reversed(_numbers(home, ref)):
+        path = _revision_path(home, ref, number)
+        try:
+            return decode_revision(read_json(path), path)
+        except (FileNotFoundError, Unreadable):
+            continue
+    return None
+
+
+def add_revision(home: Home, revision: Revision) -> int:
+    """Record one, unless the newest says the same; its number. ``revision.number`` is ignored: the store counts."""
+    ref = revision.object.ref
+    last = newest_revision(home, ref)
+    if last is not None and same(last.object, revision.object):
+        return last.number
+    number = max(_numbers(home, ref), default=0) + 1
+    numbered = replace(revision, number=number, object=replace(revision.object, revision=number, status={}))
+    write_json(_revision_path(home, ref, number), encode_revision(numbered))
+    for old in _numbers(home, ref)[:-KEEP]:
+        _drop(_revision_path(home, ref, old))
+    return number
+
+
+def same(a: StoredObject, b: StoredObject) -> bool:
+    """Whether two objects ask for the same: who asked, when, generation and status aside."""
+
+    def asked(obj: StoredObject) -> dict[str, object]:
+        return {
+            "uid": obj.uid,
+            "labels": obj.labels,
+            "annotations": obj.annotations,
+            "depends_on": list(obj.depends_on),
+            "owner": obj.owner,
+            "set_name": obj.set_name,
+            "protected": obj.protected,
+            "layers": [[layer.manager, layer.spec] for layer in obj.layers],
+        }
+
+    return not changes(asked(a), asked(b))
+
+
+def _revision_path(home: Home, ref: Ref, number: int) -> Path:
+    return home.object_folder(ref) / "revisions" / f"{number}.json"
+
+
+def _numbers(home: Home, ref: Ref) -> list[int]:
+    folder = home.object_folder(ref) / "revisions"
+    stems = (name.removesuffix(".json") for name in names_in(folder) if name.endswith(".json"))
+    return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdigit())
+
+
+def _drop(path: Path) -> None:
+    """Remove a revision that is too old to keep; one that cannot be read is set aside instead."""
+    try:
+        read_json(path)
+    except FileNotFoundError:
+        return
+    except Unreadable as error:
+        if error.damaged:
+            quarantine(path)
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise explain(error, path, "remove") from error
+
+
+# -- the serial: a plan made at another one is stale. A crash between its bump and the change makes a plan stale for
+# nothing, which costs a second look; the other order would let a stale plan pass.
+
+
+def serial_path(home: Home) -> Path:
+    return home.objects / "serial"
+
+
+def read_serial(home: Home) -> int:
+    """0 for a store that never changed. Raises Unreadable."""
+    path = serial_path(home)
+    try:
+        return int(read_raw(path))
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        raise Unreadable(path, "it does not hold a number", damaged=True) from None
+
+
+def bump_serial(home: Home) -> int:
+    """One more, and what it is now. Needs the store's lock. A damaged serial goes on from the clock: a number that no
+    plan can have been made at."""
+    try:
+        following = read_serial(home) + 1
+    except Unreadable as error:
+        if not error.damaged:
+            raise
+        following = int(time.time())
+    write_atomic(serial_path(home), f"{following}\n")
+    return following
+
+
+# -- removal
+
+_TRASH = ".trash-"
+
+
+def is_trash(name: str) -> bool:
+    """Whether a folder of this name is a removed object."""
+    return name.startswith(_TRASH)
+
+
+def discard_folder(home: Home, folder: Path) -> None:
+    """Make an object's folder vanish. Needs the store's lock. Raises ArealError."""
+    crash_point("delete-before")
+    target = folder.with_name(f"{_TRASH}{folder.name}-{os.urandom(4).hex()}")
+    try:
+        folder.rename(target)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise explain(error, folder, "remove") from error
+    crash_point("delete-after")
+    sweep_trash(home, folder.parent)
+
+
+def sweep_trash(home: Home, kind_folder: Path) -> int:
+    """Empty what earlier removals left; how many folders. Needs the store's lock."""
+    leftovers = sorted(kind_folder.glob(f"{_TRASH}*"))
+    for leftover in leftovers:
+        with contextlib.suppress(OSError):
+            _keep_quarantined(home, leftover)
+            shutil.rmtree(leftover)
+    return len(leftovers)
+
+
+def _keep_quarantined(home: Home, leftover: Path) -> None:
+    for path in sorted(leftover.rglob(f"*{QUARANTINED}*")):
+        kept = home.objects / ".quarantine"
+        make_folder(kept)
+        name = leftover.name.removeprefix(_TRASH)
+        path.rename(kept / f"{leftover.parent.name}.{name}.{path.name}")
+
+
+__all__ = ["Layer", "Listing", "ObjectStore", "Revision", "StoreSnapshot", "StoredObject", "Unreadable", "new_uid"]
 
 _FILE = "object.json"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StoreSnapshot:
     """All objects, and the serial at which they were read: one instant, never half of another command's change."""
 
     serial: int
@@ -88,7 +277,9 @@ class ObjectStore:
         found: Listing[StoredObject] = Listing()
         for known in KINDS if kind is None else (resolve_kind(kind),):
             folder = str(self.home.objects / known.lower())
-            for name in _names(folder):
+            for name in names_in(folder):
+                if name_problem(name) is not None:
+                    continue  # whatever else lies there is no object
                 path = f"{folder}/{name}/{_FILE}"
                 try:
                     obj = _load(path, Ref(known, name))
@@ -103,10 +294,10 @@ class ObjectStore:
         """Raises Unreadable when there is such an object and it cannot be read."""
         self.get(ref)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StoreSnapshot:
         """The serial and every object as of one instant: what a plan is made from."""
         with share_store(self.home):
-            return Snapshot(self.serial(), self.list())
+            return StoreSnapshot(self.serial(), self.list())
 
     def serial(self) -> int:
         """How many changes of what is asked for this store has seen."""
@@ -170,12 +361,12 @@ class ObjectStore:
                 _set_aside(error)
             if existed:
                 bump_serial(self.home)
-            trash.discard(self.home, folder)
+            discard_folder(self.home, folder)
         return existed
 
     def revisions(self, ref: Ref) -> Listing[Revision]:
         """The last accepted specs, oldest first."""
-        return _revisions.revisions(self.home, ref)
+        return read_revisions(self.home, ref)
 
     def add_revision(
         self,
@@ -191,7 +382,7 @@ class ObjectStore:
         moment = at if at is not None else last.at or time.time()
         revision = Revision(0, actor or last.actor, moment, source or last.source, obj)
         self.home.ensure()
-        return replace(obj, revision=_revisions.add_revision(self.home, revision))
+        return replace(obj, revision=add_revision(self.home, revision))
 
     def restore(self, ref: Ref) -> StoredObject:
         """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can
@@ -201,7 +392,7 @@ class ObjectStore:
         except Unreadable as error:
             if not error.damaged:
                 raise
-            revision = _revisions.newest(self.home, ref)
+            revision = newest_revision(self.home, ref)
             if revision is None:
                 hint = f"apply its manifest again, or forget it: areal delete {ref}"
                 raise Unreadable(error.path, f"{error.reason}; no revision is left", damaged=True, hint=hint) from error
@@ -240,11 +431,6 @@ def _load(path: str, ref: Ref) -> StoredObject | None:
         hint = f"move the folder back, or remove it: {Path(path).parent}"
         raise Unreadable(path, f"it describes {obj.ref}, not {ref}", damaged=False, hint=hint)
     return obj
-
-
-def _names(folder: str) -> list[str]:
-    """The names of the objects in a kind's folder; whatever else lies there is none."""
-    return [name for name in names_in(folder) if name_problem(name) is None]
 
 
 def _holds(path: Path, content: bytes) -> bool:

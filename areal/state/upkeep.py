@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal.resources.kinds import KINDS, Ref, name_problem
-from areal.state import trash
 from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine
-from areal.state.flock import try_lock
 from areal.state.home import Home
-from areal.state.locks import lock_store
-from areal.state.objects import ObjectStore
-from areal.state.serial import read_serial, serial_path
+from areal.state.locks import lock_store, try_lock
+from areal.state.objects import ObjectStore, is_trash, read_serial, serial_path, sweep_trash
 
 STALE_TEMP_S = 900.0  # no write of a small file lasts this long: its writer is gone
 
@@ -60,7 +57,7 @@ def leftovers(home: Home) -> tuple[Path, ...]:
     found = [path for path in _walk(home) if is_temp(path.name) and now - _modified(path) > STALE_TEMP_S]
     for kind in KINDS:
         folder = home.objects / kind.lower()
-        found += [folder / name for name in names_in(folder) if trash.is_trash(name)]
+        found += [folder / name for name in names_in(folder) if is_trash(name)]
     found += [path for path in home.locks.glob("*.holder.json") if _is_free(path)]
     return tuple(sorted(found))
 
@@ -73,7 +70,7 @@ def sweep(home: Home) -> tuple[Path, ...]:
     home.ensure()
     with lock_store(home):
         for kind in KINDS:
-            trash.sweep(home, home.objects / kind.lower())
+            sweep_trash(home, home.objects / kind.lower())
     for path in found:
         with contextlib.suppress(OSError):
             path.unlink()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from areal.training.trainers.dpo import DPOTrainer
+    from areal.training.trainers.offline import DPOTrainer, RWTrainer, SFTTrainer
     from areal.training.trainers.ppo import PPOTrainer
-    from areal.training.trainers.rw import RWTrainer
-    from areal.training.trainers.sft import SFTTrainer
 
 __all__ = ["DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"]
 

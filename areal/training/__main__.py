@@ -26,12 +26,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from areal.api.config.uncaught import told
+from areal.api.config.loading import error_text
 from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 from areal.interrupt import STATUS, is_interrupt
-from areal.services.web.options import die_with_parent
+from areal.services.http.process import die_with_parent
 from areal.training import stopping
 from areal.training.launch import is_quiet_rank, is_rank, leave_note
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--driver", required=True, help="module:function, or path/driver.py")
     parser.add_argument("args", nargs="*", help="passed on to the driver")
     given = parser.parse_args(argv)
-    logging.basicConfig(level="ERROR" if is_quiet_rank() else _level(), format=_FORMAT)
+    level = "ERROR" if is_quiet_rank() else os.environ.get("AREAL_LOG_LEVEL", "INFO").upper()
+    logging.basicConfig(level=level, format=_FORMAT)
     if is_quiet_rank():
         warnings.simplefilter("ignore")
     stopping.on_sigterm()
@@ -66,13 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _FAILED
         if not isinstance(error, ArealError):
             raise
-        _say(told(error), error.exit_code)
+        _say(error_text(error), error.exit_code)
         return error.exit_code
     return status if isinstance(status, int) else 0
-
-
-def _level() -> str:
-    return os.environ.get("AREAL_LOG_LEVEL", "INFO").upper()
 
 
 def _say(text: str, status: int, *, lost: bool = False) -> None:

@@ -24,8 +24,7 @@ from areal.api.config.training import TrainEngineConfig
 from areal.dataset.files import SUFFIXES
 from areal.errors import ArealError
 from areal.hub import is_id
-from areal.resources.importable import import_fault
-from areal.resources.paths import looks_local
+from areal.resources.paths import import_fault, looks_local
 
 _RLVR = "areal.workflow.rlvr:RLVRWorkflow"
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: ``step_N`` is written aside, made durable, and then renamed.
+"""Checkpoints that are whole or absent: ``step_N`` is written under another name, made durable, and then renamed.
 
 ``state.json`` in it is what the trainer knows beside the engines' shards (step, version, consumed frontier, timers),
 how long each file is, and a checksum of it, as of itself. A crash at any moment leaves the checkpoints that were there,
@@ -107,37 +107,37 @@ class Checkpoints:
         return None
 
     def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
-        aside = checkpoint.folder.with_suffix(".torn")
-        _log.warning("a checkpoint is set aside as %s, the one before it counts: %s", aside, why)
-        shutil.rmtree(aside, ignore_errors=True)
-        checkpoint.folder.rename(aside)
+        torn = checkpoint.folder.with_suffix(".torn")
+        _log.warning("a checkpoint is set aside as %s, the one before it counts: %s", torn, why)
+        shutil.rmtree(torn, ignore_errors=True)
+        checkpoint.folder.rename(torn)
 
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:
         """A folder for the engines' shards and a dict for the trainer's state; both become the checkpoint ``step`` when
         the block ends well on every rank. Every rank enters it; the first one's dict counts. Raises CheckpointFailed on
         every rank where the disk of one is full, or fails."""
-        aside = self.root / f"step_{step}.tmp"
+        partial = self.root / f"step_{step}.tmp"
         state: dict[str, Any] = {}
         try:
             with self._all_or_none(ranks, step):
                 if ranks.is_first:
                     self.root.mkdir(parents=True, exist_ok=True)
-                    shutil.rmtree(aside, ignore_errors=True)
-                    aside.mkdir()
+                    shutil.rmtree(partial, ignore_errors=True)
+                    partial.mkdir()
             with self._all_or_none(ranks, step):
-                yield aside, state
+                yield partial, state
             files: dict[str, tuple[int, int]] = {}
             with self._all_or_none(ranks, step):
-                files = _summary(aside, ranks)
-            for others in ranks.gathered(files):
+                files = _summary(partial, ranks)
+            for others in ranks.all_gather(files):
                 files |= others
             with self._all_or_none(ranks, step):
                 if ranks.is_first:
-                    self._finish(aside, step, {**state, _FILES: files})
+                    self._finish(partial, step, {**state, _FILES: files})
         except BaseException:
             if ranks.is_first:
-                shutil.rmtree(aside, ignore_errors=True)  # what is half written may be what fills the disk
+                shutil.rmtree(partial, ignore_errors=True)  # what is half written may be what fills the disk
             raise
 
     @contextmanager
@@ -148,22 +148,22 @@ class Checkpoints:
             yield
         except OSError as error:
             failure = error
-        if ranks.largest(int(failure is not None)):
+        if ranks.all_max(int(failure is not None)):
             raise CheckpointFailed(
                 f"the checkpoint of step {step} cannot be written below {self.root}: {failure or 'a rank failed'}",
                 hint="the one before is whole: free space, then areal restart or resume the job",
             ) from failure
 
-    def _finish(self, aside: Path, step: int, state: dict[str, Any]) -> None:
-        (aside / STATE).write_text(json.dumps({**state, _CRC: _crc_of(json.loads(json.dumps(state)))}, indent=1))
-        for path in sorted(aside.rglob("*"), reverse=True):
+    def _finish(self, partial: Path, step: int, state: dict[str, Any]) -> None:
+        (partial / STATE).write_text(json.dumps({**state, _CRC: _crc_of(json.loads(json.dumps(state)))}, indent=1))
+        for path in sorted(partial.rglob("*"), reverse=True):
             _flush(path)
-        _flush(aside)
+        _flush(partial)
         final = self.root / f"step_{step}"
         replaced = self.root / f"step_{step}.old.tmp"
         if final.exists():  # the same step again, after resuming from an older one
             final.rename(replaced)
-        aside.rename(final)
+        partial.rename(final)
         _flush(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
         self._remove_old()

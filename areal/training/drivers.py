@@ -13,7 +13,7 @@ from typing import Any
 from areal.api.cli_args import DPOConfig, GRPOConfig, PPOConfig, RWConfig, SFTConfig, load_expr_config
 from areal.api.config.experiment import BaseExperimentConfig
 from areal.errors import UsageFault
-from areal.workflow.resolving import WORKFLOWS
+from areal.rollout.workflows import WORKFLOWS
 
 ENTRY_POINTS = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")} | {
     "null": "areal.training.drivers:evaluate"
@@ -43,34 +43,26 @@ def evaluate(args: Sequence[str]) -> None:
 
 def sft(args: Sequence[str]) -> None:
     """Supervised fine-tuning."""
-    config = load_expr_config(args, SFTConfig)[0]
-    tokenizer = _tokenizer(config)
-    rows = [_rows(config, tokenizer, which, "sft") for which in ("train", "valid")]
-    from areal.training.trainers.sft import SFTTrainer
-
-    with SFTTrainer(config, *rows) as run:
-        run.train()
+    _offline(args, SFTConfig, "SFTTrainer", "sft")
 
 
 def rw(args: Sequence[str]) -> None:
     """A reward model of preferences."""
-    config = load_expr_config(args, RWConfig)[0]
-    tokenizer = _tokenizer(config)
-    rows = [_rows(config, tokenizer, which, "rw") for which in ("train", "valid")]
-    from areal.training.trainers.rw import RWTrainer
-
-    with RWTrainer(config, *rows) as run:
-        run.train()
+    _offline(args, RWConfig, "RWTrainer", "rw")
 
 
 def dpo(args: Sequence[str]) -> None:
-    """Direct preference optimisation."""
-    config = load_expr_config(args, DPOConfig)[0]
-    tokenizer = _tokenizer(config)
-    rows = [_rows(config, tokenizer, which, "rw") for which in ("train", "valid")]
-    from areal.training.trainers.dpo import DPOTrainer
+    """Direct preference optimization."""
+    _offline(args, DPOConfig, "DPOTrainer", "rw")
 
-    with DPOTrainer(config, *rows) as run:
+
+def _offline(args: Sequence[str], config_type: type[BaseExperimentConfig], trainer: str, rows: str) -> None:
+    config = load_expr_config(args, config_type)[0]
+    tokenizer = _tokenizer(config)
+    datasets = [_rows(config, tokenizer, which, rows) for which in ("train", "valid")]
+    from areal.training.trainers import offline
+
+    with getattr(offline, trainer)(config, *datasets) as run:
         run.train()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal.errors import UsageFault
-from areal.training.progress import bottleneck
+from areal.training.run_folder import bottleneck, replace_text
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
@@ -44,9 +44,7 @@ class MetricsLog:
         """Leave out the lines of later steps: a run that resumes after ``step`` takes them again."""
         kept = [line for line in _lines(self._path) if line["step"] <= step]
         with contextlib.suppress(OSError):
-            beside = self._path.with_suffix(".rewound")
-            beside.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            beside.replace(self._path)
+            replace_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
             self._file.close()
             self._file = self._path.open("a", encoding="utf-8")
 
@@ -57,7 +55,7 @@ class MetricsLog:
             line["total_steps"] = total
         if said := bottleneck(metrics):
             line["bottleneck"] = said
-        numbers = {name: _jsonable(value) for name, value in metrics.items()}
+        numbers = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
         with contextlib.suppress(OSError):
             self._file.write(json.dumps({**line, **numbers}) + "\n")
             self._file.flush()
@@ -69,10 +67,6 @@ class MetricsLog:
             self._file.close()
         for tracker in self._trackers:
             tracker.close()
-
-
-def _jsonable(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)  # NaN is no JSON
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

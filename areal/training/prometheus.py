@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from areal.client.rollouts.service import KEY_FILE
-from areal.resources.bind import is_loopback
-from areal.services.web.beside import serving_beside
-from areal.services.web.keys import AdminKey, load_admin_key
-from areal.services.web.service import Service
+from areal.resources.addresses import is_loopback
+from areal.rollout.controller import KEY_FILE
+from areal.services.http.auth import AdminKey, load_admin_key
+from areal.services.http.serve import serve_in_thread
+from areal.services.http.service import Service
+from areal.training.run_folder import replace_text
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
-    from areal.services.web.metrics import Metrics
+    from areal.services.http.metrics import Metrics
 
 DISCOVERY = "prometheus.json"
 _GAUGES = {
@@ -91,11 +92,9 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
     loopback = is_loopback(asked.host)
     service = Service("trainer", key=None if loopback else _key(config), loopback=loopback)
     tracker = Prometheus(service.metrics, total_steps)
-    with serving_beside(service, asked.host, asked.port) as url:
+    with serve_in_thread(service, asked.host, asked.port) as url:
         file = folder / DISCOVERY
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps([{"targets": [urlsplit(url).netloc], "labels": labels(config)}]) + "\n")
-        beside.replace(file)
+        replace_text(file, json.dumps([{"targets": [urlsplit(url).netloc], "labels": labels(config)}]) + "\n")
         try:
             yield tracker, url
         finally:

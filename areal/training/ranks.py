@@ -1,20 +1,27 @@
 """The processes of one training run, from torchrun's environment; a single process needs no process group.
 
-The group is made once and passed on; nothing here is global but torch's own default group.
+The group is made once and passed on; nothing here is global but torch's own default group. A plain ``python driver.py``
+starts itself again as many ranks as its configuration lays out (``actor.backend: fsdp:d4``), as ``areal train run``
+does; other launches must agree with it.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from areal.api.alloc_mode import train_backend
+from areal.errors import UsageFault
 
 T = TypeVar("T")
 
@@ -32,7 +39,7 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def summed(self, values: Tensor) -> Tensor:
+    def all_sum(self, values: Tensor) -> Tensor:
         """The sum of ``values`` over all ranks."""
         if self.group is None:
             return values
@@ -40,14 +47,14 @@ class Ranks:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def largest(self, number: int) -> int:
+    def all_max(self, number: int) -> int:
         if self.group is None:
             return number
         most = torch.tensor(number, device=self.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
         return int(most)
 
-    def told_by_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first rank passes, on every rank. Pickle among the ranks of one run, never from elsewhere."""
         if self.group is None:
             return value
@@ -55,7 +62,7 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self.group, device=self.device)
         return box[0]
 
-    def gathered(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """What each rank passes, in their order, on every rank. Pickle, as above."""
         if self.group is None:
             return [value]
@@ -63,7 +70,7 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def together(self) -> None:
+    def barrier(self) -> None:
         """Return when every rank is here."""
         if self.group is not None:
             dist.barrier(group=self.group)
@@ -92,3 +99,43 @@ def joined_ranks(timeout_s: float = 1800.0) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), size, device, dist.group.WORLD)
     finally:
         dist.destroy_process_group()
+
+
+# -- layout
+
+_JOB = "AREAL_RUN_FOLDER"  # a job has as many as its manifest says
+
+
+def processes_of(config: Any) -> int | None:
+    """None where the configuration says nothing about it."""
+    engine = getattr(config, "actor", None) or getattr(config, "model", None)
+    backend, allocation = getattr(engine, "backend", "") or "", config.allocation_mode or ""
+    return train_backend(backend, allocation).world_size if backend or allocation else None
+
+
+def ensure_layout(config: Any) -> None:
+    """Returns in a process of a run that is laid out as ``config`` says. The main script of a single process is
+    replaced by the ranks; any other process raises UsageFault."""
+    wanted, started = processes_of(config), int(os.environ.get("WORLD_SIZE", "1"))
+    if wanted is None or wanted == started or _JOB in os.environ:
+        return
+    script = _main_script()
+    if started > 1 or script is None:
+        raise UsageFault(
+            f"the configuration lays out {wanted} training processes, and {started} "
+            f"{'was' if started == 1 else 'were'} started",
+            hint=f"areal train run starts as many; or torchrun --nproc-per-node={wanted}, or backend=fsdp:d{started}",
+        )
+    launch = [sys.executable, "-m", "areal.training.launch", "--processes", str(wanted)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [*launch, "--", "--driver", str(script), "--", *sys.argv[1:]])
+
+
+def _main_script() -> Path | None:
+    """The file of ``python driver.py``; None in a notebook, a test or ``python -m``."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or getattr(main, "__spec__", None) is not None or not file.endswith(".py"):
+        return None
+    return Path(file).absolute()

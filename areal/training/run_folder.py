@@ -14,18 +14,22 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import shutil
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import yaml
 
 from areal.errors import UsageFault
+from areal.hub import model_folder
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
+
 
 _log = logging.getLogger(__name__)
 
@@ -70,19 +74,18 @@ class RunFolder:
             raise UsageFault(
                 f"the run's folder {self.root} cannot be made: {error}", hint="set cluster.fileroot"
             ) from error
-        self._point_latest()
+        latest = self.root / "logs" / "latest"
+        partial = latest.with_suffix(f".{os.getpid()}")
+        partial.symlink_to(self.logs.name)
+        partial.rename(latest)
 
     def write_config(self, config: BaseExperimentConfig) -> None:
         """What this attempt trains with, every default in it; with ``--config`` it is the same run again."""
-        aside = self.config.with_suffix(f".{os.getpid()}")
-        aside.write_text(yaml.safe_dump(_written(config), sort_keys=False))
-        aside.rename(self.config)
+        replace_text(self.config, yaml.safe_dump(_written(config), sort_keys=False))
 
     def note_version(self, version: int) -> None:
         """This version of the weights is about to be published: no later attempt may give it to others."""
-        aside = self._version.with_suffix(f".{os.getpid()}")
-        aside.write_text(f"{version}\n")
-        aside.rename(self._version)
+        replace_text(self._version, f"{version}\n")
 
     def published_version(self) -> int | None:
         """The last one that was noted."""
@@ -95,11 +98,12 @@ class RunFolder:
     def _version(self) -> Path:
         return self.root / "version"
 
-    def _point_latest(self) -> None:
-        latest = self.root / "logs" / "latest"
-        aside = latest.with_suffix(f".{os.getpid()}")
-        aside.symlink_to(self.logs.name)
-        aside.rename(latest)
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole: a reader sees the old text or the new one. Raises OSError."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def _written(value: Any) -> Any:
@@ -133,3 +137,86 @@ def run_folder(config: BaseExperimentConfig) -> RunFolder:
         return RunFolder(Path(given), attempt)
     root = Path(config.cluster.fileroot).expanduser() / "runs" / config.experiment_name / config.trial_name
     return RunFolder(root.absolute(), attempt)
+
+
+# -- Hugging Face model folders: the files that go beside every version of the weights
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
+
+
+def config_files(folder: Path) -> tuple[Path, ...]:
+    """Configuration, tokenizer and chat template of ``folder``."""
+    return tuple(path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.endswith(_WEIGHTS))
+
+
+def copy_missing(source: str, target: Path) -> None:
+    """Bring the tokenizer of ``source`` (a folder, or an id of the hub) to ``target``, overwriting nothing there."""
+    for path in config_files(model_folder(source)):
+        if not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
+
+
+# -- progress: one line a step, and the bottleneck sentence
+
+_WAITS = {
+    "time/rollout": "rollouts",
+    "time/weights": "weight updates",
+    "time/save": "saving",
+    "time/checkpoint": "checkpoints",
+    "time/eval": "evaluation",
+}
+_SHOWN = (
+    ("reward/mean", "reward {:.3f}"),
+    ("accuracy", "accuracy {:.3f}"),
+    ("loss", "loss {:.4f}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("staleness/max", "staleness {:.0f}"),
+    ("lr", "lr {:.1e}"),
+)
+
+
+def bottleneck(metrics: Mapping[str, float]) -> str:
+    """Such as "waited 71% for rollouts"; "training" where nothing else took a quarter of the step. Said here
+    once: whoever shows it later reads it in ``metrics.jsonl``."""
+    whole = metrics.get("time/step", 0.0)
+    if whole <= 0:
+        return ""
+    waits = {what: metrics.get(name, 0.0) / whole for name, what in _WAITS.items()}
+    what, share = max(waits.items(), key=lambda item: item[1])
+    return f"waited {share:.0%} for {what}" if share >= 0.25 else "training"
+
+
+def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
+    """``step 12/200  reward 0.412  ...  1.3 s/step  waited 71% for rollouts``."""
+    shown = [form.format(metrics[name]) for name, form in _SHOWN if name in metrics]
+    seconds = metrics.get("time/step")
+    paces = [] if seconds is None else [f"{seconds:.2f} s/step" if seconds >= 0.1 else f"{seconds * 1e3:.0f} ms/step"]
+    return "  ".join([f"step {step}/{total}", *shown, *paces, bottleneck(metrics)]).rstrip()
+
+
+@dataclass
+class ProgressLine:
+    """On a terminal one line that changes; elsewhere a line for each hundredth of the run, and the last."""
+
+    total: int
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    _open: bool = False
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = step_line(step, self.total, metrics)
+        if self.stream.isatty():
+            self.stream.write(f"\r\x1b[K{line}")
+            self._open = True
+        elif step == self.total or step % max(1, self.total // 100) == 0:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def say(self, text: str) -> None:
+        self.close()
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        if self._open:
+            self.stream.write("\n")
+            self._open = False

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from areal.trajectories.decoding import Decoder
 from areal.trajectories.record import Episode
 from areal.trajectories.terminal import origin
-from areal.trajectories.view import Turn, text_of_messages, turns
+from areal.trajectories.view import TokenDecoder, Turn, text_of_messages, turns
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -41,7 +40,7 @@ style-src '{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
 """
 
 
-def page(episodes: Sequence[Episode], decoder: Decoder | None, *, title: str) -> str:
+def page(episodes: Sequence[Episode], decoder: TokenDecoder | None, *, title: str) -> str:
     script, style = _asset("viewer.js"), _asset("viewer.css")
     document = {
         "title": title,
@@ -71,7 +70,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _episode(episode: Episode, decoder: Decoder | None) -> dict[str, Any]:
+def _episode(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
     example = {name: value if isinstance(value, str) else json.dumps(value) for name, value in episode.example.items()}
     return {
         "name": episode.episode,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, NotFound
-from areal.trajectories.record import Episode, episodes_of_export, read_episode
+from areal.installation import install_command
+from areal.trajectories.record import TOKEN_COLUMNS, Episode, episodes_of_export, read_episode
 
 JSONL, PARQUET = ".jsonl", ".parquet"
 TRAJECTORIES = "trajectories"
@@ -26,8 +28,6 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     elif not path.exists():
         raise NotFound(f"there is no file {path}")
     elif path.suffix == PARQUET:
-        from areal.trajectories.parquet import read_parquet
-
         yield from read_parquet(path)
     elif path.suffix == ".npz":
         yield from _read_npz(path)
@@ -100,3 +100,96 @@ def _read_npz(path: Path) -> Iterator[Episode]:
         yield from episodes_of_export({"traj": traj, **about})
     except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
         raise ArealError(f"{path} holds no export: {error}") from error
+
+
+# Parquet has a row per interaction, and needs pyarrow.
+
+_AT_A_TIME = 256  # episodes, and rows: bounds the memory, not the file
+_EPISODE = ("episode", "prompt", "sample", "group", "step", "is_eval", "answer", "seconds", "export_id")
+_TEXT = ("messages", "response")  # an external model's, as JSON
+
+
+def pyarrow() -> Any:
+    """Raises ArealError with what to install."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ArealError("Parquet needs pyarrow, which is not installed", hint=install_command("parquet")) from error
+    return pyarrow
+
+
+def _schema(arrow: Any) -> Any:
+    ids, texts = arrow.list_(arrow.int64()), arrow.string()
+    fields = {
+        "episode": texts, "prompt": arrow.int64(), "sample": arrow.int64(), "episode_reward": arrow.float64(),
+        "group": texts, "step": arrow.int64(), "is_eval": arrow.bool_(),
+        "answer": texts, "seconds": arrow.float64(), "export_id": texts, "example": texts, "failures": texts,
+        "session_id": texts, "trajectory_id": arrow.int64(), "interaction_id": texts, "parent_id": texts,
+        "finish_reason": texts, "truncated": arrow.bool_(), "rewarded": arrow.bool_(), "model": texts,
+        "reward": arrow.float32(), "original_reward": arrow.float32(), "advantage": arrow.float32(),
+        "input_ids": ids, "loss_mask": arrow.list_(arrow.int8()), "logprobs": arrow.list_(arrow.float32()),
+        "versions": ids, "turn_ids": arrow.list_(arrow.int32()), "messages": texts, "response": texts,
+        "temperature": arrow.float32(), "token_temperatures": arrow.list_(arrow.float32()),
+    }  # fmt: skip
+    return arrow.schema(list(fields.items()))
+
+
+def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
+    """Write a whole file, a part at a time; how many rows. The caller gives it its name when it is done."""
+    arrow, rows = pyarrow(), 0
+    schema = _schema(arrow)
+    with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        waiting: list[dict[str, Any]] = []
+        for number, episode in enumerate(episodes, 1):
+            waiting += _rows(episode)
+            if number % _AT_A_TIME == 0:
+                writer.write_table(arrow.Table.from_pylist(waiting, schema))
+                rows, waiting = rows + len(waiting), []
+        writer.write_table(arrow.Table.from_pylist(waiting, schema))
+    return rows + len(waiting)
+
+
+def _rows(episode: Episode) -> Iterator[dict[str, Any]]:
+    shared = {name: getattr(episode, name) for name in _EPISODE}
+    shared["episode_reward"] = episode.reward
+    shared["example"] = json.dumps(episode.example)
+    shared["failures"] = json.dumps([dict(each) for each in episode.failures])
+    for each in episode.interactions:
+        document = each.document()
+        yield {**shared, **document, **{name: json.dumps(document[name]) for name in _TEXT if name in document}}
+
+
+def read_parquet(path: Path) -> Iterator[Episode]:
+    """Raises ArealError for a file that is not ours."""
+    arrow = pyarrow()
+    try:
+        rows = _each_row(arrow.parquet.ParquetFile(path))
+        for _, of_one in groupby(rows, key=lambda row: row["episode"]):
+            yield read_episode(_document(list(of_one)))
+    except (arrow.ArrowException, KeyError, ValueError) as error:
+        raise ArealError(f"{path} holds no trajectories: {error}") from error
+
+
+def _each_row(file: Any) -> Iterator[dict[str, Any]]:
+    for batch in file.iter_batches(_AT_A_TIME):
+        yield from batch.to_pylist()
+
+
+def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    first = rows[0]
+    return {
+        **{name: first[name] for name in _EPISODE if name in first},
+        "reward": first["episode_reward"],
+        "example": json.loads(first["example"]),
+        "failures": json.loads(first["failures"]),
+        "interactions": [_interaction(row) for row in rows],
+    }
+
+
+def _interaction(row: Mapping[str, Any]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: row[name] or [] for name in TOKEN_COLUMNS}
+    columns["token_temperatures"] = row.get("token_temperatures") or []
+    columns["temperature"] = row.get("temperature", 1.0)
+    texts = {name: json.loads(row[name]) for name in _TEXT if row[name]}
+    return {**{name: value for name, value in row.items() if name not in _TEXT}, **columns, **texts}

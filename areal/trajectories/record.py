@@ -107,7 +107,7 @@ class Episode:
     is_eval: bool = False
 
     def document(self) -> dict[str, Any]:
-        """As one line of JSON."""
+        """The document of one line of JSON."""
         return {
             "episode": self.episode,
             "prompt": self.prompt,

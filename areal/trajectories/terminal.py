@@ -11,7 +11,7 @@ from typing import Literal
 
 from areal.terminal import ESCAPE, safe
 from areal.trajectories.record import Episode
-from areal.trajectories.view import Stretch, Token, Turn, stretches, text_of_messages
+from areal.trajectories.view import ShownToken, Stretch, Turn, stretches, text_of_messages
 
 Paint = Literal["logprob", "version", "mask"]
 
@@ -81,7 +81,7 @@ def _head(episode: Episode, paint: Paint | None) -> str:
 
 
 def origin(episode: Episode) -> list[str]:
-    """Where a trainer has it from: "training step 12", "sample 3 of group t-7"."""
+    """The origin of a trainer's episode: "training step 12", "sample 3 of group t-7"."""
     found = []
     if episode.step is not None:
         found.append(f"{'evaluation after' if episode.is_eval else 'training'} step {episode.step}")
@@ -128,13 +128,13 @@ def _tokens(turn: Turn, paint: Paint | None, versions: Sequence[int]) -> list[st
     return lines
 
 
-def _plain(tokens: Sequence[Token]) -> str:
+def _plain(tokens: Sequence[ShownToken]) -> str:
     if any(token.text is None for token in tokens):
         return " ".join(str(token.id) for token in tokens)
     return safe("".join(token.text or "" for token in tokens))
 
 
-def _painted(tokens: Sequence[Token], colour: Callable[[Token], int | None], *, dim: bool) -> str:
+def _painted(tokens: Sequence[ShownToken], colour: Callable[[ShownToken], int | None], *, dim: bool) -> str:
     parts = []
     for token in tokens:
         text = f"{token.id} " if token.text is None else safe(token.text)
@@ -144,7 +144,7 @@ def _painted(tokens: Sequence[Token], colour: Callable[[Token], int | None], *, 
     return "".join(parts)
 
 
-def _colour_of(paint: Paint, versions: Sequence[int]) -> Callable[[Token], int | None]:
+def _colour_of(paint: Paint, versions: Sequence[int]) -> Callable[[ShownToken], int | None]:
     if paint == "logprob":
         return lambda token: next(colour for least, colour in LOGPROB_STEPS if token.logprob >= least)
     if paint == "version":

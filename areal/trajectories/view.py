@@ -1,23 +1,68 @@
-"""What a viewer shows of an episode: its conversation as a tree of turns, each with its tokens. Pure.
+"""The view of an episode: its conversation as a tree of turns, each with its tokens. Pure.
 
 A row of the ``individual`` style repeats the whole conversation before its answer; a turn shows only what its parent
 has not shown. Turns that follow one another stay on one level, a branch goes one deeper.
+Tokens are shown as text by the tokenizer file of their model.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from areal.trajectories.decoding import Decoder
+from areal.errors import ArealError, NotFound
 from areal.trajectories.record import Episode, Interaction
+
+Decode = Callable[[Sequence[int]], str]
+_FILE = "tokenizer.json"
+_BROKEN = "\ufffd"
+_LONGEST = 64  # tokens that are held back at most: what is broken still then is broken text
+
+
+class TokenDecoder:
+    """``texts`` says how the ids of a row read, in as many pieces. A character that several tokens make stands with
+    the last of them, the others are empty."""
+
+    def __init__(self, decode: Decode, source: str) -> None:
+        self._decode = decode
+        self.source = source
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        found: list[str] = []
+        start = read = 0
+        for end in range(1, len(ids) + 1):
+            before = self._decode(ids[start:read])
+            whole = self._decode(ids[start:end])
+            if whole.endswith(_BROKEN) and end < len(ids) and end - read < _LONGEST:
+                found.append("")
+                continue
+            found.append(whole[len(before) :])
+            start, read = read, end
+        return found
+
+
+def load_decoder(path: Path) -> TokenDecoder:
+    """From a model's folder, or the tokenizer's own file. Raises NotFound, and ArealError for what cannot be read."""
+    file = path / _FILE if path.is_dir() else path
+    if not file.is_file():
+        raise NotFound(f"there is no tokenizer {file}", hint="give the model's folder with --tokenizer")
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ArealError("decoding tokens needs tokenizers", hint="pip install tokenizers") from error
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for a file that is none
+        raise ArealError(f"cannot read the tokenizer {file}: {error}") from error
+    return TokenDecoder(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)), str(file))
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ShownToken:
     """``text`` is None where no tokenizer is at hand. ``logprob`` and ``version`` mean something if ``generated``."""
 
     id: int
@@ -37,7 +82,7 @@ class Turn:
     number: str
     depth: int
     shown_before: int
-    tokens: tuple[Token, ...]
+    tokens: tuple[ShownToken, ...]
 
     @property
     def branch(self) -> str:
@@ -45,7 +90,7 @@ class Turn:
         return self.number.lstrip("0123456789")
 
     @property
-    def generated(self) -> list[Token]:
+    def generated(self) -> list[ShownToken]:
         return [token for token in self.tokens if token.generated]
 
     @property
@@ -69,14 +114,14 @@ class Turn:
         """More than one where the row is a whole conversation."""
         return sorted({token.turn for token in self.generated})
 
-    def runs(self) -> Iterator[tuple[bool, list[Token]]]:
+    def runs(self) -> Iterator[tuple[bool, list[ShownToken]]]:
         """Stretches of prompt and of generated tokens, one a turn of the row."""
         for (generated, _), tokens in groupby(self.tokens, key=lambda token: (token.generated, token.turn)):
             yield generated, list(tokens)
 
 
-def turns(episode: Episode, decoder: Decoder | None) -> list[Turn]:
-    """In reading order: a turn before what continues it."""
+def turns(episode: Episode, decoder: TokenDecoder | None) -> list[Turn]:
+    """Turns in reading order: each before its continuations."""
     rows = {row.interaction_id: row for row in episode.interactions}
     children: dict[str | None, list[Interaction]] = {}
     for row in episode.interactions:
@@ -106,14 +151,14 @@ def _letters(place: int) -> str:
     return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 
-def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None, decoder: Decoder | None) -> Turn:
+def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None, decoder: TokenDecoder | None) -> Turn:
     ids = list(row.input_ids)
     before = (
         len(parent.input_ids) if parent is not None and ids[: len(parent.input_ids)] == list(parent.input_ids) else 0
     )
     texts: Sequence[str | None] = decoder.texts(ids) if decoder is not None else [None] * len(ids)
     tokens = tuple(
-        Token(ids[at], texts[at], bool(row.loss_mask[at]), row.logprobs[at], row.versions[at], row.turn_ids[at])
+        ShownToken(ids[at], texts[at], bool(row.loss_mask[at]), row.logprobs[at], row.versions[at], row.turn_ids[at])
         for at in range(before, len(ids))
     )
     return Turn(row, number, depth, before, tokens)

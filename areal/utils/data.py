@@ -1,5 +1,5 @@
 """AReaL's import path of what puts trajectories together."""
 
-from areal.workflow.tensors import concat_padded_tensors
+from areal.rollout.tensors import concat_padded_tensors
 
 __all__ = ["concat_padded_tensors"]

@@ -17,10 +17,10 @@ from typing import Any
 from areal.api.cli_args import GRPOConfig, load_expr_config
 from areal.api.workflow_api import RolloutWorkflow
 from areal.dataset import get_custom_dataset
+from areal.rollout.rlvr import RLVRWorkflow
 from areal.training.metrics import Metrics
 from areal.training.trainers.ppo import PPOTrainer
-from areal.training.trainers.rollouts import Taken
-from areal.workflow.rlvr import RLVRWorkflow
+from areal.training.trainers.rollouts import RolloutBatch
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Measured(PPOTrainer):
         self._ages: Metrics = {}
         self._taken_at = 0.0
 
-    def _take(self) -> Taken | None:
+    def _take(self) -> RolloutBatch | None:
         taken = super()._take()
         self._taken_at = time.monotonic()
         if taken is not None:

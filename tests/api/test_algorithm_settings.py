@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from areal.api.cli_args import DPOConfig
-from areal.api.config.numbers import ranges_of
+from areal.api.config.fields import ranges_of
 from tests.api.test_config import SMALL, faults, load
 from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
 

@@ -25,13 +25,13 @@ from areal.api.cli_args import (
     RejectionSamplingConfig,
 )
 from areal.api.config.building import hints_of
-from areal.client.rollouts.sampling import sampling_fields
+from areal.rollout.engine import sampling_fields
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.losses import dpo_loss
-from areal.training.algorithms.preparing import Beside, prepared, with_second_moment_mask
+from areal.training.algorithms.preparation import AuxiliaryOutputs, prepared, with_second_moment_mask
 from areal.training.data.packing import micro_batches
 from areal.training.engines.fsdp.engine import cut_of
-from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
+from areal.training.engines.fsdp.model import clipped_norm, make_optimizer, set_learning_rate
 from areal.training.trainers.ppo import critic_loss
 from tests.api.test_fields import EXPERIMENTS, classes_below, fields_of, marks_of
 from tests.training.algorithms.test_presets import GROUPS, LONGEST, case
@@ -74,7 +74,7 @@ def gradient(**settings: Any) -> Tensor:
         batch["proximal"] = batch["logprobs"] + 0.4 * torch.cos(torch.arange(LONGEST + 1.0))
     if config.prox_logp_method == "loglinear":
         del batch["proximal"]
-    micro = prepared(batch, GROUPS, config, Beside(reference))
+    micro = prepared(batch, GROUPS, config, AuxiliaryOutputs(reference))
     if config.m2_threshold is not None:
         micro = with_second_moment_mask(micro, config.m2_threshold)
     leaf = logits.clone().requires_grad_()
@@ -294,7 +294,7 @@ SEEN = {
 # -- shown elsewhere
 
 CONFIG, GRPO, OFFLINE = "api/test_config.py", "training/trainers/test_grpo.py", "training/trainers/test_offline.py"
-CONTROLLER, FSDP = "workflow/test_controller.py", "training/engines/test_fsdp.py"
+CONTROLLER, FSDP = "rollout/test_controller.py", "training/engines/test_fsdp.py"
 PROMETHEUS = "training/test_prometheus.py"
 SETTINGS = "api/test_algorithm_settings.py"
 HANDED = f"{CONFIG}::test_what_the_top_says_is_handed_down"
@@ -308,7 +308,7 @@ EVALUATED = f"{GRPO}::test_evaluation_is_of_the_weights_that_are_served"
 ORDER = "training/data/test_frontier.py::test_order_each_epoch_has_every_row_at_most_once"
 OLDER = f"{CONFIG}::test_older_spellings_are_what_they_have_become"
 WINDOW = f"{CONTROLLER}::test_no_more_than_the_window_starts_until_the_next_version"
-TURNS = "workflow/test_workflows.py::test_agents_rewards_by_turn_are_discounted_along_the_conversation"
+TURNS = "rollout/test_workflows.py::test_agents_rewards_by_turn_are_discounted_along_the_conversation"
 RETRIED = f"{CONTROLLER}::test_engine_that_fails_is_tried_again_and_then_a_failure_by_the_services_fault"
 LAYOUT = "training/test_layout.py::test_processes_are_those_of_the_training_engine"
 DRIVERS = "training/test_drivers.py"
@@ -317,7 +317,7 @@ LENGTH = f"{OFFLINE}::test_length_of_a_run_and_its_timers_are_the_configurations
 DTYPES = f"{FSDP}::test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept"
 TRACKER = "training/test_trackers.py::test_setting_of_a_tracker_reaches_it"
 TENSORBOARD = "training/test_trackers.py::test_tensorboard_writes_to_its_path"
-AGENT = "workflow/test_workflows.py::test_agent_that_is_configured_runs_where_no_workflow_is_given"
+AGENT = "rollout/test_workflows.py::test_agent_that_is_configured_runs_where_no_workflow_is_given"
 ONE_NUMBER = f"{GRPO}::test_sizes_that_do_not_fit_are_an_error"
 
 NAMED: dict[str, dict[str, str]] = {
@@ -325,7 +325,7 @@ NAMED: dict[str, dict[str, str]] = {
         "agent_cls_path": AGENT,
         "export_style": TURNS,
         "turn_discount": TURNS,
-        "mode": "workflow/test_workflows.py::test_online_mode_takes_what_users_have_made",
+        "mode": "rollout/test_workflows.py::test_online_mode_takes_what_users_have_made",
         "admin_api_key": f"{OFFLINE}::test_config_that_a_run_has_written_is_that_run_again",
     },
     "BaseExperimentConfig": {
@@ -356,7 +356,7 @@ NAMED: dict[str, dict[str, str]] = {
     "EvaluatorConfig": {"eval_before_train": EVALUATED},
     "GenerationHyperparameters": {
         "drop_incomplete_group": GROUPS_THAT_DIFFER,
-        "max_tokens": "client/test_sampling.py::test_budget_keeps_prompt_and_answer_within_every_limit",
+        "max_tokens": "rollout/test_sampling.py::test_budget_keeps_prompt_and_answer_within_every_limit",
         "max_new_tokens": f"{SETTINGS}::test_overlong_penalty_is_linked_to_the_answers_longest_length",
         "n_samples": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
         "seed": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_episodes_name_alone",
@@ -450,7 +450,7 @@ NAMED: dict[str, dict[str, str]] = {
         "async_training": AREAL_LITE,
         "type": f"{SETTINGS}::test_settings_that_have_a_meaning_are_taken",
     },
-    "_Timer": {
+    "_PeriodicConfig": {
         "freq_secs": LENGTH,
         **dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
         "freq_epochs": f"{OFFLINE}::test_sft_learns_what_it_is_shown_and_writes_it_down",

@@ -16,7 +16,7 @@ import yaml
 import areal
 from areal.api.cli_args import ConfigError, DPOConfig, GRPOConfig, RWConfig, SFTConfig, load_expr_config
 from areal.api.config.building import default_of, hints_of
-from areal.api.config.marks import Absent, Inert
+from areal.api.config.fields import Absent, Inert
 
 ROOT = Path(areal.__file__).parent
 EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)
@@ -120,7 +120,7 @@ def test_layout_that_the_job_has_acted_upon_is_not_told_to_be_without_effect(
 def names_read() -> set[str]:
     """Attributes that code outside the configuration classes reads."""
     found: set[str] = set()
-    for part in ("training", "client", "workflow", "dataset", "reward"):
+    for part in ("training", "client", "rollout", "dataset", "reward"):
         for file in (ROOT / part).rglob("*.py"):
             tree = ast.parse(file.read_text(encoding="utf-8"))
             found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

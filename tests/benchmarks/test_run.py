@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -45,6 +47,23 @@ def test_other_programs_figures_are_not_ours_and_missing_ones_are_not_worse() ->
     assert list(figures_of(BENCHMARK, rows(1))) == ["rows.ours connections=16.cpu"]
     (only, _) = compare(BENCHMARK, rows(1, rate=3), {"rows": [], "rate": 3})
     assert (only.before, only.after, only.worse) == (1, None, False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ratios", "worse"),
+    [
+        ({"cpu": "A", "python_ms": 20}, {"cpu": "A", "python_ms": 22}, False, True),
+        ({"cpu": "A", "python_ms": 20}, {"cpu": "A", "python_ms": 40}, False, False),
+        ({"cpu": "A"}, {"cpu": "B"}, False, False),
+        ({"cpu": "A"}, {"cpu": "B"}, True, True),
+    ],
+)
+def test_absolute_figures_of_two_machines_are_not_judged(
+    before: dict[str, object], after: dict[str, object], ratios: bool, worse: bool
+) -> None:
+    benchmark = Benchmark("x", (), {"us": "lower"}, ratios=ratios)
+    (change,) = compare(benchmark, {"us": 10, "machine": before}, {"us": 20, "machine": after})
+    assert change.worse is worse
 
 
 def test_verdicts_say_themselves_which_way_is_better() -> None:
@@ -132,3 +151,18 @@ def test_unknown_name_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as caught:
         run.main(["nothing"])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("script", sorted(Path(run.REPOSITORY, "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
+def test_benchmark_imports_what_there_is(script: Path) -> None:
+    """Also within functions, and in programs that are texts: a benchmark is run seldom, and what it measures moves."""
+    tree = ast.parse(script.read_text())
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    programs = [ast.parse(text) for text in texts if "\nfrom areal" in text]
+    for node in (node for each in (tree, *programs) for node in ast.walk(each)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("areal", "benchmarks")):
+            module = importlib.import_module(str(node.module))
+            for name in (alias.name for alias in node.names):
+                assert hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}"), (
+                    f"{module}.{name}"
+                )

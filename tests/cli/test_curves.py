@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from areal.cli.curves import curves_of, grouped, plot, span_of, sparkline
-from areal.client.rollouts.dump import write_step
+from areal.cli.curves import curves_of, draw, grouped, span_of, sparkline
 from areal.errors import ArealError
 from areal.installation import install_command
+from areal.rollout.dump import write_step
 from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.trajectories.record import Episode, Interaction
@@ -132,9 +132,9 @@ def _turn(advantage: float | None) -> Interaction:
 
 def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plot(GROUPS, str(tmp_path / "p.png"))
+    draw(GROUPS, str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    plot(GROUPS, str(tmp_path / "p.svg"))
+    draw(GROUPS, str(tmp_path / "p.svg"))
     text = (tmp_path / "p.svg").read_text()
     assert text.index("reward/mean") < text.index("loss") < text.index("time/step")
 
@@ -142,13 +142,13 @@ def test_plot_is_a_picture_with_what_the_run_is_for_first(tmp_path: Path) -> Non
 def test_plot_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ArealError, match=r"cannot draw into .*/none/p.png"):
-        plot(GROUPS, str(tmp_path / "none" / "p.png"))
+        draw(GROUPS, str(tmp_path / "none" / "p.png"))
     with pytest.raises(ArealError, match=r"cannot draw into .*p.nothing"):
-        plot(GROUPS, str(tmp_path / "p.nothing"))
+        draw(GROUPS, str(tmp_path / "p.nothing"))
 
 
 def test_plot_without_what_draws_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ArealError, match="not installed") as caught:
-        plot(GROUPS, str(tmp_path / "p.png"))
+        draw(GROUPS, str(tmp_path / "p.png"))
     assert caught.value.hint == install_command("plot")

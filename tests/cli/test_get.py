@@ -286,7 +286,8 @@ class TestJobsThatHaveEnded:
         record("Model", "qwen", QWEN)
         runs = RunStore(home.root / "runs")
         os.close(runs.create(RunSpec("r1", "TrainJob/done", "driver", 0, ("x",), inputs={"attempt": 1})))
-        last = {"code": 0, "signal": None, "at": 0.0, "reason": "exited 0"}
+        created = ObjectStore(home).get(Ref("TrainJob", "done")).created_at  # type: ignore[union-attr]
+        last = {"code": 0, "signal": None, "at": created + 64.0, "reason": "exited 0"}
         end = {"phase": "exited", "reason": "exited 0", "restarts": 0, "last_exit": last, "swept": 0}
         records.write_json(str(runs.folder("r1")), records.EXIT, end)
         over = {**procfs.identity_fields(os.getpid()), "start_ticks": 1}
@@ -295,7 +296,7 @@ class TestJobsThatHaveEnded:
     def test_they_are_listed_by_name_or_with_all_only(self, areal: Areal) -> None:
         listed = areal("get")
         assert [row[0] for row in listed.rows[1:]] == ["model/qwen", "trainjob/waits"]
-        assert "not listed: 3 of jobs that have ended; --all" in listed.err
+        assert "not listed: 3 that ended; --all" in listed.err
         assert areal("get", "trainjobs,inf", "-o", "name").out == "trainjob/waits\n"
         assert [item["metadata"]["name"] for item in areal("get", "trainjobs", "--json").json["items"]] == ["waits"]
         whole = ["inferenceservice/done", "model/mine", "model/qwen", "trainjob/done", "trainjob/waits"]
@@ -307,6 +308,10 @@ class TestJobsThatHaveEnded:
         assert areal("get", "processes", "-o", "name").out == ""
         assert areal("get", "processes", "--all", "-o", "name").out == "process/r1\n"
         assert areal("get", "processes", "job/done", "-o", "name").out == "process/r1\n"
+
+    def test_their_elapsed_time_has_stopped(self, areal: Areal) -> None:
+        assert areal("train", "status", "done", "--json").json["elapsedSeconds"] == pytest.approx(64.0)
+        assert "64s" in areal("train", "ps", "-a").out and "64s" in areal("train", "status", "done").out
 
     def test_they_are_neither_stopped_nor_resumed(self, areal: Areal, home: Home) -> None:
         for words in (("train", "stop", "done"), ("suspend", "trainjob/done")):

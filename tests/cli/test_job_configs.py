@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from areal.reconcilers.driver_source import config_class
-from areal.resources.importable import import_fault
+from areal.reconcilers.kinds.job_config import config_class
+from areal.resources.paths import import_fault
 from areal.state.home import Home
 from tests.cli.conftest import Areal
 

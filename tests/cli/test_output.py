@@ -11,13 +11,12 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from areal.cli.invocation import fancy
-from areal.cli.output.emit import to_yaml
-from areal.cli.output.formats import FORMATS, Format, parse_format
-from areal.cli.output.table import Column, cell_width, field, folded, render_table, text_of
+from areal.cli.options import FORMATS, Format, parse_format
+from areal.cli.output import to_yaml
+from areal.cli.table import Column, cell_width, field, folded, render_table, text_of
 from areal.errors import UsageFault
 from areal.resources.render import RenderRequest, render
-from areal.terminal import spelled
+from areal.terminal import fancy, spelled
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=20)
 VALUES = st.recursive(
@@ -145,12 +144,28 @@ def test_yaml_is_read_back_the_same(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["yes", "on", "1e-3", "0o17", "12:30:00", "null", "a: b", "- x", "#", "two\nlines", "'", "1_000", "0x1F"]
+    "text",
+    [
+        "yes",
+        "on",
+        "1e-3",
+        "0o17",
+        "12:30:00",
+        "null",
+        "a: b",
+        "- x",
+        "#",
+        "two\nlines",
+        "'",
+        "1_000",
+        "0x1F",
+        "${{ x }}",
+    ],
 )
 def test_yaml_text_that_looks_like_something_else_stays_text_for_our_loader(text: str) -> None:
     spec = {"backend": "embedded", "path": "./m", "env": {"A": text}}
     manifest = {"apiVersion": "areal.dev/v1alpha1", "kind": "Model", "metadata": {"name": "m"}, "spec": spec}
-    rendered = render(RenderRequest(files=("-",), stdin=to_yaml([manifest])))
+    rendered = render(RenderRequest(files=("-",), stdin=to_yaml([manifest], manifests=True)))
     assert rendered.resources[0].spec["env"] == {"A": text}
 
 

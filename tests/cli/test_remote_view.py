@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.cli.remote import KeyRefused
-from areal.cli.remote_health import Told, model_healths, service_health
+from areal.cli.remote_view import GatewayAnswers, model_healths, service_health
 from areal.errors import ArealError
 from tests.cli.conftest import Areal, serving
 
@@ -30,9 +30,9 @@ def worker(number: int, state: str, model: str = "m", **more: Any) -> dict[str, 
     } | more
 
 
-def told(*workers: dict[str, Any], expected: int | None = None, listed: tuple[str, ...] = ("m",)) -> Told:
+def told(*workers: dict[str, Any], expected: int | None = None, listed: tuple[str, ...] = ("m",)) -> GatewayAnswers:
     declared = {} if expected is None else {"models": {"m": {"expected": expected, "published": True}}}
-    return Told(READY, [{"id": name} for name in listed], {"workers": list(workers), **declared})
+    return GatewayAnswers(READY, [{"id": name} for name in listed], {"workers": list(workers), **declared})
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,12 @@ def told(*workers: dict[str, Any], expected: int | None = None, listed: tuple[st
         (told(worker(1, "ready"), expected=2, listed=()), "Progressing", "1/2"),
         (told(expected=1, listed=()), "Progressing", "0/1"),
         (told(worker(1, "ready"), expected=1, listed=()), "Progressing", "1/1"),
-        (Told(READY, ArealError("503"), {"workers": [worker(1, "ready")]}), "Unknown", "0/1"),
+        (GatewayAnswers(READY, ArealError("503"), {"workers": [worker(1, "ready")]}), "Unknown", "0/1"),
     ],
 )
-def test_model_elsewhere_is_what_its_router_says_of_each_worker(seen: Told, phase: str, fraction: str) -> None:
+def test_model_elsewhere_is_what_its_router_says_of_each_worker(
+    seen: GatewayAnswers, phase: str, fraction: str
+) -> None:
     found = model_healths(seen)["m"]
     assert (found.phase, found.fraction) == (phase, fraction), found
     assert found.phase == "Ready" or found.message
@@ -65,7 +67,7 @@ def test_dead_worker_is_named_with_its_fault() -> None:
 
 def test_adapter_is_as_its_model_is() -> None:
     listed = [{"id": "m"}, {"id": "m:a", "parent": "m"}]
-    found = model_healths(Told(READY, listed, {"workers": [worker(1, "dead")]}))
+    found = model_healths(GatewayAnswers(READY, listed, {"workers": [worker(1, "dead")]}))
     assert found["m"] == found["m:a"] and found["m"].phase == "Degraded"
 
 
@@ -73,14 +75,14 @@ def test_adapter_is_as_its_model_is() -> None:
     ("seen", "phase"),
     [
         (told(), "Ready"),
-        (Told((503, {"reason": "no table"}), [], {"workers": []}), "Progressing"),
-        (Told((404, "no such route"), [], ArealError("404")), "Unknown"),
-        (Told(ArealError("silent"), [], {"workers": []}), "Unknown"),
-        (Told(READY, [], ArealError("the router is away")), "Degraded"),
-        (Told(READY, [], KeyRefused("refuses the key")), "Unknown"),
+        (GatewayAnswers((503, {"reason": "no table"}), [], {"workers": []}), "Progressing"),
+        (GatewayAnswers((404, "no such route"), [], ArealError("404")), "Unknown"),
+        (GatewayAnswers(ArealError("silent"), [], {"workers": []}), "Unknown"),
+        (GatewayAnswers(READY, [], ArealError("the router is away")), "Degraded"),
+        (GatewayAnswers(READY, [], KeyRefused("refuses the key")), "Unknown"),
     ],
 )
-def test_service_elsewhere_is_ready_when_its_gateway_and_its_router_answer(seen: Told, phase: str) -> None:
+def test_service_elsewhere_is_ready_when_its_gateway_and_its_router_answer(seen: GatewayAnswers, phase: str) -> None:
     found = service_health(seen)
     assert found.phase == phase and (found.message == "") is (phase == "Ready")
 
@@ -98,7 +100,7 @@ def test_never_ready_without_every_replica_said_to_be_ready(
     rows = [worker(number, state, model) for number, (model, state) in enumerate(pairs)]
     models = {name: {"expected": count, "published": True} for name, count in expected.items()}
     answer: Any = {"workers": rows, "models": models} if asked else ArealError("nobody answered")
-    for name, found in model_healths(Told(READY, [{"id": each} for each in listed], answer)).items():
+    for name, found in model_healths(GatewayAnswers(READY, [{"id": each} for each in listed], answer)).items():
         ready = sum((model, state) == (name, "ready") for model, state in pairs)
         whole = asked and name in listed and ready >= max(expected.get(name, 1), 0)
         assert (found.phase == "Ready") <= whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal.cli.inf.traffic import Look, bars, compared, duration, page
+from areal.cli.inf.traffic import TrafficSample, bars, compared, duration, page
 from areal.client.prometheus import Page, parse
 
 WORKERS = [
@@ -34,8 +34,8 @@ def replica(tokens: int) -> Page:
 
 
 def test_rates_and_quantiles_are_of_the_time_between_two_looks() -> None:
-    before = Look(100.0, gateway(10, 0, 0), {"http://a": replica(50)}, WORKERS)
-    after = Look(102.0, gateway(110, 2, 51), {"http://a": replica(250)}, WORKERS)
+    before = TrafficSample(100.0, gateway(10, 0, 0), {"http://a": replica(50)}, WORKERS)
+    after = TrafficSample(102.0, gateway(110, 2, 51), {"http://a": replica(250)}, WORKERS)
     found = compared(before, after)
     assert found["tokensPerSecond"] == 100.0
     assert found["gateway"]["requestsPerSecond"] == 51.0
@@ -48,7 +48,7 @@ def test_rates_and_quantiles_are_of_the_time_between_two_looks() -> None:
 
 
 def test_first_look_has_loads_and_no_rates() -> None:
-    look = Look(1.0, gateway(10, 1, 1), {"http://a": replica(50)}, WORKERS)
+    look = TrafficSample(1.0, gateway(10, 1, 1), {"http://a": replica(50)}, WORKERS)
     found = compared(look, look)
     assert found["tokensPerSecond"] is None
     assert found["gateway"]["requestsPerSecond"] is None
@@ -59,14 +59,14 @@ def test_first_look_has_loads_and_no_rates() -> None:
 
 
 def test_replica_that_is_new_at_this_look_has_no_rate_of_its_whole_life() -> None:
-    before = Look(1.0, gateway(0, 0, 0), {}, [])
-    after = Look(2.0, gateway(0, 0, 0), {"http://a": replica(1000)}, WORKERS[:1])
+    before = TrafficSample(1.0, gateway(0, 0, 0), {}, [])
+    after = TrafficSample(2.0, gateway(0, 0, 0), {"http://a": replica(1000)}, WORKERS[:1])
     assert compared(before, after)["replicas"][0]["tokensPerSecond"] == 0.0
 
 
 def test_page_reads_in_units_of_people() -> None:
-    before = Look(0.0, gateway(0, 0, 0), {"http://a": replica(0)}, WORKERS)
-    after = Look(1.0, gateway(100, 1, 0), {"http://a": replica(123456)}, WORKERS)
+    before = TrafficSample(0.0, gateway(0, 0, 0), {"http://a": replica(0)}, WORKERS)
+    after = TrafficSample(1.0, gateway(100, 1, 0), {"http://a": replica(123456)}, WORKERS)
     text = page({**compared(before, after), "tokensPerSecondHistory": [0.0, 1.0, 2.0]}, wide=False)
     assert "requests   101/s, 1/s failed, 3 in flight, 0 waiting" in text
     assert "tokens     123,456/s  ▁▅█" in text

@@ -212,3 +212,11 @@ def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:
     box.ok("inf", "stop")
     assert box.living() == []
     assert document(box, "get")["items"] == []
+
+
+def test_process_whose_place_another_has_taken_is_listed_with_all_only(served: Box) -> None:  # noqa: F811
+    served.ok("restart", "model/reverse")
+    engines = [row for row in document(served, "get", "processes")["items"] if row["component"] == "engine"]
+    assert len(engines) == 1 and engines[0]["pid"]
+    printed = served.ok("get", "processes", "-o", "jsonpath={.items[?(@.component=='engine')].pid}").out
+    assert printed.strip() == str(engines[0]["pid"])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.client.admin import AdminClient
-from areal.client.chat import ChatClient
+from areal.client.http import AdminClient, ChatClient
 from areal.errors import ArealError, NotFound, TimedOut
 from tests.services.inference.houses import House, build_house
 from tests.services.processes import Processes, engine_calls, release, script
@@ -128,7 +127,7 @@ def test_admin_client_with_nobody_there_raises_oserror() -> None:
 
 def test_clients_import_nothing_but_the_standard_library() -> None:
     code = (
-        "import sys; import areal.client.admin, areal.client.chat;"
+        "import sys; import areal.client.http, areal.client.http;"
         "print([n for n in sys.modules if n.split('.')[0] in ('pydantic','aiohttp','httpx','yaml','torch','orjson')])"
     )
     root = str(Path(__file__).parents[2])

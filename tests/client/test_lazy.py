@@ -25,9 +25,9 @@ def test_importing_a_package_imports_nothing_heavy(package: str) -> None:
     ("module", "heavy"),
     [
         ("areal.client.inference", ("torch", "transformers", "omegaconf")),
-        ("areal.client.rollouts.controller", ("torch", "transformers", "omegaconf", "openai")),
+        ("areal.rollout.controller", ("torch", "transformers", "omegaconf", "openai")),
         ("areal.api.cli_args", ("torch", "transformers", "omegaconf", "aiohttp")),
-        ("areal.workflow.rlvr", ("torch", "transformers", "aiohttp")),
+        ("areal.rollout.rlvr", ("torch", "transformers", "aiohttp")),
         ("areal.reward.worker", ("torch", "asyncio", "aiohttp", "numpy")),
     ],
 )

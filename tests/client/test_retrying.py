@@ -16,7 +16,7 @@ from areal.client.errors import (
     Unreachable,
     error_of_answer,
 )
-from areal.client.retrying import RetryPolicy, may_repeat
+from areal.client.transport import RetryPolicy, may_repeat
 
 STATUSES = st.integers(300, 599)
 ERRORS = st.one_of(

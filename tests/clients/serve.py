@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.services.engine_embedded.support import make_model
+from tests.services.inference.engines.embedded.support import make_model
 from tests.services.processes import Processes, wait_ready, wait_until
 from tests.services.tokenizer_folder import CHATML, write_tokenizer
 

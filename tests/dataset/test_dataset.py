@@ -120,7 +120,7 @@ def test_rows_have_the_interface_that_training_needs(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ('{"question": "a", "answer": "b"}\n{"question"\n', "a.jsonl:2: no JSON"),
-        ("[1]\n", "a.jsonl:1: a row is a map of columns, not list"),
+        ("[1]\n", "a.jsonl: row 0: a row is a map of columns, not int"),
         ('{"answer": "b"}\n', "a.jsonl:1: a row of type rl has no question or prompt"),
         ("", "there are no rows"),
     ],

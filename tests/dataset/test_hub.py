@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.collect.dataset import load_dataset
+from areal.dataset.examples import load_examples
 from areal.dataset.hub import configs_of, files_of, hub_rows
 from areal.dataset.loading import get_custom_dataset
 from areal.errors import NotFound, UsageFault
@@ -101,7 +101,7 @@ def test_cache_is_enough_offline_and_for_collecting(tmp_path: Path, monkeypatch:
     fill_cache(tmp_path / "hf" / "hub", NAME, folder, kind="dataset")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert len(hub_rows(NAME)) == 3
-    assert [example.prompt for example in load_dataset(NAME).examples] == ["q"] * 3
+    assert [example.prompt for example in load_examples(NAME).examples] == ["q"] * 3
     assert len(get_custom_dataset(path=f"{NAME}:train")) == 3
     with pytest.raises(NotFound, match="HF_HUB_OFFLINE"):
         Hub.of().snapshot("org/other", kind="dataset")

@@ -11,15 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal.services.web.keys import load_admin_key
-from areal.training.model_folder import config_files
-from areal.training.weight_service import weight_update_gateway
-from areal.training.weights.endpoint import serving
-from areal.training.weights.folders import Folders
-from areal.training.weights.publisher import FolderOutlet, Pair
+from areal.services.http.auth import load_admin_key
+from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, serving
+from areal.services.weight_update.staging import Folders
+from areal.training.run_folder import config_files
+from areal.training.services import weight_update_gateway
 from tests.e2e.conftest import MODEL, Box
 from tests.e2e.rollouts import CHAT, ask
-from tests.services.engine_conformance.engines import EngineProcess, start
+from tests.services.inference.engines.conformance.engines import EngineProcess, start
 from tests.services.processes import call, wait_until
 from tests.services.weight_update.conftest import logprobs_of, model, probe_of, weights
 
@@ -48,15 +47,15 @@ def manifest(box: Box, engine: EngineProcess, key: str) -> str:
 
 
 @contextlib.contextmanager
-def trainer(box: Box, folder: Path) -> Iterator[Pair]:
+def trainer(box: Box, folder: Path) -> Iterator[TrainerPair]:
     key_file = box.home / "credentials" / "default"
-    outlet = FolderOutlet(Folders.on_disk(folder / "weights", config_files(MODEL)))
+    publisher = FolderPublisher(Folders.on_disk(folder / "weights", config_files(MODEL)))
     with (
         weight_update_gateway(folder, key_file, folder / "weight_update.log") as gateway,
-        serving({"actor": outlet}, load_admin_key(str(key_file))) as endpoint,
+        serving({"actor": publisher}, load_admin_key(str(key_file))) as endpoint,
     ):
         to = {"inference_gateway_url": box.url, "model": "theirs"}
-        pair = Pair("actor", "disk", gateway, endpoint, to, outlet, box.key)
+        pair = TrainerPair("actor", "disk", gateway, endpoint, to, publisher, box.key)
         pair.connect()
         yield pair
         pair.disconnect()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from areal.state.crash import CRASH_POINTS
+from areal.state.files import CRASH_POINTS
 from tests.e2e.conftest import Box, make_box, tear_down
 
 COMMANDS = ("create", "update", "delete")

@@ -29,7 +29,6 @@ from safetensors.torch import save_file
 from areal.api.cli_args import GRPOConfig, load_expr_config
 from areal.dataset import get_custom_dataset
 from areal.training.drivers import _workflow
-from areal.training.engines.fsdp.weights import whole_weights
 from areal.training.trainers.ppo import PPOTrainer
 
 FOLDER = Path(os.environ["AREAL_RUN_FOLDER"])
@@ -39,7 +38,7 @@ ATTEMPT = int(os.environ["AREAL_ATTEMPT"])
 class Recorded(PPOTrainer):
     def _publish(self, sample, version=None):
         number = self.step if version is None else version
-        held = {name: tensor.clone() for name, tensor in whole_weights(self.actor, torch.float32)}
+        held = {name: tensor.clone() for name, tensor in self.actor.named_tensors(torch.float32)}
         (FOLDER / "versions").mkdir(exist_ok=True)
         save_file(held, FOLDER / "versions" / f"{ATTEMPT:02d}-{number:03d}.safetensors")
         return super()._publish(sample, version)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,22 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
     assert box.ok("get", "-o", "name").out == ""
+
+
+def test_quickstart_trains_on_an_engine_of_another_package(box: Box, tmp_path: Path) -> None:
+    package = tmp_path / "packages" / "areal_plain-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: areal-plain\nVersion: 1.0\n")
+    factory = "tests.training.engines.plain:PlainEngine"
+    (package / "entry_points.txt").write_text(f"[areal.train_engines]\nplain = {factory}\n")
+    box = replace(box, folder=ROOT, env={**box.env, "PYTHONPATH": f"{package.parent}{os.pathsep}{ROOT}"})
+    before = applied(box, "total_train_steps=3", "actor.backend=plain:d1") and box.chat("1234")
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "200s")
+    steps = [json.loads(line) for line in (box.home / "jobs" / "learn" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["version"] for step in steps if step["step"]] == [1, 2, 3]
+    assert all(step["grad_norm"] > 0 for step in steps if step["step"])
+    assert before.isdigit() and box.chat("1234").isdigit()  # of the published weights
+    assert (box.home / "jobs" / "learn" / "checkpoints" / "step_3" / "actor" / "engine.pt").is_file()
 
 
 @pytest.mark.slow

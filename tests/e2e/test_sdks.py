@@ -15,10 +15,10 @@ import anthropic
 import openai
 import pytest
 
-from tests.services.dialects.talks import TEMPLATE, WEATHER
+from tests.services.inference.data_proxy.dialects.talks import TEMPLATE, WEATHER
 from tests.services.inference.houses import House
+from tests.services.inference.recorder.rollouts import Rollout, begin
 from tests.services.processes import Processes, engine_calls, script
-from tests.services.recording.rollouts import Rollout, begin
 from tests.services.tokenizer_folder import write_tokenizer
 
 QUESTION = "How is the weather in Rome?"

@@ -15,11 +15,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from areal.reconcilers.desired import Target
-from areal.reconcilers.model_work import Policy
-from areal.reconcilers.observed import ObservedRun, RouteTable, Seen
+from areal.reconcilers.kinds.model_replicas import replica_count
+from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan
-from areal.reconcilers.planner import Scope, make_plan
-from areal.reconcilers.replicas import replica_count
+from areal.reconcilers.planner import make_plan
+from areal.reconcilers.planning import PlanScope, Policy
 from areal.resources.registry import effective
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
@@ -78,12 +78,12 @@ class Wish:
     specs: Mapping[str, Mapping[str, Any] | None]
     policy: Policy = field(default_factory=Policy)
 
-    def scope(self, world: Simulation) -> Scope:
+    def scope(self, world: Simulation) -> PlanScope:
         """The targets of asking this of ``world``, and their neighbours."""
         targets = [self._target(world, ref, spec) for ref, spec in self.specs.items()]
         asked = tuple(target for target in targets if target is not None)
         context = tuple(Target(item, "unchanged") for ref, item in world.stored.items() if ref not in self.specs)
-        return Scope(asked, context)
+        return PlanScope(asked, context)
 
     def _target(self, world: Simulation, ref: str, spec: Mapping[str, Any] | None) -> Target | None:
         kind, _, name = ref.partition("/")

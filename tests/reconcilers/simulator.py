@@ -19,10 +19,9 @@ from areal.reconcilers.converge import abandoned
 from areal.reconcilers.desired import Target
 from areal.reconcilers.executor import Report
 from areal.reconcilers.launch import Slot
-from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.slots import claim_slots
-from areal.resources.registry import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import gpus_of
@@ -215,16 +214,13 @@ class _Hands:
         self.drained: set[str] = set()
         self.before = world.observed()
         taken = {port for run in world.runs.values() if run.is_live for port in run.state.spec.ports}
-        services = {
-            ref: effective("InferenceService", target.object.spec)
-            for ref, target in targets.items()
-            if target.object.kind == "InferenceService"
-        }
+        ports = Ports(taken)
         self.slots = claim_slots(
             plan,
             self.before,
-            services,
-            Ports(taken),
+            {ref: target.object.spec for ref, target in targets.items()},
+            lambda name: ports,
+            lambda ref: "local",
             owner_of=lambda port: None,
             new_suffix=lambda: f"{next(world.numbers):03}",
         )

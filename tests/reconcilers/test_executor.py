@@ -163,3 +163,9 @@ def test_execute_treats_any_areal_error_as_a_failed_op() -> None:
 
     report, _ = run(op(1), perform=perform)
     assert report.failed.keys() == {1}
+
+
+def test_object_is_unfinished_where_one_of_its_ops_was_skipped() -> None:
+    report, _ = run(op(1), op(2, needs=[1], ref="Model/b"), op(3, ref="Model/c"), failing=[1])
+    assert [report.is_unfinished(ref) for ref in ("Model/a", "Model/b", "Model/c")] == [False, True, False]
+    assert Interrupted("stop").exit_code == 130

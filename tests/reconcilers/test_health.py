@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.reconcilers.health import Health, assess, conditions_of
-from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.health import Health, conditions_of
+from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.status import assess
 from areal.runtime.backends.base import Phase
-from tests.reconcilers.test_train_job import DONE, FAILED, JOB, STOPPED, driver
+from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
 from tests.reconcilers.worlds import MODEL, SERVICE, front, model, replica, service, steady, table, world
 
 

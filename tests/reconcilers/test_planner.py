@@ -10,13 +10,14 @@ import pytest
 
 from areal.errors import Conflict, NoCapacity
 from areal.reconcilers.desired import Target, with_layer
-from areal.reconcilers.model_work import Policy
-from areal.reconcilers.observed import Observed, RouteTable
+from areal.reconcilers.kinds.model_replicas import ENGINE_FIELDS, PROXY_FIELDS
+from areal.reconcilers.observe import Observed, RouteTable
 from areal.reconcilers.plan import Plan, Verb
-from areal.reconcilers.planner import Scope, make_plan
-from areal.reconcilers.replicas import ENGINE_FIELDS, PROXY_FIELDS
-from areal.resources.registry import fields_of, spec_model
-from areal.resources.update import Update
+from areal.reconcilers.planner import make_plan
+from areal.reconcilers.planning import PlanScope, Policy
+from areal.resources.model_fields import fields_of
+from areal.resources.registry import spec_model
+from areal.resources.tree import UpdateClass
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import (
@@ -38,7 +39,7 @@ from tests.reconcilers.worlds import (
 
 
 def plan_of(*targets: Target, observed: Observed, policy: Policy | None = None) -> Plan:
-    return make_plan(Scope(tuple(targets)), observed, policy or Policy())
+    return make_plan(PlanScope(tuple(targets)), observed, policy or Policy())
 
 
 def ops(plan: Plan) -> list[str]:
@@ -69,6 +70,13 @@ def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes
         "[7,10,12,13] -> #14 Model/qwen routes, route, new replicas are ready",
         "[6,7,10,12,14] -> #15 Model/qwen routes, visible, users ask the gateway",
     ]
+
+
+def test_object_that_is_only_waited_for_is_healed_of_what_was_found() -> None:
+    home, item, observed = steady()
+    plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.STARTING))
+    causes = {each.ref: each.cause for each in plan.objects if each.action == "heal"}
+    assert causes == {"Model/qwen": "was starting"}
 
 
 def test_plan_of_steady_world_is_empty() -> None:
@@ -316,13 +324,13 @@ def neighbourhood(synced: bool) -> tuple[StoredObject, StoredObject, StoredObjec
 
 def test_plan_of_a_neighbour_model_gives_a_router_that_came_back_empty_its_routes_and_no_more() -> None:
     home, item, other, observed = neighbourhood(synced=False)
-    plan = make_plan(Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
+    plan = make_plan(PlanScope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
     assert verbs(plan, "Model/other") == ["route routes", "visible routes"]
 
 
 def test_plan_of_a_neighbour_model_that_another_command_is_starting_leaves_it_alone() -> None:
     home, item, other, observed = neighbourhood(synced=True)
-    plan = make_plan(Scope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
+    plan = make_plan(PlanScope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
     assert verbs(plan, "Model/other") == []
 
 
@@ -338,7 +346,7 @@ def test_plan_of_deleting_service_and_model_stops_traffic_first_and_erases_last(
 
 def test_plan_of_deleting_a_model_drains_and_unroutes_it() -> None:
     home, item, observed = steady()
-    plan = make_plan(Scope((Target(item, "delete"),), (unchanged(home),)), observed, Policy())
+    plan = make_plan(PlanScope((Target(item, "delete"),), (unchanged(home),)), observed, Policy())
     assert verbs(plan) == [
         "drain data-proxy",
         "unroute routes",
@@ -367,7 +375,7 @@ def test_plan_text_survives_json() -> None:
 
 def test_every_field_of_a_model_that_rolls_replaces_a_process() -> None:
     """A field that no component looks at would be recorded, and have no effect."""
-    rolling = {name for name, field in fields_of(spec_model("Model")).items() if field.update is Update.ROLL}
+    rolling = {name for name, field in fields_of(spec_model("Model")).items() if field.update is UpdateClass.ROLL}
     assert rolling == {*ENGINE_FIELDS, *PROXY_FIELDS}
 
 
@@ -394,7 +402,7 @@ def calls_of_a_plan(models: int) -> int:
     before = sys.getprofile()
     sys.setprofile(count)
     try:
-        make_plan(Scope(tuple(targets)), observed, Policy())
+        make_plan(PlanScope(tuple(targets)), observed, Policy())
     finally:
         sys.setprofile(before)
     return calls

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from areal.reconcilers.desired import Target, Wanted, target_for
-from areal.reconcilers.observed import Observed, ObservedRun, RouteTable, Seen
-from areal.reconcilers.replicas import gpus_per_replica
+from areal.reconcilers.kinds.model_replicas import gpus_per_replica
+from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.resources.registry import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.layers import Layer

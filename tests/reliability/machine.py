@@ -19,8 +19,8 @@ from tests.reliability.asking import CHAT, COMPLETIONS, Failed, Said, ask
 from tests.reliability.fleet import Fleet, Member
 from tests.reliability.model import Call, Export, Session, Turn, check_rows
 from tests.services.inference.houses import later
+from tests.services.inference.recorder.rollouts import begin_group
 from tests.services.processes import Stream, wait_until
-from tests.services.recording.rollouts import begin_group
 
 TEXTS = st.sampled_from(["Hello", "How are you?", "naïve 日本 🎉"])
 REWARDS = st.sampled_from([0.0, 0.25, 1.0, -1.0])

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.reliability.asking import CHAT, Said
 from tests.reliability.witness import Truth, Witness
-from tests.services.recording.rollouts import Rollout
+from tests.services.inference.recorder.rollouts import Rollout
 
 _BY_TOKENS = 64  # a plain completion names no earlier turn: it is looked for among the newest ones
 

@@ -9,8 +9,8 @@ from typing import Any
 from tests.reliability.asking import CHAT, Failed, Said, ask
 from tests.reliability.fleet import Fleet, Member
 from tests.reliability.model import expected_row, unpadded
+from tests.services.inference.recorder.rollouts import Rollout, begin
 from tests.services.processes import Answer, wait_until
-from tests.services.recording.rollouts import Rollout, begin
 
 RETRY = {"x-stainless-retry-count": "1"}
 SERVED = "served"

@@ -18,8 +18,8 @@ from tests.reliability.faults import Outcome, fault, slow_fault
 from tests.reliability.fleet import MODEL, Fleet, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, scene_at, status_of
 from tests.services.inference.houses import later
+from tests.services.inference.recorder.rollouts import CHAT
 from tests.services.processes import Answer, Process, Processes, wait_until
-from tests.services.recording.rollouts import CHAT
 
 FULL = "Disks that take nothing more"
 DAMAGE = "Journals that are damaged (a data proxy is killed and comes back to them)"

@@ -22,7 +22,7 @@ _CLOSE = 2e-3
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Any]]:
     """Two sets of weights of one small model: their folders, and as transformers has them."""
     pytest.importorskip("torch")
-    from tests.services.engine_embedded.support import make_model
+    from tests.services.inference.engines.embedded.support import make_model
 
     folders = [tmp_path_factory.mktemp(f"weights-{seed}") for seed in range(2)]
     return [(folder, make_model(folder, seed=seed, **_SHAPE)) for seed, folder in enumerate(folders)]
@@ -39,7 +39,7 @@ def gap(model: Any, prompt: list[int], made: Sampled) -> float:
     """The largest difference between the log-probabilities of a call and those of a plain forward pass."""
     import torch
 
-    from tests.services.engine_embedded.support import plain_logits
+    from tests.services.inference.engines.embedded.support import plain_logits
 
     rows = plain_logits(model, prompt + made.token_ids).log_softmax(-1)[len(prompt) - 1 : -1]
     plain = rows.gather(1, torch.tensor(made.token_ids)[:, None])[:, 0]

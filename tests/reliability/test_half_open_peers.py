@@ -18,8 +18,8 @@ from tests.reliability.fleet import MODEL, Fleet, place_of, running_fleet
 from tests.reliability.peers import MANNERS, Peer, peer
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, reached, scene_at
 from tests.services.inference.houses import later
+from tests.services.inference.recorder.rollouts import begin
 from tests.services.processes import Processes, wait_ready, wait_until
-from tests.services.recording.rollouts import begin
 
 STUCK = "Processes that are held still (`SIGSTOP`)"
 ENGINE = "Strangers at an engine's address"

@@ -15,8 +15,8 @@ from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene
 from tests.services.inference.houses import later
+from tests.services.inference.recorder.rollouts import begin
 from tests.services.processes import wait_until
-from tests.services.recording.rollouts import begin
 
 CALLERS, TURNS = 12, 12
 PATIENCE_S = 240.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from areal.resources.diagnostics import ManifestError
-from areal.resources.loader import MAX_FILE_BYTES
 from areal.resources.render import RenderRequest, render
+from areal.resources.yaml_io import MAX_FILE_BYTES
 
 from .helpers import HEAD, diagnostics, faults, model
 

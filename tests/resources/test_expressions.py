@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.resources.expressions import Environment, ExpressionError, Scope, parse_template
-from areal.resources.expressions.functions import FUNCTIONS, MAX_NODES, MAX_TEXT
+from areal.resources.expressions import (
+    FUNCTIONS,
+    MAX_NODES,
+    MAX_TEXT,
+    EnvironmentVariables,
+    ExpressionError,
+    Scope,
+    parse_template,
+)
 
 _VALUES = {
     "n": 3,
@@ -27,7 +34,7 @@ _ENV = {"HOME": "/root", "OPENAI_API_KEY": "sk-1", "TOKENIZER_PATH": "/t"}
 
 
 def _scope(**names: Any) -> Scope:
-    return Scope(_VALUES, Environment(_ENV), "prod", **names)
+    return Scope(_VALUES, EnvironmentVariables(_ENV), "prod", **names)
 
 
 def _evaluate(text: str, **names: Any) -> Any:
@@ -92,6 +99,10 @@ def _fault(text: str) -> ExpressionError:
         ("values.empty || 'fallback'", "fallback"),
         ("1 if values.n > 5 else 2", 2),
         ("1 if false else 2 if false else 3", 3),
+        ("1 if true else 2 | string", "1"),
+        ("join([values.n | string, 'a'])", "3,a"),
+        ("values.models[0 | abs].name", "a"),
+        ("default(values.if.lambda, 1)", 1),
         ("profile == 'prod'", True),
         ("default(values.absent, 1)", 1),
         ("default(values.absent.deep.er, 1)", 1),
@@ -201,6 +212,20 @@ def test_item_and_index_exist_in_a_template() -> None:
         ("${{ values.empty | split('') }}", 20, "split: the separator is empty"),
         ("${{ int('x') }}", 5, 'int: "x" is not an integer'),
         ("${{ min([]) }}", 5, "min: the list is empty"),
+        ("${{ values.n | string + 'x' }}", 16, 'expected a function after "|"'),
+        ("${{ values.n | 3 }}", 16, 'expected a function, found "3"'),
+        ("${{ values.n. }}", 15, "expected a name, found the end"),
+        ("${{ (1] }}", 7, 'expected ")", found "]"'),
+        ("${{ 1, 2 }}", 6, 'expected "}}", found ","'),
+        ("${{ (1, 2) }}", 5, "a list is written [a, b]"),
+        ("${{ 1 < 2 < 3 }}", 5, "comparisons cannot be chained: join them by and"),
+        ("${{ 'a' 'b' }}", 9, 'expected "}}", found "\'b\'"'),
+        ("${{ values.n(1) }}", 5, 'unexpected "values"'),
+        ("${{ min(*values.list) }}", 9, 'expected a value, found "*"'),
+        ("${{ values[1:2] }}", 13, '":" is not part of an expression'),
+        ("${{ 1 if 2 }}", 5, '"if" needs an "else"'),
+        ("${{ 1 + (1 not 2) }}", 10, 'cannot be read from "1" on'),
+        ("${{ lambda }}", 5, 'unknown name "lambda"'),
     ],
 )
 def test_fault_names_its_column(text: str, column: int, message: str) -> None:
@@ -241,7 +266,7 @@ def test_text_made_of_many_expressions_is_bounded() -> None:
 
 
 def test_environment_records_what_was_read() -> None:
-    env = Environment(_ENV)
+    env = EnvironmentVariables(_ENV)
     scope = Scope({}, env)
     parse_template("${{ default(env.ABSENT, env.HOME) }}").evaluate(scope)
     assert env.read == {"HOME": "/root"}
@@ -311,3 +336,13 @@ def test_any_scalar_text_is_a_template_or_a_fault(text: str) -> None:
         parse_template(text)
     except ExpressionError as error:
         assert "${{" in text and 1 <= error.column <= len(text) + 1
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"max", "min"}))  # those take as many as there are
+def test_call_with_too_few_or_too_many_arguments_says_how_it_is_used(name: str) -> None:
+    usages = [part.partition("(")[2] for part in FUNCTIONS[name].usage.split("), ")]
+    most = max(usage.count(", ") + 1 for usage in usages)
+    least = min(usage.count(", ") + 1 - usage.count(" = ") for usage in usages)
+    for count in (least - 1, most + 1):
+        with pytest.raises(ExpressionError, match=f"usage: {name}\\("):
+            _value(f"{name}({', '.join(['1'] * count)})")

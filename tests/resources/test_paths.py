@@ -1,12 +1,13 @@
-"""Where a model's path leads."""
+"""Paths of models and files: where they lead, and that they are made absolute when they are written."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from areal.resources.paths import looks_local, resolve_model_path
+from areal.resources.paths import looks_local, resolve_model_path, with_absolute_paths
 
 
 @pytest.mark.parametrize("path", ["./m", "../m", "/m", "~/m", ".", "a/b/c"])
@@ -40,3 +41,55 @@ def test_model_path_of_the_hub_or_a_stranger_is_none(tmp_path: Path, monkeypatch
     assert resolve_model_path("Qwen/Qwen3-8B", "m.yaml") is None
     assert resolve_model_path("~/m") == str(tmp_path / "m")
     assert resolve_model_path("~no-such-user/m") is None
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory and a manifest's folder, each with some files."""
+    for name in ("cwd/m", "beside/m", "beside/adapter"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("cwd/key", "beside/only.jinja", "beside/job.yaml", "cwd/m/job.yaml"):
+        (tmp_path / name).write_text("x")
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "field", "found"),
+    [
+        ("Model", {"path": "./m"}, "path", "cwd/m"),
+        ("Model", {"path": "m"}, "path", "cwd/m"),
+        ("Model", {"tokenizerPath": "../beside/m"}, "tokenizerPath", "beside/m"),
+        ("Model", {"chatTemplate": "only.jinja"}, "chatTemplate", "beside/only.jinja"),
+        ("Model", {"lora": {"a": "adapter"}}, "lora.a", "beside/adapter"),
+        ("Model", {"external": {"apiKeyFrom": {"file": "key"}}}, "external.apiKeyFrom.file", "cwd/key"),
+        ("Model", {"envFrom": {"TOKEN": {"file": "key"}}}, "envFrom.TOKEN.file", "cwd/key"),
+        ("InferenceService", {"auth": {"adminKeyFrom": {"file": "key"}}}, "auth.adminKeyFrom.file", "cwd/key"),
+        ("TrainJob", {"config": "job.yaml"}, "config", "beside/job.yaml"),
+        ("TrainJob", {"config": "job.yaml", "workingDir": "m"}, "config", "cwd/m/job.yaml"),
+        ("TrainJob", {"workingDir": "m"}, "workingDir", "cwd/m"),
+    ],
+)
+def test_relative_path_of_every_kind_is_made_absolute(
+    there: Path, monkeypatch: pytest.MonkeyPatch, kind: str, spec: dict[str, Any], field: str, found: str
+) -> None:
+    manifest = str(there / "beside" / "manifest.yaml")
+    written = with_absolute_paths(kind, spec, manifest)
+    value: Any = written
+    for name in field.split("."):
+        value = value[name]
+    assert value == str(there / found)
+    monkeypatch.chdir(there / "beside")
+    assert with_absolute_paths(kind, written, manifest) == written  # nothing is left for another folder to change
+
+
+@pytest.mark.parametrize(
+    "spec", [{"path": "Qwen/Qwen3-8B"}, {"path": "/nowhere"}, {"path": "x" * 5000}, {"path": 7}, {"lora": None}, {}]
+)
+def test_what_names_no_file_here_stays_as_it_was_written(there: Path, spec: dict[str, Any]) -> None:
+    assert with_absolute_paths("Model", spec) == spec
+
+
+def test_link_stays_a_link(there: Path) -> None:
+    (there / "cwd" / "latest").symlink_to(there / "cwd" / "m")
+    assert with_absolute_paths("Model", {"path": "latest"})["path"] == str(there / "cwd" / "latest")

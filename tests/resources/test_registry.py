@@ -1,14 +1,21 @@
-"""Effective specs, update classes by path, references, and validation without positions."""
+"""Effective specs, update classes, references, and the rules that every field of every kind obeys."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
 
 import pytest
 
 from areal.errors import InvalidManifest
 from areal.resources import registry
+from areal.resources.explain import default_text, field_docs, model_doc, plain_default, type_text
+from areal.resources.fields import Metadata, SpecModel, quantity_bytes
+from areal.resources.kinds import KINDS
+from areal.resources.model_fields import FieldInfo, all_fields, fields_of
+from areal.resources.overlay import Overlay
 from areal.resources.registry import Reference
-from areal.resources.tree import parse_path
-from areal.resources.update import Update
+from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
 
 
 def test_effective_fills_defaults_and_keeps_what_is_set() -> None:
@@ -38,32 +45,32 @@ def test_effective_invalid_names_every_path() -> None:
 @pytest.mark.parametrize(
     ("kind", "path", "update"),
     [
-        ("Model", "engineArgs.max-model-len", Update.ROLL),
-        ("Model", "engineArgs.deep.er[3]", Update.ROLL),
-        ("Model", "env.A", Update.ROLL),
-        ("Model", "envFrom.KEY.file", Update.ROLL),
-        ("Model", "restart.backoff.factor", Update.META),
-        ("Model", "strategy.maxSurge", Update.META),
-        ("InferenceService", "models[qwen].replicas", Update.HOT),
-        ("InferenceService", "models[qwen].name", Update.IMMUTABLE),
-        ("InferenceService", "models[qwen].restart.policy", Update.HOT),
-        ("InferenceService", "auth.adminKeyFrom.env", Update.RECREATE),
-        ("InferenceService", "gateway.relays", Update.ROLL),
-        ("InferenceService", "gateway.host", Update.RECREATE),
-        ("InferenceService", "gateway.new-field", Update.RECREATE),
-        ("InferenceService", "scheduler.slurm.partition", Update.RECREATE),
-        ("Model", "probes.startup.deadlineSeconds", Update.META),
-        ("Model", "probes.readiness.periodSeconds", Update.HOT),
-        ("Model", "probes.liveness.periodSeconds", Update.META),
-        ("TrainJob", "rollout.model", Update.IMMUTABLE),
-        ("TrainJob", "scheduler.slurm.partition", Update.IMMUTABLE),
-        ("TrainJob", "envFrom.A.env", Update.IMMUTABLE),
-        ("TrainJob", "restart.backoff.factor", Update.RECREATE),
-        ("TrainJob", "overrides", Update.IMMUTABLE),
-        ("Model", "no.such.field", Update.RECREATE),
+        ("Model", "engineArgs.max-model-len", UpdateClass.ROLL),
+        ("Model", "engineArgs.deep.er[3]", UpdateClass.ROLL),
+        ("Model", "env.A", UpdateClass.ROLL),
+        ("Model", "envFrom.KEY.file", UpdateClass.ROLL),
+        ("Model", "restart.backoff.factor", UpdateClass.META),
+        ("Model", "strategy.maxSurge", UpdateClass.META),
+        ("InferenceService", "models[qwen].replicas", UpdateClass.HOT),
+        ("InferenceService", "models[qwen].name", UpdateClass.IMMUTABLE),
+        ("InferenceService", "models[qwen].restart.policy", UpdateClass.HOT),
+        ("InferenceService", "auth.adminKeyFrom.env", UpdateClass.RECREATE),
+        ("InferenceService", "gateway.relays", UpdateClass.ROLL),
+        ("InferenceService", "gateway.host", UpdateClass.RECREATE),
+        ("InferenceService", "gateway.new-field", UpdateClass.RECREATE),
+        ("InferenceService", "scheduler.slurm.partition", UpdateClass.RECREATE),
+        ("Model", "probes.startup.deadlineSeconds", UpdateClass.META),
+        ("Model", "probes.readiness.periodSeconds", UpdateClass.HOT),
+        ("Model", "probes.liveness.periodSeconds", UpdateClass.META),
+        ("TrainJob", "rollout.model", UpdateClass.IMMUTABLE),
+        ("TrainJob", "scheduler.slurm.partition", UpdateClass.IMMUTABLE),
+        ("TrainJob", "envFrom.A.env", UpdateClass.IMMUTABLE),
+        ("TrainJob", "restart.backoff.factor", UpdateClass.RECREATE),
+        ("TrainJob", "overrides", UpdateClass.IMMUTABLE),
+        ("Model", "no.such.field", UpdateClass.RECREATE),
     ],
 )
-def test_update_class_of_a_leaf_is_the_most_its_fields_say(kind: str, path: str, update: Update) -> None:
+def test_update_class_of_a_leaf_is_the_most_its_fields_say(kind: str, path: str, update: UpdateClass) -> None:
     assert registry.update_class(kind, parse_path(path)) is update
 
 
@@ -172,3 +179,90 @@ def test_validate_scheduler_settings_belong_to_its_type() -> None:
     assert registry.validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"partition": "a"}}}) == []
     ((path, message),) = registry.validate("InferenceService", {"scheduler": {"ray": {}}})
     assert path == ("scheduler",) and '"ray" settings need "type: ray"' in message
+
+
+_ROOTS: dict[str, type[SpecModel]] = {
+    **{kind: registry.spec_model(kind) for kind in KINDS},
+    "Metadata": Metadata,
+    "Overlay": Overlay,
+}
+_SUFFIXES = {"seconds": ("_seconds", "_seconds_after_finished"), "bytes": ("_bytes", "memory")}
+
+
+def _fields() -> Iterator[tuple[str, FieldInfo]]:
+    for root, model in _ROOTS.items():
+        for path, info in all_fields(model):
+            yield f"{root}.{path_text(path)}", info
+
+
+_ALL = dict(_fields())
+
+
+@pytest.mark.parametrize("name", _ALL)
+def test_field_has_update_class_description_and_unit(name: str) -> None:
+    info = _ALL[name]
+    assert isinstance(info.update, UpdateClass), "no update class"
+    doc = field_docs(info.owner).get(info.attribute, "")
+    assert len(doc) > 8 and doc.endswith((".", "?")), f"no description: {doc!r}"
+    if type_text(info).startswith(("integer", "number")):
+        assert info.unit is not None, "a number without a unit"
+    if info.unit is not None and info.unit.name in _SUFFIXES:
+        assert info.attribute.endswith(_SUFFIXES[info.unit.name]), "the unit is not in the name"
+    if re.search(r"timeout|deadline|period|backoff_|delay|ttl|_window", info.attribute):
+        assert (info.unit is not None and info.unit.name == "seconds") or info.nested is not None
+
+
+@pytest.mark.parametrize("name", _ALL)
+def test_field_name_is_camel_case_and_its_type_has_words(name: str) -> None:
+    info = _ALL[name]
+    assert re.fullmatch(r"[a-z][A-Za-z]*", info.name)
+    assert type_text(info) and default_text(info)
+
+
+@pytest.mark.parametrize(
+    "model",
+    sorted({info.owner for info in _ALL.values()}, key=lambda model: model.__name__),
+    ids=lambda model: str(model.__name__),
+)
+def test_model_has_a_docstring_and_valid_defaults(model: type[SpecModel]) -> None:
+    assert model_doc(model)
+    defaults = {
+        name: plain_default(info.default)
+        for name, info in fields_of(model).items()
+        if info.default is not ABSENT and info.default is not None
+    }
+    filled = {name: "x" for name, info in fields_of(model).items() if info.required}
+    errors = [fault for fault in _faults(model, {**filled, **defaults}) if fault.path[:1] not in {(n,) for n in filled}]
+    assert not [fault for fault in errors if fault.path], "a default that its own validation refuses"
+
+
+def _faults(model: type[SpecModel], value: dict[str, object]) -> list[registry.Any]:
+    from areal.resources.validation import check_model
+
+    return check_model(model, value)[1]
+
+
+def test_update_classes_follow_the_design() -> None:
+    expected = {
+        ("InferenceService", ("router", "strategy")): UpdateClass.HOT,
+        ("InferenceService", ("limits", "maxBodyBytes")): UpdateClass.HOT,
+        ("InferenceService", ("gateway", "port")): UpdateClass.RECREATE,
+        ("InferenceService", ("scheduler", "type")): UpdateClass.IMMUTABLE,
+        ("Model", ("replicas",)): UpdateClass.HOT,
+        ("Model", ("path",)): UpdateClass.ROLL,
+        ("Model", ("backend",)): UpdateClass.ROLL,
+        ("Model", ("chatTemplate",)): UpdateClass.ROLL,
+        ("Model", ("resources", "gpus")): UpdateClass.ROLL,
+        ("Model", ("service",)): UpdateClass.IMMUTABLE,
+        ("AgentService", ("pairs",)): UpdateClass.HOT,
+        ("TrainJob", ("config",)): UpdateClass.IMMUTABLE,
+    }
+    assert {key: registry.update_class(*key) for key in expected} == expected
+
+
+def test_quantity_reads_binary_and_decimal_multiples() -> None:
+    assert quantity_bytes("64Gi") == 64 * 2**30
+    assert quantity_bytes("1.5G") == 1_500_000_000
+    assert quantity_bytes("512") == 512
+    with pytest.raises(ValueError, match="not a size"):
+        quantity_bytes("64 GB")

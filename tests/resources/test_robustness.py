@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from areal.resources.diagnostics import ManifestError
-from areal.resources.init_manifest import init
+from areal.resources.explain import init
 from areal.resources.kinds import API_VERSION, KINDS
 from areal.resources.render import RenderRequest, render
 

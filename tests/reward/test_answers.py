@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.collect.scoring import number
-from areal.reward.answers import as_number, final_answer
-from areal.reward.deadline import call_within
+from areal.reward.answers import as_number, final_answer, number
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.reward.math import math_verify_reward_fn
+from areal.reward.math import call_within, math_verify_reward_fn
 
 GOLD = "Natalia sold 48/2 = 24 clips in May.\n#### 1,072"
 

@@ -21,7 +21,7 @@ from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
 from areal.reward.functions import name_of
 from areal.reward.pool import close_pool_of_this_loop, jobs_of
-from areal.workflow.rewards import RowReward
+from areal.rollout.rlvr import RowReward
 from tests.reward import rewards
 
 

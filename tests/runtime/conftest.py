@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from areal.resources.plugins import BACKENDS
+from areal.runtime.backends import open_backend
+from areal.runtime.backends.base import Backend
 from areal.runtime.backends.local import LocalBackend
 
 from .support import processes_under
@@ -53,6 +56,18 @@ def make_local(tmp_path: Path, lease_dir: Path) -> Iterator[MakeBackend]:
         for uid in quiet.observe():
             quiet.stop(uid, grace_s=0.5)
         backend.release_claims()
+    assert processes_under(tmp_path) == []
+
+
+@pytest.fixture
+def second(tmp_path: Path, lease_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """A backend that is there by its registered name alone."""
+    monkeypatch.setitem(BACKENDS.factories, "second", "tests.runtime.second_backend:SecondBackend")
+    backend = open_backend("second", tmp_path / "home", lease_dir=lease_dir)
+    yield backend
+    for uid in backend.observe():
+        backend.stop(uid, grace_s=0.5)
+    backend.release_claims()
     assert processes_under(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""What every backend must do. A new backend joins by adding its factory to ``BACKENDS``."""
+"""What every backend must do. A new backend joins by a fixture that opens it, named in ``BACKENDS``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunState,
 
 from .support import NEVER, alive, log_text, python, run_spec, until, until_phase
 
-BACKENDS = ["local"]
+BACKENDS = ["local", "second"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -72,6 +72,18 @@ def test_start_gives_the_component_its_environment_and_folder(backend: Backend, 
     until_phase(backend, "r1", Phase.EXITED)
 
     assert f"plain hush r1\n{tmp_path}\n" in log_text(backend, "r1")
+
+
+def test_start_gives_the_component_its_configuration_as_a_file(backend: Backend) -> None:
+    spec = run_spec(
+        argv=("sh", "-c", 'echo "$1"; cat "$2"', "sh"), config={"router_url": "r", "relays": 2}, restart=NEVER
+    )
+
+    state = backend.start(spec)
+    until_phase(backend, "r1", Phase.EXITED)
+
+    assert '--config\n{"router_url":"r","relays":2}' in log_text(backend, "r1")
+    assert state.spec.config == spec.config
 
 
 def test_start_keeps_secrets_out_of_the_observed_spec(backend: Backend) -> None:

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.runtime.follow import Follower, timed_lines
-from areal.runtime.logs import run_log_paths
+from areal.runtime.logs import LogFollower, run_log_paths, timed_lines
 from areal.runtime.shim.log import RotatingLog
 
 from .support import unhurried
@@ -31,7 +30,7 @@ class Clock:
 def test_follower_sees_new_whole_lines_only(run_dir: Path) -> None:
     log = RotatingLog(str(run_dir), 1000, 3)
     log.write(b"old\n")
-    follower = Follower(str(run_dir))
+    follower = LogFollower(lambda: run_log_paths(str(run_dir)))
 
     log.write(b"one\ntw")
     first = follower.poll()
@@ -42,7 +41,7 @@ def test_follower_sees_new_whole_lines_only(run_dir: Path) -> None:
 
 
 def test_follower_that_started_before_the_log_sees_it_from_its_beginning(run_dir: Path) -> None:
-    follower = Follower(str(run_dir))
+    follower = LogFollower(lambda: run_log_paths(str(run_dir)))
     assert follower.poll() == []
 
     RotatingLog(str(run_dir), 1000, 3).write(b"one\n")
@@ -59,7 +58,7 @@ def test_follower_loses_and_repeats_nothing_when_the_log_rotates(counts: list[in
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "log").mkdir()
         log = RotatingLog(folder, 30, 5)
-        follower = Follower(folder, from_start=True)
+        follower = LogFollower(lambda: run_log_paths(folder), from_start=True)
         written: list[str] = []
         seen: list[str] = []
         for count in counts:

@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.runtime.probes import NoAnswer, Request, Response, Unreachable, http_get, http_get_all, http_json_pid, parse
-from areal.runtime.shim.probe import LivenessProbe, split_url
+from areal.runtime.probes import (
+    NoAnswer,
+    ProbeFailed,
+    ProbeRequest,
+    ProbeResponse,
+    http_get,
+    http_get_all,
+    http_json_pid,
+    parse,
+)
+from areal.runtime.shim.probe import LivenessCheck, split_url
 
 Treat = Callable[[socket.socket], None]
 Serve = Callable[[Treat], str]
@@ -61,7 +70,7 @@ SICK = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
 def test_http_get_returns_status_and_body(serve: Serve) -> None:
-    assert http_get(serve(answering(OK)), 10) == Response(200, b"hi")
+    assert http_get(serve(answering(OK)), 10) == ProbeResponse(200, b"hi")
 
 
 def test_http_get_sends_path_query_and_headers(serve: Serve) -> None:
@@ -85,7 +94,7 @@ def test_http_get_ignores_proxies_in_the_environment(serve: Serve, monkeypatch: 
 
 @pytest.mark.parametrize("text", ["not http at all\r\n\r\n", "", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhi"])
 def test_http_get_of_a_broken_answer_is_unreachable(serve: Serve, text: str) -> None:
-    with pytest.raises(Unreachable):
+    with pytest.raises(ProbeFailed):
         http_get(serve(answering(text)), 10)
 
 
@@ -93,7 +102,7 @@ def test_http_get_of_a_closed_port_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
 
-    with pytest.raises(Unreachable, match="refused"):
+    with pytest.raises(ProbeFailed, match="refused"):
         http_get(f"http://127.0.0.1:{port}/", 10)
 
 
@@ -105,7 +114,7 @@ def test_http_get_has_one_deadline_for_a_peer_that_drips(serve: Serve) -> None:
             connection.sendall(b"x")
             time.sleep(0.02)
 
-    with pytest.raises(Unreachable, match=r"no answer within 0\.3 s"):
+    with pytest.raises(ProbeFailed, match=r"no answer within 0\.3 s"):
         http_get(serve(drip), 0.3)
 
 
@@ -119,21 +128,23 @@ def test_http_get_all_asks_at_once_under_one_deadline(serve: Serve) -> None:
         gone.close()
         live = serve(answering(OK))
         began = time.monotonic()
-        answers = http_get_all([Request(url) for url in [silent] * 600 + [live, closed, "ftp://x", live]], 0.5)
+        answers = http_get_all([ProbeRequest(url) for url in [silent] * 600 + [live, closed, "ftp://x", live]], 0.5)
         took_s = time.monotonic() - began
 
     assert took_s < 20  # 600 deadlines one after the other are 300
     assert all(isinstance(answer, NoAnswer) for answer in answers[:600])
-    assert [type(answer) for answer in answers[601:603]] == [Unreachable, Unreachable]
+    assert [type(answer) for answer in answers[601:603]] == [ProbeFailed, ProbeFailed]
 
 
 def test_http_get_all_answers_in_order(serve: Serve) -> None:
     texts = [f"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{number:03}" for number in range(300)]
     urls = [serve(answering(text)) for text in texts[:20]]
 
-    answers = http_get_all([Request(url) for url in urls * 15], 30)
+    answers = http_get_all([ProbeRequest(url) for url in urls * 15], 30)
 
-    assert [answer.body for answer in answers if isinstance(answer, Response)] == [b"%03d" % n for n in range(20)] * 15
+    assert [answer.body for answer in answers if isinstance(answer, ProbeResponse)] == [
+        b"%03d" % n for n in range(20)
+    ] * 15
 
 
 WHOLE = (
@@ -163,12 +174,12 @@ def test_any_bytes_are_an_answer_or_none(start: bytes, kept: int, more: bytes) -
 
 def test_answer_without_a_length_ends_with_the_connection() -> None:
     assert parse(b"HTTP/1.1 200 OK\r\n\r\nhel", ended=False) is None
-    assert parse(b"HTTP/1.1 200 OK\r\n\r\nhello", ended=True) == Response(200, b"hello")
+    assert parse(b"HTTP/1.1 200 OK\r\n\r\nhello", ended=True) == ProbeResponse(200, b"hello")
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/", "file:///etc/passwd", "127.0.0.1:80", "http://"])
 def test_http_get_of_other_than_plain_http_is_refused(url: str) -> None:
-    with pytest.raises(Unreachable, match="not an http"):
+    with pytest.raises(ProbeFailed, match="not an http"):
         http_get(url, 1)
 
 
@@ -176,7 +187,7 @@ def test_http_get_of_other_than_plain_http_is_refused(url: str) -> None:
     ("body", "pid"), [(b'{"pid": 7}', 7), (b'{"pid": "7"}', None), (b"[]", None), (b"\xff", None), (b"{}", None)]
 )
 def test_http_json_pid_is_a_number_or_nothing(body: bytes, pid: int | None) -> None:
-    assert http_json_pid(Response(200, body)) == pid
+    assert http_json_pid(ProbeResponse(200, body)) == pid
 
 
 @pytest.mark.parametrize(
@@ -192,11 +203,11 @@ def test_split_url_names_host_port_and_path(url: str, parts: tuple[str, int, str
     assert split_url(url) == parts
 
 
-def liveness(url: str, threshold: int = 2) -> LivenessProbe:
-    return LivenessProbe({"url": url + "/health", "period_s": 1.0, "timeout_s": 5.0, "failure_threshold": threshold})
+def liveness(url: str, threshold: int = 2) -> LivenessCheck:
+    return LivenessCheck({"url": url + "/health", "period_s": 1.0, "timeout_s": 5.0, "failure_threshold": threshold})
 
 
-def probe_once(probe: LivenessProbe) -> None:
+def probe_once(probe: LivenessCheck) -> None:
     """One whole probe, as the shim's loop drives it, on a clock of its own."""
     start = probe.due
     probe.tick(start)

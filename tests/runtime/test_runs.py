@@ -33,6 +33,7 @@ specs = st.builds(
     generation=st.integers(0),
     spec=plain,
     inputs=plain,
+    config=plain,
     restart=st.builds(
         RestartPolicy, budget_count=st.integers(0), success_exit_codes=st.just((0, 2)), final_exit_codes=st.just((3,))
     ),

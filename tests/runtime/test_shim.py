@@ -15,7 +15,7 @@ from areal.runtime import procfs, records
 from areal.runtime.backends.base import HttpProbe, Phase, RestartPolicy
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.launch import SHIM_PATH, fork_shim
-from areal.runtime.shim.words import NOT_STARTED
+from areal.runtime.shim import NOT_STARTED
 
 from .support import (
     FORKING_COMPONENT,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.runtime.backends.base import RestartPolicy
-from areal.runtime.shim.policy import CRASHLOOP, FINISHED, RESTART, Decision, Exit, RestartBudget
+from areal.runtime.shim.policy import CRASHLOOP, FINISHED, RESTART, Exit, RestartBudget, RestartDecision
 
 from .support import unhurried
 
@@ -22,7 +22,7 @@ def exited(code: int | None = 1, signal: int | None = None) -> Exit:
     return Exit(code, signal, 0.0, f"exited {code}")
 
 
-def delays(decisions: list[Decision]) -> list[float]:
+def delays(decisions: list[RestartDecision]) -> list[float]:
     return [decision.delay_s for decision in decisions]
 
 

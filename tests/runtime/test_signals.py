@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from areal.errors import ArealError
-from areal.runtime import procfs, signals
+from areal.runtime import procfs
+from areal.runtime import stopping as signals
 from areal.runtime.identity import ProcessIdentity, identify
 from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified
 

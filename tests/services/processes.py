@@ -159,7 +159,7 @@ class Processes:
         return process
 
     def engine(self, tokenizer: Path) -> Process:
-        process = self.spawn(str(HERE / "scripted_engine.py"), "--tokenizer", str(tokenizer))
+        process = self.spawn("-P", str(HERE / "scripted_engine.py"), "--tokenizer", str(tokenizer))
         process.port = int(process.wait_log(r"^(\d+)$")[1])
         return process
 

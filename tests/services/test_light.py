@@ -10,7 +10,7 @@ import pytest
 HEAVY = ("aiohttp", "pydantic", "httpx", "torch", "numpy", "transformers", "ray")
 
 
-@pytest.mark.parametrize("module", ["router.__main__", "gateway.process", "data_proxy.process"])
+@pytest.mark.parametrize("module", ["router.app", "gateway.app", "data_proxy.process"])
 def test_process_starts_without_heavy_libraries(module: str) -> None:
     code = f"import sys, areal.services.inference.{module}; print(*(n for n in {HEAVY!r} if n in sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import areal
-from areal.state.crash import CRASH_POINTS
+from areal.state.files import CRASH_POINTS
 from areal.state.home import Home
 
 from .support import run

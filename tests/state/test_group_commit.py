@@ -9,7 +9,7 @@ from threading import Barrier, Event
 import pytest
 
 from areal.resources.kinds import Ref
-from areal.state.group_commit import GroupCommit
+from areal.state.files import GroupCommit
 from areal.state.home import Home
 from areal.state.journal import Journal
 from areal.state.objects import ObjectStore

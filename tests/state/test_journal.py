@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.errors import ArealError
-from areal.state.entries import decode_line, encode_line, parse
 from areal.state.home import Home
-from areal.state.journal import Journal, OpenTransaction, Transaction, orphans
+from areal.state.journal import Journal, OpenTransaction, Transaction, decode_line, encode_line, orphans, parse
 
 from .support import QWEN, an_object, contents, fast_home, run, running, small_disk
 

@@ -13,9 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from areal.state.entries import encode_line
 from areal.state.home import Home
-from areal.state.journal import Journal, Transaction, orphans
+from areal.state.journal import Journal, Transaction, encode_line, orphans
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from areal.errors import Locked
 from areal.resources.kinds import Ref
 from areal.state.home import Home
-from areal.state.locks import Holder, holder, lock_objects, lock_path, lock_store
+from areal.state.locks import LockHolder, holder, lock_objects, lock_path, lock_store
 from areal.state.objects import ObjectStore
 
 from .support import QWEN, an_object, contents, run, running
@@ -228,4 +228,4 @@ def test_lock_store_held_elsewhere_says_by_whom(home: Home) -> None:
 
 
 def test_holder_that_cannot_be_seen_is_said_so() -> None:
-    assert "cannot be seen" in str(Holder("", "", 0, "", None))
+    assert "cannot be seen" in str(LockHolder("", "", 0, "", None))

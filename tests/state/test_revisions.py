@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from areal.state.layers import Layer
-from areal.state.objects import ObjectStore
-from areal.state.revisions import KEEP, newest
+from areal.state.objects import KEEP, ObjectStore, newest_revision
 
 from .support import QWEN, an_object
 
@@ -60,7 +59,7 @@ def test_damaged_revision_is_reported_and_skipped(store: ObjectStore) -> None:
     listing = store.revisions(QWEN)
     assert [revision.number for revision in listing] == [1]
     assert [path.name for path, _ in listing.unreadable] == ["2.json"]
-    found = newest(store.home, QWEN)
+    found = newest_revision(store.home, QWEN)
     assert found is not None
     assert found.number == 1
     assert store.add_revision(an_object(replicas=3)).revision == 3

@@ -11,7 +11,7 @@ import torch
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.errors import UsageFault
 from areal.training.drivers import _workflow
-from areal.training.own_service import _flags
+from areal.training.services import _flags
 from areal.training.trainers.ppo import PPOTrainer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reverse_digits"
@@ -47,7 +47,7 @@ def test_workflow_without_its_reward_is_refused(workflow: str) -> None:
 
 def test_reward_that_a_workflow_does_not_take_is_refused() -> None:
     with pytest.raises(UsageFault, match="takes no reward_fn"):
-        workflow_of("workflow=tests.workflow.test_workflows:Mathematician", f"reward_fn={REWARD}")
+        workflow_of("workflow=tests.rollout.test_workflows:Mathematician", f"reward_fn={REWARD}")
 
 
 ONLINE = ("rollout.agent.mode=online", "train_dataset.batch_size=2")

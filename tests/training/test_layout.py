@@ -12,13 +12,13 @@ import pytest
 from areal.api.cli_args import GRPOConfig, SFTConfig, load_expr_config
 from areal.errors import ArealError, UsageFault
 from areal.training.__main__ import _driver
-from areal.training.layout import ensure_layout, processes_of
+from areal.training.ranks import ensure_layout, processes_of
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = """
 import os, sys
 from areal.api.cli_args import SFTConfig, load_expr_config
-from areal.training.layout import ensure_layout
+from areal.training.ranks import ensure_layout
 
 def main(args):
     config, _ = load_expr_config(args, SFTConfig)

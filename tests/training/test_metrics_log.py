@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal.cli.jobs import step_of
+from areal.cli.train import step_of
 from areal.state.job_metrics import eta_s
 from areal.training.metrics import MetricsLog, read_metrics
 

@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 from areal.training.metrics import MetricsLog, read_metrics
-from areal.training.progress import Progress, bottleneck, step_line
+from areal.training.run_folder import ProgressLine, bottleneck, step_line
 
 
 def test_bottleneck_names_what_takes_most_of_the_step() -> None:
@@ -21,7 +21,7 @@ def test_step_line_shows_what_there_is() -> None:
 
 def test_progress_off_a_terminal_is_a_hundred_lines_at_most() -> None:
     stream = io.StringIO()
-    progress = Progress(1000, stream)
+    progress = ProgressLine(1000, stream)
     for step in range(1, 1001):
         progress.step(step, {})
     assert len(stream.getvalue().splitlines()) == 100

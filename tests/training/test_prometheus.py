@@ -20,8 +20,8 @@ from areal.api.cli_args import (
 from areal.client.prometheus import Page, parse
 from areal.errors import UsageFault
 from areal.training.prometheus import prometheus
-from areal.training.trainers.sft import SFTTrainer
-from areal.training.weight_service import free_port
+from areal.training.services import free_port
+from areal.training.trainers.offline import SFTTrainer
 from tests.services.test_metrics import documented
 from tests.training.trainers.reversing import engine, experiment, solved
 

@@ -1,4 +1,4 @@
-from areal.training.timers import Frequency, Timer
+from areal.training.schedules import Frequency, Timer
 
 
 def _fired(timer: Timer, times: list[float], ends: frozenset[int] = frozenset()) -> list[int]:

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.errors import ArealError, NotFound
-from areal.trajectories.parquet import read_parquet, write_parquet
-from areal.trajectories.reading import read_episodes
+from areal.trajectories.reading import read_episodes, read_parquet, write_parquet
 from areal.trajectories.record import Episode, episodes_of_export, read_episode, rows_of_export
 from tests.trajectories.samples import branched, external, interaction
 

@@ -19,19 +19,18 @@ from hypothesis import strategies as st
 from areal.errors import ArealError, NotFound
 from areal.terminal import spelled
 from areal.trajectories import terminal
-from areal.trajectories.decoding import Decoder, load_decoder
 from areal.trajectories.html import harmless, page
 from areal.trajectories.record import Episode
-from areal.trajectories.view import Stretch, stretches, turns
+from areal.trajectories.view import Stretch, TokenDecoder, load_decoder, stretches, turns
 from tests.services.tokenizer_folder import write_tokenizer
 from tests.trajectories.samples import branched, external, interaction
 
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> \x1b[31m\x07\u202e\u2028 & ' \""
 
 
-def letters(text: str = "") -> Decoder:
+def letters(text: str = "") -> TokenDecoder:
     """Each id is a letter; id 9 is ``text``."""
-    return Decoder(lambda ids: "".join(text if text and each == 9 else chr(96 + each) for each in ids), "letters")
+    return TokenDecoder(lambda ids: "".join(text if text and each == 9 else chr(96 + each) for each in ids), "letters")
 
 
 def test_turn_shows_what_its_parent_has_not_shown() -> None:
@@ -95,7 +94,7 @@ def test_every_turn_stands_in_exactly_one_stretch_after_its_parent(parents: list
 def test_pieces_of_a_row_join_to_its_text_whatever_bytes_the_tokens_are(text: str, width: int) -> None:
     data = text.encode("utf-8", "surrogatepass")
     parts = [data[at : at + width] for at in range(0, len(data), width)]
-    decoder = Decoder(lambda ids: b"".join(parts[each] for each in ids).decode("utf-8", "replace"), "bytes")
+    decoder = TokenDecoder(lambda ids: b"".join(parts[each] for each in ids).decode("utf-8", "replace"), "bytes")
     pieces = decoder.texts(range(len(parts)))
     assert len(pieces) == len(parts)
     if "\ufffd" not in data.decode("utf-8", "replace"):

@@ -10,35 +10,35 @@ import dataclasses
 import math
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from areal.api.config.marks import Absent, Inert
+from areal.api.config.fields import Absent, Inert
+from areal.resources.overrides import KeyPath
 from areal.resources.suggest import did_you_mean
 
 T = TypeVar("T")
-Path = tuple[str | int, ...]
 
 
 @dataclass
 class Faults:
     """``inert``: accepted fields without effect."""
 
-    found: list[tuple[Path, str]] = field(default_factory=list)
-    inert: list[tuple[Path, Inert]] = field(default_factory=list)
+    found: list[tuple[KeyPath, str]] = field(default_factory=list)
+    inert: list[tuple[KeyPath, Inert]] = field(default_factory=list)
 
-    def add(self, path: Path, message: str) -> None:
+    def add(self, path: KeyPath, message: str) -> None:
         self.found.append((path, message))
 
 
 _BAD = object()
 
 
-def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = ()) -> T | None:
+def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: KeyPath = ()) -> T | None:
     """An instance, or None where something under ``path`` is wrong."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     before = len(faults.found)
@@ -57,9 +57,10 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = 
     for key in getattr(cls, "required", ()) if not path else ():
         if not given.get(key):
             faults.add((*path, key), "is needed")
-    for key in _without_default(cls):
-        if key not in values:
-            faults.add((*path, key), "is needed")
+    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
+        needed = each.init and each.default is MISSING and each.default_factory is MISSING
+        if needed and each.name not in values:
+            faults.add((*path, each.name), "is needed")
     if len(faults.found) > before:
         return None
     try:
@@ -73,8 +74,8 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: Path = 
         return None
 
 
-def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: Path) -> Mapping[str, Any] | None:
-    """What the named preset says, where the class has presets."""
+def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: KeyPath) -> Mapping[str, Any] | None:
+    """The values of the named preset, where the class has presets."""
     presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
     if presets is None:
         return None
@@ -112,15 +113,7 @@ def hints_of(cls: type) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
-def _without_default(cls: type) -> list[str]:
-    return [
-        each.name
-        for each in dataclasses.fields(cls)
-        if each.init and each.default is MISSING and each.default_factory is MISSING
-    ]
-
-
-def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Path) -> None:
+def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: KeyPath) -> None:
     if get_origin(hint) is not Annotated or value == default_of(cls, key):
         return
     for mark in hint.__metadata__:
@@ -135,28 +128,84 @@ def default_of(cls: type, key: str) -> Any:
     return found.default if found.default_factory is MISSING else found.default_factory()
 
 
-def _convert(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
+def _convert(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
     """``value`` as ``hint`` wants it, or _BAD with a fault noted."""
     if get_origin(hint) is Annotated:
         return _convert(hint.__origin__, value, faults, path)
     if hint is Any or hint is object:
         return value
-    origin = get_origin(hint) or hint
+    origin, kinds = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, types.UnionType):
-        return _choice(get_args(hint), value, faults, path)
+        return _choice(kinds, value, faults, path)
     if origin is Literal:
-        return _literal(get_args(hint), value, faults, path)
+        return _literal(kinds, value, faults, path)
+    if origin is tuple or origin in _LISTS:
+        return _sequence(origin, kinds, value, faults, path)
+    if not isinstance(origin, type):
+        return _scalar(hint, value, faults, path)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _nested(hint, value, faults, path)
-    if origin is tuple:
-        return _tuple(get_args(hint), value, faults, path)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _dict(hint, value, faults, path)
-    if origin in _LISTS:
-        return _list(hint, value, faults, path)
-    if isinstance(hint, type) and issubclass(hint, Enum):
+    if issubclass(origin, Mapping):
+        return _mapping(hint, kinds, value, faults, path)
+    if issubclass(origin, Enum):
         return _enum(hint, value, faults, path)
     return _scalar(hint, value, faults, path)
+
+
+def _bad(faults: Faults, path: KeyPath, wanted: str, value: Any, guess: str = "") -> Any:
+    faults.add(path, f"must be {wanted}, not {_shown(value)}{guess}")
+    return _BAD
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a map"
+    return "a list" if isinstance(value, list) else repr(value)
+
+
+def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    """The first option that takes the value; the faults are those of the first option."""
+    if value is None and type(None) in options:
+        return None
+    attempts: list[Faults] = []
+    for option in options:
+        if option is not type(None):
+            attempts.append(attempt := Faults())
+            converted = _convert(option, value, attempt, path)
+            if not attempt.found:
+                faults.inert += attempt.inert
+                return converted
+    faults.found += attempts[0].found
+    return _BAD
+
+
+def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    if isinstance(value, bool) and (word := "on" if value else "off") in options:
+        return word  # YAML's own reading of the word
+    return value if value in options else _not_one_of(list(map(str, options)), value, faults, path)
+
+
+def _enum(cls: type[Enum], value: Any, faults: Faults, path: KeyPath) -> Any:
+    """A member, also by its name or value."""
+    for member in cls:
+        if value is member or value == member.value or value == member.name:
+            return member
+    return _not_one_of([str(member.value) for member in cls], value, faults, path)
+
+
+def _not_one_of(names: list[str], value: Any, faults: Faults, path: KeyPath) -> Any:
+    return _bad(faults, path, f"one of {', '.join(names)}", value, did_you_mean(str(value), names))
+
+
+def _nested(cls: type, value: Any, faults: Faults, path: KeyPath) -> Any:
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        return _bad(faults, path, "a map", value)
+    built = build(cls, value, faults, path)
+    return _BAD if built is None else built
 
 
 _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
@@ -167,154 +216,73 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     Iterable: list,
     Collection: list,
 }
-"""What a YAML list becomes."""
+"""The types that a YAML list is converted to."""
 
 
-def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
-    if value is None and type(None) in options:
-        return None
-    tried = Faults()
-    for option in options:
-        if option is type(None):
-            continue
-        attempt = Faults()
-        converted = _convert(option, value, attempt, path)
-        if not attempt.found:
-            faults.inert += attempt.inert
-            return converted
-        tried = tried if tried.found else attempt
-    faults.found += tried.found
-    return _BAD
+def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    is_list = isinstance(value, list | tuple)
+    fixed = origin is tuple and bool(kinds) and kinds[-1] is not Ellipsis
+    if not is_list or (fixed and len(value) != len(kinds)):
+        return _bad(faults, path, f"a list of {len(kinds)}" if fixed else "a list", value)
+    each = kinds if fixed else (kinds[0] if kinds else Any,) * len(value)
+    items = [_convert(kind, item, faults, (*path, at)) for at, (kind, item) in enumerate(zip(each, value, strict=True))]
+    if any(item is _BAD for item in items):
+        return _BAD
+    return tuple(items) if origin is tuple else _LISTS[origin](items)
 
 
-def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
-    if isinstance(value, bool) and (word := "on" if value else "off") in options:
-        return word  # YAML's own reading of the word
-    if value in options:
-        return value
-    names = ", ".join(map(str, options))
-    faults.add(path, f"must be one of {names}, not {_said(value)}{did_you_mean(str(value), map(str, options))}")
-    return _BAD
-
-
-def _nested(cls: type, value: Any, faults: Faults, path: Path) -> Any:
-    if dataclasses.is_dataclass(value) and isinstance(value, cls):
-        return value
+def _mapping(hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
     if not isinstance(value, Mapping):
-        faults.add(path, f"must be a map, not {_said(value)}")
-        return _BAD
-    built = build(cls, value, faults, path)
-    return _BAD if built is None else built
-
-
-def _list(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
-    if not isinstance(value, list | tuple):
-        faults.add(path, f"must be a list, not {_said(value)}")
-        return _BAD
-    (kind, *_) = get_args(hint) or (Any,)
-    items = [_convert(kind, item, faults, (*path, number)) for number, item in enumerate(value)]
-    return _BAD if _has_bad(items) else _LISTS[get_origin(hint) or hint](items)
-
-
-def _tuple(kinds: tuple[Any, ...], value: Any, faults: Faults, path: Path) -> Any:
-    if not kinds or kinds[-1] is Ellipsis:
-        items = _list(list[kinds[0] if kinds else Any], value, faults, path)  # type: ignore[misc]
-        return _BAD if items is _BAD else tuple(items)
-    if not isinstance(value, list | tuple) or len(value) != len(kinds):
-        faults.add(path, f"must be a list of {len(kinds)}, not {_said(value)}")
-        return _BAD
-    items = [_convert(kind, value[number], faults, (*path, number)) for number, kind in enumerate(kinds)]
-    return _BAD if _has_bad(items) else tuple(items)
-
-
-def _has_bad(items: Iterable[Any]) -> bool:
-    return any(item is _BAD for item in items)
-
-
-def _enum(cls: type[Enum], value: Any, faults: Faults, path: Path) -> Any:
-    """By name or by value."""
-    if isinstance(value, cls):
-        return value
-    for member in cls:
-        if value == member.value or value == member.name:
-            return member
-    names = [str(member.value) for member in cls]
-    faults.add(path, f"must be one of {', '.join(names)}, not {_said(value)}{did_you_mean(str(value), names)}")
-    return _BAD
-
-
-def _dict(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
-    if not isinstance(value, Mapping):
-        faults.add(path, f"must be a map, not {_said(value)}")
-        return _BAD
-    kinds = get_args(hint)
+        return _bad(faults, path, "a map", value)
     items = {str(key): _convert(kinds[1] if kinds else Any, item, faults, (*path, key)) for key, item in value.items()}
-    if _has_bad(items.values()):
+    if any(item is _BAD for item in items.values()):
         return _BAD
     return hint(items) if isinstance(hint, type) and issubclass(hint, dict) else items
 
 
-def _is_whole(value: Any) -> Iterator[Any]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        yield value
-    elif isinstance(value, float) and value.is_integer():
-        yield int(value)
+def _whole(value: Any) -> Any:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return int(value) if is_whole and not isinstance(value, bool) else _BAD
 
 
-def _is_number(value: Any) -> Iterator[Any]:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        yield float(value)
-    elif isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            return
-        if math.isfinite(number):
-            yield number
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return _BAD
+    try:
+        number = float(value)
+    except ValueError:
+        return _BAD
+    return number if math.isfinite(number) or not isinstance(value, str) else _BAD
 
 
-def _is_flag(value: Any) -> Iterator[Any]:
-    if isinstance(value, bool):
-        yield value
+def _flag(value: Any) -> Any:
+    return value if isinstance(value, bool) else _BAD
 
 
-def _is_path(value: Any) -> Iterator[Any]:
-    if isinstance(value, str | FilePath):
-        yield FilePath(value)
+def _text(value: Any) -> Any:
+    """Also of a number: a trial named 1."""
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _BAD
 
 
-def _is_text(value: Any) -> Iterator[Any]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield str(value)  # a trial named 1
+def _file_path(value: Any) -> Any:
+    return FilePath(value) if isinstance(value, str | FilePath) else _BAD
 
 
-_READERS: dict[Any, tuple[str, Callable[[Any], Iterator[Any]]]] = {
-    int: ("a whole number", _is_whole),
-    float: ("a number", _is_number),
-    bool: ("true or false", _is_flag),
-    str: ("text", _is_text),
-    FilePath: ("a path", _is_path),
+_SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    int: ("a whole number", _whole),
+    float: ("a number", _number),
+    bool: ("true or false", _flag),
+    str: ("text", _text),
+    FilePath: ("a path", _file_path),
 }
 
 
-def _scalar(hint: Any, value: Any, faults: Faults, path: Path) -> Any:
-    if hint not in _READERS:
-        if value is None or (isinstance(hint, type) and isinstance(value, hint)):
-            return value
-        faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, which no configuration file can say")
-        return _BAD
-    what, reader = _READERS[hint]
-    for converted in reader(value):
-        return converted
-    faults.add(path, f"must be {what}, not {_said(value)}")
+def _scalar(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
+    if hint in _SCALARS:
+        wanted, read = _SCALARS[hint]
+        converted = read(value)
+        return converted if converted is not _BAD else _bad(faults, path, wanted, value)
+    if value is None or (isinstance(hint, type) and isinstance(value, hint)):
+        return value
+    faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, which no configuration file can say")
     return _BAD
-
-
-def _said(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return "a map"
-    return "a list" if isinstance(value, list) else repr(value)

@@ -1,5 +1,7 @@
-"""A whole experiment, one class a trainer. What is common to the parts (names, ``fileroot``, the tokenizer) need be
-said only once, at the top."""
+"""A whole experiment, one class per trainer, with saving, recovery, evaluation, logs and data sets.
+
+What is common to the parts (names, ``fileroot``, the tokenizer) is given once, at the top.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +10,190 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.generation import GenerationHyperparameters
-from areal.api.config.marks import PLACEMENT, Absent, Inert
-from areal.api.config.numbers import COUNT, NOT_NEGATIVE, check_numbers
-from areal.api.config.objectives import engine_ineffective, objective_ineffective, proximal_faults
-from areal.api.config.placement import ClusterSpecConfig, SchedulerConfig, check_training, parsed
-from areal.api.config.rollout import InferenceEngineConfig, SGLangConfig, vLLMConfig
-from areal.api.config.running import (
-    CheckpointerConfig,
-    EvaluatorConfig,
-    PerfTracerConfig,
-    RecoverConfig,
-    SaverConfig,
-    StatsLoggerConfig,
-    TrainDatasetConfig,
-    ValidDatasetConfig,
+from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, Absent, Inert, check_numbers
+from areal.api.config.rollout import (
+    ClusterSpecConfig,
+    GenerationHyperparameters,
+    InferenceEngineConfig,
+    SchedulerConfig,
+    SGLangConfig,
+    check_training,
+    parsed,
+    vLLMConfig,
 )
 from areal.api.config.training import (
     DPOEngineConfig,
     PPOActorConfig,
     PPOCriticConfig,
     TrainEngineConfig,
+    engine_ineffective,
+    objective_ineffective,
+    proximal_faults,
     update_mode,
 )
+
+Mode = Literal["online", "offline", "disabled"]
+
+
+@dataclass
+class _PeriodicConfig:
+    """Fires when any of its periods has passed; None never does."""
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+    freq_epochs: Annotated[int | None, COUNT] = None
+    freq_steps: Annotated[int | None, COUNT] = None
+    freq_secs: Annotated[int | None, COUNT] = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass
+class SaverConfig(_PeriodicConfig):
+    mode: Annotated[Literal["auto", "sync", "async"], Inert("a model is written down before the next step begins")] = (
+        "auto"
+    )
+
+
+@dataclass
+class EvaluatorConfig(_PeriodicConfig):
+    eval_before_train: bool = False
+
+
+@dataclass
+class RecoverConfig(_PeriodicConfig):
+    """``auto`` and ``on``: a run that finds a checkpoint of itself goes on from it. ``off`` is ``disabled``."""
+
+    mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
+    retries: Annotated[int, Inert("the job's restart policy says it")] = 3
+    no_save_optim: Annotated[bool, Absent("a checkpoint has the optimizer's state")] = False
+    no_load_optim: Annotated[bool, Absent("a checkpoint has the optimizer's state")] = False
+
+    @property
+    def enabled(self) -> bool:
+        return self.mode not in ("disabled", "off")
+
+
+@dataclass
+class CheckpointerConfig(_PeriodicConfig):
+    """AReaL's older place of how often ``recover`` writes."""
+
+
+@dataclass
+class WandBConfig:
+    mode: Mode = "disabled"
+    wandb_base_url: Annotated[str, Absent("set WANDB_BASE_URL in the job's environment")] = ""
+    wandb_api_key: Annotated[str, Absent("set WANDB_API_KEY in the job's environment")] = field(default="", repr=False)
+    entity: str | None = None
+    project: str | None = None
+    name: str | None = None
+    job_type: str | None = None
+    group: str | None = None
+    notes: str | None = None
+    tags: list[str] | None = None
+    config: dict[str, Any] | None = None
+    id_suffix: str | None = None
+
+
+@dataclass
+class SwanlabConfig:
+    mode: Literal["disabled", "cloud", "online", "local", "offline"] = "disabled"  # cloud: the older name of online
+    project: str | None = None
+    name: str | None = None
+    config: dict[str, Any] | None = None
+    logdir: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass
+class TensorBoardConfig:
+    path: str | None = None
+
+
+@dataclass
+class TrackioConfig:
+    """``online``: to the Hugging Face Space ``space_id`` (or TRACKIO_SPACE_ID); ``local``: to this machine."""
+
+    mode: Literal["disabled", "online", "local"] = "disabled"
+    project: str | None = None
+    name: str | None = None
+    space_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.space_id and self.mode == "local":
+            raise ValueError("space_id is of mode online: mode local writes to this machine")
+
+
+@dataclass
+class PrometheusConfig:
+    """``/metrics`` of the trainer. Port 0 takes a free one. ``key_file``: the key that is asked for beyond loopback
+    [default: the key of the service that rollouts are sampled from]."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    port: Annotated[int, PORT] = 0
+    key_file: str = ""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass
+class StatsLoggerConfig:
+    """Trackers beside ``metrics.jsonl``, which is always written."""
+
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+    wandb: WandBConfig = field(default_factory=WandBConfig)
+    swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
+    prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
+
+
+@dataclass
+class PerfTracerConfig:
+    experiment_name: str = ""
+    trial_name: str = ""
+    fileroot: str = ""
+    enabled: bool = False
+    save_interval: int = 1
+    profile_steps: list[int] | None = None
+    session_tracer: dict[str, Any] | None = None
+
+
+@dataclass
+class TrainDatasetConfig:
+    """``path``: a folder or file here, or a name on the Hugging Face hub. ``type``: ``rl`` (prompts), ``sft``
+    (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens: longer rows are left out."""
+
+    path: str = ""
+    type: str = ""
+    batch_size: Annotated[int, COUNT] = 1
+    shuffle: bool = True
+    drop_last: bool = True
+    max_length: Annotated[int | None, COUNT] = None
+    split: str | None = None
+    pin_memory: Annotated[bool, Inert("rows are prompts, not tensors")] = False
+    num_workers: Annotated[int, Inert("rows are read where they are used")] = 0
+    scheduling_spec: Annotated[Any, Inert("rows are read where they are used")] = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass
+class ValidDatasetConfig(TrainDatasetConfig):
+    shuffle: Annotated[bool, Inert("all of it is evaluated")] = False
+    drop_last: Annotated[bool, Inert("all of it is evaluated")] = False
+    split: str | None = "test"
+
+
+DatasetConfig = TrainDatasetConfig
+
 
 TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
 
@@ -79,7 +242,7 @@ class BaseExperimentConfig:
     vllm: vLLMConfig = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
-    post_exit_hook: Annotated[str, Absent("what follows a run is said by the manifest")] = ""
+    post_exit_hook: Annotated[str, Absent("the manifest has what follows a run")] = ""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -94,9 +257,9 @@ class BaseExperimentConfig:
 
     def _adopt_checkpointer(self, older: CheckpointerConfig) -> None:
         """``recover`` has the frequencies that it does not say itself."""
-        said = {name: getattr(older, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
-        unsaid = {name: value for name, value in said.items() if getattr(self.recover, name) is None}
-        self.recover = replace(self.recover, **unsaid)
+        given_values = {name: getattr(older, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
+        missing = {name: value for name, value in given_values.items() if getattr(self.recover, name) is None}
+        self.recover = replace(self.recover, **missing)
 
     def _hand_down(self) -> None:
         """The parts have what the top says, where they say nothing themselves: copies of them, for a part may be in
@@ -111,15 +274,15 @@ class BaseExperimentConfig:
             part = copies.setdefault(id(given), copy.copy(given))
             setattr(self, place, part)
             for name, value in common.items():
-                said = getattr(part, name, None)
-                if value and said == "":
+                own = getattr(part, name, None)
+                if value and own == "":
                     setattr(part, name, value)
-                elif said and said != value:
+                elif own and own != value:
                     top = f"cluster.{name}" if name == "fileroot" else name
-                    raise ValueError(f"{place}.{name} is {said!r} and {top} {value!r}: a run has one")
+                    raise ValueError(f"{place}.{name} is {own!r} and {top} {value!r}: a run has one")
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """What was said (``given``) and has no effect beside the rest, as (key, why): it is warned of."""
+        """Keys of ``given`` that have no effect beside the rest, as (key, why), for a warning."""
         found: list[tuple[tuple[str | int, ...], str]] = []
         for place, part in self._parts():
             if isinstance(part, TrainEngineConfig):
@@ -256,7 +419,7 @@ class PPOConfig(BaseExperimentConfig):
         return found
 
     def training_faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What a policy cannot be trained with, as (key, why)."""
+        """Settings that a policy cannot be trained with, as (key, why)."""
         yield from ((("actor", *key), why) for key, why in proximal_faults(self.actor))
         gconfig = self.gconfig
         if gconfig.greedy or not gconfig.temperature:

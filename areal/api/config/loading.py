@@ -1,5 +1,12 @@
-"""``load_expr_config``: a driver's configuration from its command line. Nothing is written, and no global is set but
-how a driver's process tells errors that nobody catches."""
+"""``load_expr_config``: a driver's configuration from a YAML file and its command line.
+
+``key=value`` sets a key that the file or the configuration class has; ``+key=value`` (or ``++``) sets any; ``~key``
+removes a key of the file (``areal.resources.overrides``).
+
+Nothing is written, and the only global that is set is ``sys.excepthook``: a plain ``python driver.py`` reports an error
+that its user can fix in one line, with a hint and the exit status of its kind, as the command line and jobs do. An
+interrupt is one line. Anything else keeps its traceback.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +15,128 @@ import contextlib
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Sequence
+import sys
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path as FilePath
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from areal.api.config.building import Faults, Path, build, over
+from areal.api.config.building import Faults, build, hints_of, over
 from areal.api.config.experiment import BaseExperimentConfig
-from areal.api.config.keys import TRAINERS, is_declared, suggestion
-from areal.api.config.overrides import BadOverride, dotted, parse_override, place, take_out
-from areal.api.config.positions import key_marks, mark_of
-from areal.api.config.uncaught import tell_plainly
-from areal.errors import InvalidManifest, NotFound, UsageFault
+from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault
+from areal.interrupt import STATUS, is_interrupt
+from areal.resources.overrides import BadOverride, KeyPath, apply, dotted, parse_override
+from areal.resources.suggest import closest
+
+Mark = tuple[int, int]
+"""Line and column, from 1."""
+
+
+def key_marks(text: str) -> dict[KeyPath, Mark]:
+    """The position of every key and list item. Raises yaml.YAMLError."""
+    marks: dict[KeyPath, Mark] = {}
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        _walk(root, (), marks)
+    return marks
+
+
+def _walk(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            at = (*path, str(key.value))
+            marks[at] = key.start_mark.line + 1, key.start_mark.column + 1
+            _walk(value, at, marks)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            marks[(*path, number)] = item.start_mark.line + 1, item.start_mark.column + 1
+            _walk(item, (*path, number), marks)
+
+
+def mark_of(path: KeyPath, marks: Mapping[KeyPath, Mark]) -> Mark | None:
+    """The position of ``path``, or of the nearest key around it."""
+    for length in range(len(path), 0, -1):
+        if (mark := marks.get(path[:length])) is not None:
+            return mark
+    return None
+
+
+TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
+
+
+def is_declared(cls: type, path: KeyPath) -> bool:
+    """Whether the classes have such a field; free maps and lists take any key."""
+    return _undeclared(cls, path) is None
+
+
+def _undeclared(cls: type, path: KeyPath) -> tuple[type, KeyPath] | None:
+    """The class that lacks the first part of the path which no class has (``str`` for a plain value), with that part's
+    path."""
+    if path[0] == "trainer" and len(path) > 2 and path[1] in TRAINERS:
+        path = path[2:]
+    for depth, part in enumerate(path):
+        hints = hints_of(cls)
+        if part not in hints:
+            return cls, path[: depth + 1]
+        nested = [kind for kind in _kinds(hints[part]) if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+        if not nested or typing.get_origin(hints[part]) is list:
+            rest = path[depth + 1 : depth + 2]
+            return None if not rest or _is_open(hints[part]) else (str, path[: depth + 2])
+        cls = nested[0]
+    return None
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Annotated:
+        arguments = arguments[:1]
+    yield hint
+    for argument in arguments:
+        yield from _kinds(argument)
+
+
+def _is_open(hint: Any) -> bool:
+    """Whether any key may be below."""
+    kinds = list(_kinds(hint))
+    return Any in kinds or any(
+        typing.get_origin(kind) in (list, dict) or (isinstance(kind, type) and issubclass(kind, dict)) for kind in kinds
+    )
+
+
+def suggestion(cls: type, path: KeyPath) -> str:
+    """`` (did you mean "a.b"?)``, or nothing."""
+    lacking = _undeclared(cls, path)
+    if lacking is None or lacking[0] is str:
+        return ""
+    near = closest(str(lacking[1][-1]), hints_of(lacking[0]))
+    return f' (did you mean "{dotted((*lacking[1][:-1], near))}"?)' if near is not None else ""
+
+
+def error_text(error: ArealError) -> str:
+    return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
+
+
+def tell_plainly() -> None:
+    """Install the hook for uncaught errors, where the process has none of its own."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _uncaught
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if is_interrupt(error):
+        sys.stderr.write("interrupted\n")
+        sys.exit(STATUS)
+    if not isinstance(error, ArealError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(error_text(error))
+    sys.exit(error.exit_code)  # the interpreter ends with it
+
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -33,7 +147,7 @@ class ConfigFault:
     """``override``: the one that set the key. ``mark``: line and column in the file, from 1; None where the file does
     not have the key."""
 
-    path: Path
+    path: KeyPath
     message: str
     file: str = ""
     mark: tuple[int, int] | None = None
@@ -78,47 +192,47 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
 
 def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     """Raises ConfigError with every fault, NotFound for a file that is not there."""
-    source, said, refused = _read(file), dict[Path, str](), list[ConfigFault]()
-    with _positioned(source, said, cls):
-        tree = _merged(source, overrides, cls, said, refused)
+    source, set_by, refused = _read(file), dict[KeyPath, str](), list[ConfigFault]()
+    with _positioned(source, set_by, cls):
+        tree = _merged(source, overrides, cls, set_by, refused)
     faults = Faults()
     given = _hoisted(tree)
     config = build(cls, given, faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
         faults.found += contradictions(given)
     if config is None or faults.found or refused:
-        raise ConfigError(*refused, *(source.fault(path, message, said) for path, message in faults.found))
+        raise ConfigError(*refused, *(source.fault(path, message, set_by) for path, message in faults.found))
     for path, mark in faults.inert:
-        _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", said))
+        _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", set_by))
     for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
-        _log.warning("%s", source.fault(path, f"has no effect: {why}", said))
+        _log.warning("%s", source.fault(path, f"has no effect: {why}", set_by))
     return config
 
 
 @dataclass(frozen=True)
-class _Source:
+class _ConfigFile:
     file: str
     text: str
-    marks: dict[Path, tuple[int, int]]
+    marks: dict[KeyPath, tuple[int, int]]
 
-    def fault(self, path: Path, message: str, said: dict[Path, str]) -> ConfigFault:
-        """``said``: the override that set a key, by its path."""
+    def fault(self, path: KeyPath, message: str, set_by: dict[KeyPath, str]) -> ConfigFault:
+        """``set_by``: the override that set a key, by its path."""
         for length in range(len(path), 0, -1):
             for key in _places(path[:length]):
-                if (override := said.get(key)) is not None:
+                if (override := set_by.get(key)) is not None:
                     return ConfigFault(path, message, override=override)
         mark = next((self.marks[each] for each in _places(path) if each in self.marks), mark_of(path, self.marks))
         return ConfigFault(path, message, self.file, mark)
 
 
-def _places(path: Path) -> list[Path]:
-    """Where a key may have been said: also below ``trainer.grpo``, as AReaL-lite has it."""
+def _places(path: KeyPath) -> list[KeyPath]:
+    """The places of a key in a file: AReaL-lite has it below ``trainer.grpo``."""
     return [path, *(("trainer", name, *path) for name in TRAINERS)] if path else []
 
 
-def _read(file: str) -> _Source:
+def _read(file: str) -> _ConfigFile:
     if not file:
-        return _Source("configuration", "", {})
+        return _ConfigFile("configuration", "", {})
     try:
         text = FilePath(file).read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -126,7 +240,7 @@ def _read(file: str) -> _Source:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(ConfigFault((), f"cannot be read: {error}", file)) from error
     try:
-        return _Source(file, text, key_marks(text))
+        return _ConfigFile(file, text, key_marks(text))
     except yaml.YAMLError as error:
         raise _yaml_fault(file, error) from error
 
@@ -138,7 +252,7 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _positioned(source: _Source, said: dict[Path, str], cls: type) -> Iterator[None]:
+def _positioned(source: _ConfigFile, set_by: dict[KeyPath, str], cls: type) -> Iterator[None]:
     """OmegaConf's errors, and those of overrides, with their place."""
     from omegaconf.errors import OmegaConfBaseException
 
@@ -148,11 +262,11 @@ def _positioned(source: _Source, said: dict[Path, str], cls: type) -> Iterator[N
         raise _yaml_fault(source.file, error) from error
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "")
-        path: Path = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
+        path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
         message = str(getattr(error, "msg", None) or error).splitlines()[0]
         if (missing := _MISSING.search(message)) is not None:
             message += suggestion(cls, tuple(_parts(missing[1])))
-        raise ConfigError(source.fault(path, message, said)) from error
+        raise ConfigError(source.fault(path, message, set_by)) from error
 
 
 _MISSING = re.compile(r"Interpolation key '(.+?)' not found")
@@ -164,9 +278,9 @@ def _parts(key: str) -> list[str]:
 
 
 def _merged(
-    source: _Source, overrides: Sequence[str], cls: type, said: dict[Path, str], refused: list[ConfigFault]
+    source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[KeyPath, str], refused: list[ConfigFault]
 ) -> dict[str, Any]:
-    """The file with the overrides, interpolations resolved. Into ``said`` goes which override set what, into
+    """The file with the overrides, interpolations resolved. Into ``set_by`` goes which override set what, into
     ``refused`` what is wrong with overrides."""
     from omegaconf import DictConfig, OmegaConf
 
@@ -176,7 +290,7 @@ def _merged(
     tree: Any = OmegaConf.to_container(loaded, resolve=False)
     for text in overrides:
         try:
-            _apply_override(tree, text, cls, said)
+            _apply_override(tree, text, cls, set_by)
         except BadOverride as error:
             refused.append(ConfigFault((), str(error), override=text))
     with_defaults = OmegaConf.create(over(_defaults(cls), tree))
@@ -184,25 +298,25 @@ def _merged(
     return resolved
 
 
-def _apply_override(tree: Any, text: str, cls: type, said: dict[Path, str]) -> None:
+def _apply_override(tree: Any, text: str, cls: type, set_by: dict[KeyPath, str]) -> None:
     """Raises BadOverride."""
     override = parse_override(text)
     value = _value(override.value)
     if override.op == "~":
         try:
-            take_out(tree, override.path, value, only_this=override.value is not None)
+            apply(tree, override, value)
         except BadOverride as error:
             raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
         return
     if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
         near = suggestion(cls, override.path)
         raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
-    place(tree, override.path, value)
-    said[override.path] = text
+    apply(tree, override, value)
+    set_by[override.path] = text
 
 
 def _defaults(cls: type) -> dict[str, Any]:
-    """What an interpolation may name beside what the file says."""
+    """Defaults, which an interpolation may name."""
     try:
         defaults = cls()
     except TypeError:  # a class of the driver's own that has no default for everything
@@ -212,7 +326,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As a YAML file would have it, whatever types the fields of a driver's own class are."""
+    """A value in YAML's types, whatever types the fields of a driver's own class have."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -223,14 +337,14 @@ def _plain(value: Any) -> Any:
 
 
 def _given(tree: Any, resolved: Any) -> Any:
-    """Of ``resolved``, what ``tree`` has."""
+    """The part of ``resolved`` that ``tree`` has."""
     if isinstance(tree, dict):
         return {str(key): _given(value, resolved[key]) for key, value in tree.items()}
     return resolved
 
 
 def _value(text: str | None) -> Any:
-    """As YAML in OmegaConf's dialect, where 1e-5 is a number."""
+    """The value of YAML in OmegaConf's dialect, where 1e-5 is a number."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -244,7 +358,7 @@ def _value(text: str | None) -> Any:
         raise BadOverride(f"the value {text!r} is no YAML: quote it") from error
 
 
-def _known(tree: Any, path: Path) -> bool:
+def _known(tree: Any, path: KeyPath) -> bool:
     for part in path:
         if isinstance(tree, list) and isinstance(part, int) and part < len(tree):
             tree = tree[part]

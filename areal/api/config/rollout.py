@@ -1,14 +1,106 @@
-"""The rollout side: the inference service that is sampled from, how many episodes run, how stale they may be."""
+"""The rollout side: how answers are sampled, the inference service they are sampled from, how many episodes run, how
+stale they may be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self
 
-from areal.api.config.marks import ADAPTER, PLACEMENT, Absent, Inert
-from areal.api.config.numbers import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
-from areal.api.config.placement import SchedulingSpec, SchedulingStrategy, parsed
-from areal.resources.backend_grammar import INFERENCE_ENGINES
+from areal.api.config.fields import (
+    ADAPTER,
+    COUNT,
+    NOT_NEGATIVE,
+    PLACEMENT,
+    POSITIVE,
+    SHARE,
+    Absent,
+    Inert,
+    Range,
+    check_numbers,
+)
+from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
+from areal.resources.plugins import TRAIN_ENGINES
+
+# Where processes run, as AReaL's drivers say it. Manifests say it here: these fields are read, not acted upon.
+
+
+def parsed(text: str, name: str, **how: Any) -> Allocation:
+    """The allocation that ``name`` says. Raises ValueError naming it and the column."""
+    try:
+        return parse_backend(text, **how)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def check_training(part: Part, name: str) -> None:
+    """Raises ValueError for a layout that no engine here has."""
+    if part.engine not in TRAIN_ENGINES:
+        raise ValueError(f"{name}: the {part.engine} engine is not there yet: use fsdp")
+    if part.engine == "fsdp" and (part.devices_per_replica > 1 or part.expert > 1):
+        raise ValueError(
+            f"{name}: {part} is not there yet: fsdp shards over data-parallel ranks only, for example fsdp:d4"
+        )
+
+
+@dataclass
+class SchedulingSpec:
+    cpu: int = 8
+    gpu: int = 0
+    mem: int = 32
+    port_count: int = 2
+    task_type: str = "worker"
+    image: str | None = None
+    type: str = ""
+    cmd: str | None = None
+    env_vars: dict[str, str] = field(default_factory=dict)
+    additional_bash_cmds: list[str] | None = None
+    container_type: str = ""
+    mount: str | None = None
+    srun_additional_args: str = ""
+    nodelist: str | None = None
+    exclude: str | None = None
+    exclusive: bool = False
+    ray_placement_strategy: str = ""
+
+
+@dataclass
+class SchedulingStrategy:
+    type: Literal["separation", "colocation"] = "separation"
+    target: str | None = None
+    fork: bool = True
+
+
+@dataclass
+class SchedulerConfig:
+    type: Literal["local", "ray", "slurm"] | None = None
+    endpoint: str = ""
+    deploy_mode: str = ""
+    functioncall_service_domain: str = ""
+    reward_functioncall_config: dict[str, Any] = field(default_factory=dict)
+    reward_model_path: str = ""
+    reward_model_service_url: str = ""
+
+
+@dataclass
+class NameResolveConfig:
+    type: Literal["nfs", "etcd3", "ray"] = "nfs"
+    nfs_record_root: str = "/tmp/areal/name_resolve"
+    etcd3_addr: str = "localhost:2379"
+    ray_actor_name: str = ""
+
+
+@dataclass
+class ClusterSpecConfig:
+    """``fileroot``: the folder below which runs write. Empty: the job's own folder."""
+
+    fileroot: str = ""
+    n_nodes: Annotated[int, PLACEMENT] = 32
+    n_gpus_per_node: Annotated[int, PLACEMENT] = 8
+    cluster_name: Annotated[str, PLACEMENT] = "local"
+    name_resolve: Annotated[NameResolveConfig, Inert("services are found in recorded state, not by a name store")] = (
+        field(default_factory=NameResolveConfig)
+    )
+
 
 _PROXY = Inert("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
 
@@ -126,3 +218,51 @@ class InferenceEngineConfig:
     @property
     def concurrency(self) -> int:
         return self.max_concurrent_rollouts or self.consumer_batch_size
+
+
+NO_TOP_K = 100_000_000
+
+
+@dataclass
+class GenerationHyperparameters:
+    """``max_new_tokens`` bounds an answer, ``max_tokens`` prompt and answer together. ``n_samples`` is the size of a
+    group: how many episodes each prompt gets. ``greedy`` takes the likeliest token, whatever the temperature."""
+
+    n_samples: Annotated[int, COUNT] = 1
+    max_new_tokens: Annotated[int, COUNT] = 16384
+    min_new_tokens: Annotated[int, NOT_NEGATIVE] = 0
+    max_tokens: Annotated[int, COUNT] = 32768
+    greedy: bool = False
+    top_p: Annotated[float, Range(above=0, most=1)] = 1.0
+    top_k: int = NO_TOP_K
+    min_p: Annotated[float, SHARE] = 0.0
+    temperature: Annotated[float, NOT_NEGATIVE] = 1.0
+    stop_token_ids: list[int] = field(default_factory=list)
+    stop: list[str] | None = None
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, POSITIVE] = 1.0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None  # each sample of a group has a seed of its own, derived from it
+    lora_name: Annotated[str, ADAPTER] = ""
+    use_beam_search: Annotated[bool, Absent("policies are sampled")] = False
+    drop_incomplete_group: bool = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}"
+            )
+
+    def new(self, **changes: Any) -> Self:
+        """A copy with these fields changed."""
+        return replace(self, **changes)
+
+    def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Self:
+        """A copy that also stops at the tokenizer's end and padding tokens, but for ``ignore_eos``."""
+        if self.ignore_eos:
+            return self.new()
+        ends = [token for token in (tokenizer.eos_token_id, tokenizer.pad_token_id) if token is not None]
+        return replace(self, stop_token_ids=sorted({*self.stop_token_ids, *ends}))

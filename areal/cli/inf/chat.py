@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shlex
 import sys
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli import options
-from areal.cli.inf.address import gateway_of, model_at
-from areal.cli.inf.flags import model_name_option, service_option
-from areal.cli.invocation import Invocation, pass_invocation
-from areal.cli.output.emit import compact, dump, write
-from areal.errors import UsageFault
+from areal.cli.options import Invocation, read_options, timeout
+from areal.cli.output import compact, dump, report, write
+from areal.cli.remote import gateway_of, model_at
+from areal.cli.table import Column, render_table
+from areal.cli.targets import model_name_option, service_option
+from areal.errors import ArealError, UsageFault
 
 if TYPE_CHECKING:
-    from areal.cli.inf.conversation import Conversation
-    from areal.client.chat import ChatClient
+    from areal.client.http import ChatClient, ChatDelta, TokenLogprob
+
 
 _ANSWER_S = 600.0
 
@@ -30,57 +36,29 @@ _ANSWER_S = 600.0
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option("--show-logprobs", is_flag=True, help="Print each token with its log-probability.")
-@options.timeout("10m", "Give up on an answer after so long a silence (exit 7)")
-@options.remote
-@options.output()
-@options.common
-@pass_invocation
-def chat(
-    cli: Invocation,
-    /,
-    service: str | None,
-    message: str | None,
-    **given: Any,
-) -> int:
+@timeout("10m", "Give up on an answer after so long a silence (exit 7)")
+@read_options()
+def chat(cli: Invocation, /, service: str | None, message: str | None, **given: Any) -> int:
     """Talk to a model: one shot with -m or piped stdin, else a prompt (/? lists its commands).
 
     \b
     areal inf chat -m "What is 17 * 23?"
     git diff | areal inf chat --system "Write a commit message." --max-tokens 200
     """
-    from areal.cli.inf.conversation import Conversation
+    from areal.client.http import ChatClient
 
     given["model"] = model_at(cli, service, given["model"])
-    talk = Conversation(_client(cli, service), _settings(given))
-    text = message if message is not None else None if sys.stdin.isatty() else _piped()
-    if text is None:
+    given |= {"stream": False if given.pop("no_stream") else None, "logprobs": given.pop("show_logprobs") or None}
+    chosen = gateway_of(cli, service)
+    client = ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
+    talk = Conversation(client, {name: value for name, value in given.items() if value is not None})
+    if message is None and sys.stdin.isatty():
         return _prompt(cli, talk)
+    # Piped text without the newline that ends its last line, as a shell's $(...) has it.
+    text = message if message is not None else sys.stdin.read().rstrip("\n")
     if not text.strip():
         raise UsageFault("there is nothing to say: the message is empty", hint='areal inf chat -m "TEXT"')
     return _one_shot(cli, talk, text)
-
-
-def _piped() -> str:
-    """Standard input without the newline that ends its last line, as a shell's ``$(...)`` has it."""
-    return sys.stdin.read().rstrip("\n")
-
-
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    settings = {
-        name: given[name] for name in ("system", "temperature", "max_tokens", "model") if given[name] is not None
-    }
-    if given["no_stream"]:
-        settings["stream"] = False
-    if given["show_logprobs"]:
-        settings["logprobs"] = True
-    return settings
-
-
-def _client(cli: Invocation, service: str | None) -> ChatClient:
-    from areal.client.chat import ChatClient
-
-    chosen = gateway_of(cli, service)
-    return ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
 
 
 def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
@@ -97,8 +75,6 @@ def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
 
 
 def _prompt(cli: Invocation, talk: Conversation) -> int:
-    from areal.cli.inf.repl import Repl, read_line
-
     if not cli.format.is_table:
         raise UsageFault("-o json needs one shot: give -m TEXT or pipe the text in")
     models = talk.client.models()
@@ -108,3 +84,277 @@ def _prompt(cli: Invocation, talk: Conversation) -> int:
         raise UsageFault(f"there are {len(models)} models; say which", hint=f"--model {models[0]}" if models else None)
     cli.say(f"talking to {talk.model} at {talk.client.base_url}; /? for help")
     return Repl(cli, talk, read_line).run()
+
+
+# -- the conversation
+
+_NUMBERS = {
+    "temperature": float,
+    "top_p": float,
+    "min_p": float,
+    "top_k": int,
+    "max_tokens": int,
+    "seed": int,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+}
+_SWITCHES = ("stream", "logprobs")
+SETTINGS = ("system", "model", "stop", *_NUMBERS, *_SWITCHES)
+_FORMAT = "areal-chat/1"
+
+_LOGPROBS = (
+    Column("TOKEN", lambda row: json.dumps(row["token"], ensure_ascii=False)),
+    Column("LOGPROB", lambda row: f"{row['logprob']:.4f}", right=True),
+)
+
+
+@dataclass
+class ChatAnswer:
+    """A model's answer; ``stopped`` when the user ended it."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    usage: Mapping[str, int] | None = None
+    stopped: bool = False
+
+    def add(self, piece: ChatDelta) -> None:
+        self.text += piece.text
+        self.logprobs.extend(piece.logprobs)
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.usage = piece.usage or self.usage
+
+    def document(self, model: str | None) -> dict[str, Any]:
+        return {
+            "model": model,
+            "message": {"role": "assistant", "content": self.text},
+            "finishReason": self.finish_reason,
+            "usage": dict(self.usage) if self.usage else None,
+            "logprobs": self.tokens or None,
+        }
+
+    @property
+    def tokens(self) -> list[dict[str, Any]]:
+        return [{"token": item.token, "logprob": item.logprob} for item in self.logprobs]
+
+
+@dataclass
+class Conversation:
+    """Messages and settings. The server chooses a setting that is absent."""
+
+    client: ChatClient
+    settings: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def model(self) -> str | None:
+        return self.settings.get("model")
+
+    def ask(self, text: str, *, show: bool) -> ChatAnswer:
+        """Say ``text`` and take the answer, printing it while it comes when ``show``. A question that failed was never
+        asked; an answer that Ctrl-C stopped stays as far as it came."""
+        self.messages.append({"role": "user", "content": text})
+        answer = ChatAnswer()
+        try:
+            with contextlib.closing(self._deltas()) as pieces:
+                for piece in pieces:
+                    answer.add(piece)
+                    if show:
+                        sys.stdout.write(piece.text)
+                        sys.stdout.flush()
+        except KeyboardInterrupt:
+            answer.stopped = True
+        except BaseException:
+            self.messages.pop()
+            raise
+        self.messages.append({"role": "assistant", "content": answer.text})
+        if show:
+            _end(answer)
+        return answer
+
+    def _deltas(self) -> Generator[ChatDelta]:
+        system = self.settings.get("system")
+        messages = [{"role": "system", "content": system}, *self.messages] if system else self.messages
+        fields = {name: self.settings.get(name) for name in (*_NUMBERS, "stop")}
+        fields["logprobs"] = True if self.settings.get("logprobs") else None
+        if not self.settings.get("stream", True):
+            yield self.client.complete(messages, model=self.model, **fields)
+            return
+        with self.client.stream(messages, model=self.model, **fields) as pieces:
+            yield from pieces
+
+    def set(self, name: str, text: str) -> None:
+        """Raises UsageFault for a setting or a value that does not exist. An empty text unsets."""
+        if name not in SETTINGS:
+            from areal.resources.suggest import did_you_mean
+
+            raise UsageFault(
+                f'no setting "{name}"{did_you_mean(name, SETTINGS)}', hint=f"settings: {', '.join(SETTINGS)}"
+            )
+        if not text:
+            self.settings.pop(name, None)
+        elif name in _SWITCHES:
+            if text not in ("on", "off"):
+                raise UsageFault(f"{name} is on or off")
+            self.settings[name] = text == "on"
+        elif name in _NUMBERS:
+            try:
+                self.settings[name] = _NUMBERS[name](text)
+            except ValueError:
+                raise UsageFault(f"{name} is a number, not {text!r}") from None
+        else:
+            self.settings[name] = text
+
+    def save(self, path: str) -> None:
+        from areal.state.files import write_atomic
+
+        document = {"format": _FORMAT, "settings": self.settings, "messages": self.messages}
+        write_atomic(_absolute(path), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+    def load(self, path: str) -> None:
+        """Raises ArealError, and changes nothing, when the file holds no conversation."""
+        try:
+            document = json.loads(_absolute(path).read_text("utf-8"))
+            assert document["format"] == _FORMAT
+            messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in document["messages"]]
+            settings = {name: document["settings"][name] for name in SETTINGS if name in document["settings"]}
+        except OSError as error:
+            raise ArealError(f"cannot read {path}: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise ArealError(f"{path} holds no conversation saved by /save") from error
+        self.messages, self.settings = messages, {**self.settings, **settings}
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _end(answer: ChatAnswer) -> None:
+    """After the last token: a line's end, and the logprobs when they were asked for."""
+    write("\n" if not answer.text.endswith("\n") else "")
+    if answer.logprobs:
+        write(render_table(answer.tokens, _LOGPROBS))
+    sys.stdout.flush()
+
+
+# -- the prompt
+
+_QUOTES = '"""'
+_LEAVING = ("bye", "exit", "quit")
+_HELP = '''/set NAME VALUE   system, model, temperature, max_tokens, top_p, seed, stop, ...; no VALUE unsets
+/set              what is set
+/save FILE        save the conversation
+/load FILE        go on with a saved one
+/clear            forget what was said
+/bye              leave; Ctrl-D does too
+/?                this help
+"""               begin and end a text of many lines
+Ctrl-C            stop the answer'''
+
+Read = Callable[[str], str]
+
+
+class Repl:
+    """One conversation at a prompt. ``read(prompt)`` gives a line and raises EOFError at the end."""
+
+    def __init__(self, cli: Invocation, talk: Conversation, read: Read) -> None:
+        self._cli = cli
+        self._talk = talk
+        self._read = read
+        self._commands: dict[str, Callable[[str], None]] = {
+            "set": self._set,
+            "save": self._save,
+            "load": self._load,
+            "clear": self._clear,
+            "?": lambda rest: cli.say(_HELP),
+            "help": lambda rest: cli.say(_HELP),
+        }
+
+    def run(self) -> int:
+        leave = False
+        while not leave:
+            try:
+                text = self._next()
+            except EOFError:
+                self._cli.say("")
+                return 0
+            except KeyboardInterrupt:
+                self._cli.say("\n/bye or Ctrl-D leaves")
+                continue
+            try:
+                if text.startswith("/"):
+                    leave = self._command(text[1:])
+                elif text.strip():
+                    self._ask(text)
+            except ArealError as error:
+                report(error, self._cli)
+        return 0
+
+    def _ask(self, text: str) -> None:
+        answer = self._talk.ask(text, show=True)
+        if answer.stopped:
+            self._cli.say("(stopped)")
+        elif answer.finish_reason == "length":
+            self._cli.say("(cut at the longest answer; /set max_tokens N allows more)")
+
+    def _next(self) -> str:
+        line = self._read(">>> ")
+        if not line.lstrip().startswith(_QUOTES):
+            return line
+        lines = [line.lstrip().removeprefix(_QUOTES)]
+        while not lines[-1].rstrip().endswith(_QUOTES):
+            lines.append(self._read("... "))
+        lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+        return "\n".join(lines).strip("\n")
+
+    def _command(self, text: str) -> bool:
+        """Run one command. Returns whether to leave."""
+        name, _, rest = text.strip().partition(" ")
+        if name in _LEAVING:
+            return True
+        if name not in self._commands:
+            from areal.resources.suggest import did_you_mean
+
+            known = (*self._commands, *_LEAVING)
+            raise UsageFault(f'no command "/{name}"{did_you_mean(name, known)}', hint="/? lists them")
+        self._commands[name](rest.strip())
+        return False
+
+    def _set(self, rest: str) -> None:
+        if not rest:
+            for name, value in self._talk.settings.items():
+                self._cli.say(f"{name} {value}")
+            return
+        name, _, value = rest.partition(" ")
+        self._talk.set(name, value.strip().strip('"'))
+
+    def _save(self, rest: str) -> None:
+        path = _path(rest, "/save")
+        self._talk.save(path)
+        self._cli.say(f"saved {len(self._talk.messages)} messages to {path}")
+
+    def _load(self, rest: str) -> None:
+        path = _path(rest, "/load")
+        self._talk.load(path)
+        self._cli.say(f"loaded {len(self._talk.messages)} messages from {path}")
+
+    def _clear(self, rest: str) -> None:
+        self._talk.messages.clear()
+        self._cli.say("forgotten")
+
+
+def _path(rest: str, command: str) -> str:
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise UsageFault(f"{command}: {error}") from None
+    if len(words) != 1:
+        raise UsageFault(f"{command} takes one file", hint=f"{command} talk.json")
+    return words[0]
+
+
+def read_line(prompt: str) -> str:
+    """A line from the terminal, with the arrow keys and the history of this session."""
+    import readline  # noqa: F401 - its import makes input() editable
+
+    return input(prompt)

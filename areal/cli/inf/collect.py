@@ -1,31 +1,34 @@
-"""``areal inf collect``: a batch of rollout trajectories."""
+"""``areal inf collect``: a batch of rollout trajectories, with progress and a summary."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from areal.cli import options
-from areal.cli.inf.address import gateway_of, model_at
-from areal.cli.inf.flags import model_name_option, service_option
-from areal.cli.interrupts import EXIT_INTERRUPTED, graceful
-from areal.cli.invocation import Invocation, pass_invocation
-from areal.cli.options import Seconds
-from areal.cli.output.emit import emit_one
+from areal.cli.mutation import EXIT_INTERRUPTED, graceful
+from areal.cli.options import Invocation, Seconds, stack
+from areal.cli.output import emit_one
+from areal.cli.remote import gateway_of, model_at
+from areal.cli.table import age, field, render_table
+from areal.cli.targets import model_name_option, service_option
 from areal.errors import Partial, TargetFailed, UsageFault
+from areal.terminal import ESCAPE, fancy
 
 if TYPE_CHECKING:
-    from areal.cli.remote import Gateway
-    from areal.collect.agents import Agent
-    from areal.collect.dataset import Dataset
-    from areal.collect.output import OutputFolder
-    from areal.collect.rewards import RewardPool
-    from areal.collect.statistics import Tally
+    from areal.cli.remote import GatewayClient
+    from areal.dataset.examples import ExampleSet
+    from areal.rollout.collection import Agent, RewardScorer
+    from areal.rollout.collection_output import CollectionProgress, OutputFolder
+
 
 _EPISODE_S = 600.0
 _SAMPLING = ("temperature", "top_p", "max_tokens")
@@ -71,11 +74,8 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 @click.option("--output", "directory", metavar="DIR", required=True, help="Trajectories and summary go here.")
 @click.option("--parquet", is_flag=True, help="Parquet instead of JSONL.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run into DIR has stopped.")
-@options.remote
-@options.timeout("10m", "Give up on an episode after this long")
-@options.output(dest=None)
-@options.common
-@pass_invocation
+@stack(options.remote, options.timeout("10m", "Give up on an episode after this long"))
+@stack(options.output(dest=None), options.common, options.pass_invocation)
 def collect(cli: Invocation, /, **given: Any) -> int:
     """Collect rollout trajectories with progress, and a summary of rewards, lengths and failures.
 
@@ -87,26 +87,26 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     A failure is counted by its kind and tried again; it never becomes a reward. Exit status: 0 all is there,
     9 some episodes failed, 8 all of them did, 130 interrupted.
     """
-    from areal.collect.dataset import load_dataset
+    from areal.dataset.examples import load_examples
 
     if given["parquet"]:
-        from areal.trajectories.parquet import pyarrow
+        from areal.trajectories.reading import pyarrow
 
         pyarrow()
     chosen = gateway_of(cli, given["service"])
-    dataset = load_dataset(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
+    dataset = load_examples(given["dataset"], prompt_field=given["prompt_field"], system=given["system"])
     agent = _agent(given)
     given["model"] = model_at(cli, given["service"], given["model"]) or _only_model(chosen)
     interrupted = threading.Event()
     with _open(given, dataset) as output:
         began = time.monotonic()
         with graceful(interrupted, "finishing the episodes at hand"):
-            tally = _run(cli, given, chosen, dataset, agent, output, interrupted)
-        return _finish(cli, given, output, tally, time.monotonic() - began, interrupted)
+            progress = _run(cli, given, chosen, dataset, agent, output, interrupted)
+        return _finish(cli, given, output, progress, time.monotonic() - began, interrupted)
 
 
 def _agent(given: dict[str, Any]) -> Agent:
-    from areal.collect.agents import named_agent, single_turn
+    from areal.rollout.collection import named_agent, single_turn
 
     sampling = {name: given[name] for name in _SAMPLING if given[name] is not None}
     if given["workflow"] is None:
@@ -117,7 +117,7 @@ def _agent(given: dict[str, Any]) -> Agent:
     return named_agent(given["workflow"])
 
 
-def _only_model(chosen: Gateway) -> str:
+def _only_model(chosen: GatewayClient) -> str:
     names = [str(item.get("id")) for item in chosen.get("/v1/models").get("data", [])]
     if len(names) != 1:
         hint = f"--model {names[0]}" if names else "areal inf models"
@@ -125,9 +125,9 @@ def _only_model(chosen: Gateway) -> str:
     return names[0]
 
 
-def _open(given: dict[str, Any], dataset: Dataset) -> OutputFolder:
-    """What makes two runs the same is asked of the folder; how fast or how much is not."""
-    from areal.collect.output import open_folder
+def _open(given: dict[str, Any], dataset: ExampleSet) -> OutputFolder:
+    """Open the output folder. A resumed run must agree in model, workflow and sampling; limits and speed may differ."""
+    from areal.rollout.collection_output import open_folder
 
     same = ("model", "workflow", "reward", "system", "discount", "style", *_SAMPLING)
     asked = {"dataset": dataset.digest, **{name: given[name] for name in same}}
@@ -137,57 +137,183 @@ def _open(given: dict[str, Any], dataset: Dataset) -> OutputFolder:
 def _run(
     cli: Invocation,
     given: dict[str, Any],
-    chosen: Gateway,
-    dataset: Dataset,
+    chosen: GatewayClient,
+    dataset: ExampleSet,
     agent: Agent,
     output: OutputFolder,
     interrupted: threading.Event,
-) -> Tally:
-    from areal.cli.inf.collecting import ProgressLine
-    from areal.collect.dataset import limited
-    from areal.collect.runner import Collection, Plan
-    from areal.collect.sessions import SessionService
+) -> CollectionProgress:
+    from areal.rollout.collection import Collection, CollectionPlan
+    from areal.rollout.sessions import SessionService
 
     service = SessionService(chosen.url, chosen.key, given["discount"], given["style"])
-    with _scoring(given) as pool, ProgressLine(quiet=cli.quiet) as line:
+    with _scoring(given) as pool, ProgressDisplay(quiet=cli.quiet) as line:
         score, tokens = (pool.score, pool.wants_tokens) if pool is not None else (None, False)
         seconds = cli.timeout_s or _EPISODE_S
-        plan = Plan(given["model"], given["n_samples"], given["concurrency"], given["retries"], seconds, tokens)
-        collection = Collection(service, agent, score, output, limited(dataset, given["limit"]), plan)
+        plan = CollectionPlan(
+            given["model"], given["n_samples"], given["concurrency"], given["retries"], seconds, tokens
+        )
+        collection = Collection(service, agent, score, output, dataset.examples[: given["limit"]], plan)
         collection.run(interrupted, line)
-    return collection.tally
+    return collection.progress
 
 
-def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardPool | None]:
+def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardScorer | None]:
     """The reward's processes while they are needed; None where no --reward is given."""
-    from areal.collect.rewards import RewardPool
+    from areal.rollout.collection import RewardScorer
 
     if not given["reward"]:
         return nullcontext()
     size = min(given["reward_processes"], given["concurrency"])
-    return RewardPool(given["reward"], size, given["reward_timeout"])
+    return RewardScorer(given["reward"], size, given["reward_timeout"])
 
 
 def _finish(
     cli: Invocation,
     given: dict[str, Any],
     output: OutputFolder,
-    tally: Tally,
+    progress: CollectionProgress,
     seconds: float,
     interrupted: threading.Event,
 ) -> int:
-    from areal.cli.inf.collecting import summary_page
-    from areal.collect.statistics import failed_for, summary
+    from areal.rollout.collection_output import failed_for, summary
 
-    complete = tally.done == tally.planned
-    document = {"output": str(output.path), "model": given["model"], **summary(tally, seconds)}
+    complete = progress.done == progress.planned
+    document = {"output": str(output.path), "model": given["model"], **summary(progress, seconds)}
     output.finish(document, complete=complete)
     emit_one(cli, document, name=str(output.path), text=lambda: summary_page(document))
     if complete:
         return 0
     if interrupted.is_set():
-        cli.say(f"interrupted with {tally.done} of {tally.planned} done; the same command with --resume goes on")
+        cli.say(f"interrupted with {progress.done} of {progress.planned} done; the same command with --resume goes on")
         return EXIT_INTERRUPTED
-    why = f"{tally.planned - tally.done} of {tally.planned} episodes failed: {failed_for(tally.failed)}"
+    why = f"{progress.planned - progress.done} of {progress.planned} episodes failed: {failed_for(progress.failed)}"
     hint = f"see {output.path / 'failures.jsonl'}; the same command with --resume tries them again"
-    raise (Partial if tally.done else TargetFailed)(why, hint=hint)
+    raise (Partial if progress.done else TargetFailed)(why, hint=hint)
+
+
+# -- progress and summary
+
+_BAR = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_QUIET_S = 10.0  # between two lines off a terminal
+_REDRAW = f"{ESCAPE}[1G{ESCAPE}[K"  # from the line's start
+_WINDOW_S = 10.0  # rates are of the last so many seconds
+
+_SPREADS = (
+    ("reward", "reward"),
+    ("turns", "turns"),
+    ("prompt tokens", "prompt_tokens"),
+    ("answer tokens", "answer_tokens"),
+    ("episode seconds", "episode_seconds"),
+)
+_COLUMNS = (
+    field("", "what"),
+    *(field(name.upper(), name, right=True) for name in ("mean", "std", "min", "p50", "p90", "p99", "max")),
+)
+
+
+class ProgressDisplay:
+    """One moving line on a terminal, a line every ten seconds elsewhere, nothing with -q."""
+
+    def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._moving = not quiet and fancy(self._stream)
+        self._began = time.monotonic()
+        self._said_at = self._began
+        self._seen: list[tuple[float, int, int]] = []
+
+    def __enter__(self) -> ProgressDisplay:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._moving:
+            self._stream.write(_REDRAW)
+            self._stream.flush()
+
+    def __call__(self, progress: CollectionProgress) -> None:
+        if self._quiet:
+            return
+        now = time.monotonic()
+        if self._moving:
+            text = self._text(progress, now)
+            width = shutil.get_terminal_size().columns
+            self._stream.write(f"{_REDRAW}{text[: width - 1]}")
+        elif now - self._said_at >= _QUIET_S:
+            self._said_at = now
+            self._stream.write(self._text(progress, now) + "\n")
+        self._stream.flush()
+
+    def _text(self, progress: CollectionProgress, now: float) -> str:
+        parts = [f"{progress.done}/{progress.planned}", bar(progress.done, progress.planned)] if self._moving else []
+        parts = parts or [f"collected {progress.done} of {progress.planned}"]
+        rewards = progress.rewards
+        if rewards:
+            parts.append(f"reward {sum(rewards) / len(rewards):.3f}")
+        tokens_s, episodes_s = self._rates(progress, now)
+        if tokens_s is not None:
+            parts.append(f"{tokens_s:,.0f} tok/s")
+        parts.append(f"{progress.running} running")
+        if progress.failed:
+            parts.append(f"{sum(progress.failed.values())} failed")
+        left = progress.planned - progress.done - sum(progress.failed.values())
+        parts.append(age(now - self._began))
+        if episodes_s and left:
+            parts.append(f"{age(left / episodes_s)} left")
+        return "  ".join(parts)
+
+    def _rates(self, progress: CollectionProgress, now: float) -> tuple[float | None, float | None]:
+        """Tokens and episodes a second over the last moments."""
+        fresh = progress.outcomes[progress.before :]
+        tokens = self._seen[-1][1] if self._seen else 0
+        counted = self._seen[-1][2] if self._seen else 0
+        tokens += sum(each.generated_tokens for each in fresh[counted:])
+        self._seen.append((now, tokens, len(fresh)))
+        while len(self._seen) > 2 and self._seen[1][0] < now - _WINDOW_S:
+            self._seen.pop(0)
+        first = self._seen[0]
+        seconds = now - first[0]
+        if seconds < 1:
+            return None, None
+        return (tokens - first[1]) / seconds, (len(fresh) - first[2]) / seconds
+
+
+def bar(done: int, total: int, width: int = _BAR) -> str:
+    """``███▌    ``: eighths of a character."""
+    eighths = width * 8 * done // total if total else 0
+    full, rest = divmod(min(eighths, width * 8), 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width, "·")
+
+
+def summary_page(document: Mapping[str, Any]) -> str:
+    """For people; ``summary.json`` has the same numbers."""
+    head = f"{document['done']} of {document['planned']} episodes of {document['model']} in {document['output']}"
+    if document["done_before"]:
+        head += f" ({document['done_before']} of them by earlier runs)"
+    rows = [{"what": title, **document[name]} for title, name in _SPREADS if document[name] is not None]
+    parts = [head, render_table(rows, _COLUMNS)] if rows else [head]
+    return "\n\n".join([*parts, "\n".join(_facts(document))])
+
+
+def _facts(document: Mapping[str, Any]) -> list[str]:
+    facts = []
+    if document["tokens_per_second"] and document["done"] > document["done_before"]:
+        speed = f"{document['tokens_per_second']:,.0f} tokens/s, {document['episodes_per_second']:g} episodes/s"
+        facts.append(f"speed      {speed}, {age(document['seconds'])}")
+    groups = document["groups"]
+    if groups is not None:
+        all_equal = f"{groups['all_equal']} of {groups['prompts']} prompts have samples that are all rewarded alike"
+        facts.append(
+            f"groups     best of n {groups['best_of_n']:g}; {all_equal}, {groups['all_best']} of them the best"
+        )
+    if document["truncated"]:
+        facts.append(f"truncated  {document['truncated']} answers were cut at the longest")
+    if document["unrewarded"]:
+        facts.append(f"unrewarded {document['unrewarded']}")
+    if document["retries"]:
+        facts.append(f"retries    {document['retries']}")
+    if document["failures"]:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in document["failures"].items())
+        facts.append(f"failed     {document['failed']}: {kinds}")
+    return facts

@@ -1,23 +1,33 @@
-"""Flags of a service and of a model, and the manifests that they stand for. Nothing here reads or changes state."""
+"""Flags of a service and of a model, the manifests that they stand for, and how these are previewed or applied.
+
+Errors name flags instead of fields: the user of these verbs has never seen a manifest.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
+import re
 import shlex
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.invocation import Invocation
-from areal.cli.options import Seconds
-from areal.cli.targets import complete_names
-from areal.errors import UsageFault
-from areal.resources.kinds import API_VERSION, check_name
+from areal.cli.manifest import print_manifests
+from areal.cli.mutation import approver, mutation
+from areal.cli.options import Invocation, Seconds, gather
+from areal.cli.output import show
+from areal.cli.targets import SERVICE
+from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
+from areal.resources.kinds import API_VERSION, Ref, check_name
 
-DEFAULT_SERVICE = "default"
+if TYPE_CHECKING:
+    from areal.reconcilers.context import ApplyRequest, Context, Outcome
+    from areal.state.records import StoredObject
+
+
 _STRATEGIES = {
     "auto": "auto",
     "round_robin": "round_robin",
@@ -27,33 +37,11 @@ _STRATEGIES = {
 }
 
 Manifest = dict[str, Any]
-
-service_option = click.option(
-    "--service",
-    metavar="NAME",
-    shell_complete=complete_names("InferenceService"),
-    help="The service  [default: `areal config set service`, else 'default'].",
-)
-
-
-def service_name(cli: Invocation, given: str | None) -> str:
-    return check_name(given or str(cli.default("service") or DEFAULT_SERVICE))
-
-
-def model_name_option(*, required: bool) -> Callable[[Any], Any]:
-    return click.option(
-        "--model",
-        "--model-name",
-        "model",
-        metavar="NAME",
-        required=required,
-        shell_complete=complete_names("Model"),
-        help="The model's name.",
-    )
+MODEL_S = 1800.0  # to become ready
 
 
 class ModelFlags(NamedTuple):
-    """How a model is served by engines of ours."""
+    """The flags of a model that our engines serve."""
 
     backend: str | None
     model_path: str | None
@@ -83,56 +71,45 @@ class ModelFlags(NamedTuple):
         return {key: value for key, value in spec.items() if value not in (None, {})}
 
 
-_MODEL = (
-    click.option("--backend", metavar="BACKEND", help="Engine and allocation: embedded, sglang:d2t2, vllm:d4."),
-    click.option("--model-path", metavar="PATH", help="Hugging Face id or folder."),
-    click.option("--tokenizer-path", metavar="PATH", help="Hugging Face id or folder  [default: the model's]."),
-    click.option("--engine-args", multiple=True, metavar="ARGS", help="'--max-model-len 8192 --enable-x', or JSON."),
-    click.option("--proxy-args", multiple=True, metavar="ARGS", help="The same, for the data proxies."),
-    click.option("--served-model-name", metavar="NAME", help="What clients send as `model`  [default: --model]."),
-    click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="Replicas; overrides d of the backend."),
-    click.option(
-        "--model-health-timeout", type=Seconds(), metavar="TIME", help="A replica must be ready within  [default: 30m]."
+model_options = gather(
+    "flags",
+    ModelFlags,
+    (
+        click.option("--backend", metavar="BACKEND", help="Engine and allocation: embedded, sglang:d2t2, vllm:d4."),
+        click.option("--model-path", metavar="PATH", help="Hugging Face id or folder."),
+        click.option("--tokenizer-path", metavar="PATH", help="Hugging Face id or folder  [default: the model's]."),
+        click.option(
+            "--engine-args", multiple=True, metavar="ARGS", help="'--max-model-len 8192 --enable-x', or JSON."
+        ),
+        click.option("--proxy-args", multiple=True, metavar="ARGS", help="The same, for the data proxies."),
+        click.option("--served-model-name", metavar="NAME", help="What clients send as `model`  [default: --model]."),
+        click.option(
+            "--replicas", type=click.IntRange(min=0), metavar="N", help="Replicas; overrides d of the backend."
+        ),
+        click.option(
+            "--model-health-timeout",
+            type=Seconds(),
+            metavar="TIME",
+            help="A replica must be ready within  [default: 30m].",
+        ),
     ),
 )
 
 
-def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags and hand them to the verb as ``flags``."""
-
-    @functools.wraps(function)
-    def gather(*args: Any, **given: Any) -> Any:
-        flags = {name: given.pop(name) for name in ModelFlags._fields}
-        return function(*args, flags=ModelFlags(**flags), **given)
-
-    decorated: Callable[..., Any] = gather
-    for option in reversed(_MODEL):
-        decorated = option(decorated)
-    return decorated
-
-
-def arguments(texts: tuple[str, ...], flag: str) -> dict[str, Any]:
+def arguments(texts: Sequence[str], flag: str) -> dict[str, Any]:
     """``--max-model-len 8192 --enable-x``, ``max-model-len=8192`` or a JSON object, as names and typed values."""
     found: dict[str, Any] = {}
     for text in texts:
-        found.update(_json_arguments(text, flag) if text.lstrip().startswith("{") else _words(text, flag))
+        try:
+            found.update(json.loads(text) if text.lstrip().startswith("{") else _words(shlex.split(text), flag))
+        except json.JSONDecodeError as error:
+            raise UsageFault(f"{flag}: not JSON: {error}") from None
+        except ValueError as error:
+            raise UsageFault(f"{flag}: {error}: {text!r}") from None
     return found
 
 
-def _json_arguments(text: str, flag: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UsageFault(f"{flag}: not JSON: {error}") from None
-    assert isinstance(found, dict)
-    return found
-
-
-def _words(text: str, flag: str) -> dict[str, Any]:
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageFault(f"{flag}: {error}: {text!r}") from None
+def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     at = 0
     while at < len(words):
@@ -152,7 +129,7 @@ def _words(text: str, flag: str) -> dict[str, Any]:
 
 
 def _typed(text: str) -> Any:
-    """Numbers, booleans and JSON as what they are; anything else as text."""
+    """Numbers, booleans and JSON as their types; anything else as text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -169,7 +146,7 @@ def service_manifest(
     scheduler: str | None = None,
     log_level: str | None = None,
 ) -> Manifest:
-    """Only what was given: defaults are never written down."""
+    """The given settings only: defaults are never written down."""
     spec: dict[str, Any] = {}
     gateway = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
     if gateway:
@@ -183,7 +160,7 @@ def service_manifest(
         spec["scheduler"] = {"type": scheduler}
     if log_level:
         spec["logLevel"] = log_level
-    return resource("InferenceService", name, spec)
+    return resource(SERVICE, name, spec)
 
 
 def model_manifest(name: str, service: str, spec: dict[str, Any]) -> Manifest:
@@ -195,3 +172,146 @@ def resource(kind: str, name: str, spec: dict[str, Any]) -> Manifest:
 
 
 routing_strategies = tuple(_STRATEGIES)
+
+
+# -- preview and apply
+
+
+def preview(
+    cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: str, *, force: bool = False, recreate: str = ""
+) -> int:
+    """``--dry-run``: the plan as text, or with -o the manifests that the flags stand for."""
+    if dry_run == "client" or not cli.format.is_table:
+        print_manifests(cli, manifests, "(dry run)")
+        return 0
+    from areal.reconcilers.apply import diff
+
+    with mutation(cli) as context, flags_in_errors():
+        plan = diff(context, _request(cli, manifests, force, None, recreate))
+    show(plan.to_text() or "no difference")
+    return 0
+
+
+def converge(
+    cli: Invocation,
+    context: Context,
+    manifests: Sequence[Mapping[str, Any]],
+    *,
+    command: str,
+    force: bool = False,
+    timeout: float | None = None,
+    recreate: str = "",
+) -> Outcome:
+    """Apply ``manifests`` as one request. ``force`` replaces what cannot be changed and takes fields in conflict.
+    ``recreate``: the uid of an object that is replaced in any case."""
+    from areal.reconcilers.apply import apply
+
+    cli.yes = cli.yes or force or bool(recreate)
+    with flags_in_errors():
+        return apply(context, _request(cli, manifests, force, timeout, recreate), approver(cli, command))
+
+
+def _request(
+    cli: Invocation, manifests: Sequence[Mapping[str, Any]], force: bool, timeout: float | None, recreate: str
+) -> ApplyRequest:
+    from areal.reconcilers.context import ApplyRequest, ManifestSource
+
+    return ApplyRequest(
+        source=ManifestSource(manifests=tuple(manifests)),
+        replace=force,
+        recreate=(recreate,) if recreate else (),
+        force_conflicts=force,
+        allow_downtime=force,
+        timeout_s=timeout if timeout is not None else cli.deadline_s(),
+    )
+
+
+def recorded(cli: Invocation, ref: Ref) -> StoredObject | None:
+    from areal.state.objects import ObjectStore
+
+    return ObjectStore(cli.home).get(ref)
+
+
+# -- errors in terms of flags
+
+_FLAGS = {
+    "spec.gateway.host": "--host",
+    "spec.gateway.port": "--port",
+    "spec.router.strategy": "--routing-strategy",
+    "spec.auth.adminKeyFrom": "--admin-api-key-file",
+    "spec.scheduler.type": "--scheduler",
+    "spec.logLevel": "--log-level",
+    "spec.service": "--service",
+    "spec.backend": "--backend",
+    "spec.path": "--model-path",
+    "spec.tokenizerPath": "--tokenizer-path",
+    "spec.engineArgs": "--engine-args",
+    "spec.proxyArgs": "--proxy-args",
+    "spec.replicas": "--replicas",
+    "spec.servedModelName": "--served-model-name",
+    "spec.probes.startup.deadlineSeconds": "--model-health-timeout",
+    "spec.external.url": "--api-url",
+    "spec.external.apiKeyFrom": "--provider-api-key-env",
+    "spec.external.model": "--provider-model",
+    "spec.external.api": "--provider-api",
+    "spec.external.allowPrivate": "--allow-private",
+    "spec.driver": "--driver",
+    "spec.config": "--config",
+    "spec.restart.policy": "--restart",
+    "spec.restart.maxRestarts": "--max-restarts",
+    "spec.workingDir": "the working folder",
+    "spec.overrides": "",  # the message names the one that is meant
+    "spec": "",
+}
+_FIELD = re.compile(r"\bspec(?:\.[A-Za-z]\w*|\[[^\]]*\])*")
+_MISSING = re.compile(r'required field "(\w+)" is missing.*')
+_PLACE = re.compile(r"<stdin>:\d+:\d+: ")
+_PHRASES = {
+    "; the manifest says": "; the command line says",
+    " and beside the manifest": "",
+    ": neither in these manifests nor recorded": "",
+}
+
+
+@contextmanager
+def flags_in_errors() -> Iterator[None]:
+    """Errors name flags instead of fields, and no place in a manifest."""
+    try:
+        yield
+    except ArealError as error:
+        faults = getattr(error, "diagnostics", ())
+        if faults:
+            from areal.resources.documents import STDIN
+
+            lines = [_of_flag(each.path, each.message) if each.pos.file == STDIN else str(each) for each in faults]
+            raise InvalidManifest("\n".join(lines), hint=error.hint) from error
+        error.message = _in_flags(error.message)
+        if isinstance(error, Conflict) and error.hint is not None and "remove the field" in error.hint:
+            error.hint = "leave the flag out to leave it to its owner, or take it with --force"
+        raise
+
+
+def _of_flag(path: str, message: str) -> str:
+    absent = _MISSING.fullmatch(message)
+    if absent is not None and (flag := _FLAGS.get(f"spec.{absent[1]}")):
+        return f"{flag} is missing"
+    flag, message = flag_of(path), _in_flags(message)
+    return f"{flag}: {message}" if flag else message
+
+
+def _in_flags(text: str) -> str:
+    text = _PLACE.sub("", text)
+    for phrase, own in _PHRASES.items():
+        text = text.replace(phrase, own)
+    return _FIELD.sub(lambda match: flag_of(match[0]) or match[0], text)
+
+
+def flag_of(path: str) -> str:
+    """The flag that says the field ``spec.a.b[c]``; "" where several do or the message says it, the field itself where
+    none does."""
+    for end in range(len(path), 0, -1):
+        if (end == len(path) or path[end] in ".[") and (flag := _FLAGS.get(path[:end])) is not None:
+            rest = path[end:].lstrip(".")
+            takes_arguments = flag in ("--engine-args", "--proxy-args")
+            return path if path[:end] == "spec" and rest else f"{flag} {rest}" if takes_arguments and rest else flag
+    return path

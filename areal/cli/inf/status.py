@@ -1,32 +1,93 @@
-"""``areal inf status``: the health of one service; with ``--watch`` also what goes through it."""
+"""``areal inf status``, ``ps``, ``models`` and ``logs``: services and models as they are."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli import options, view
-from areal.cli.inf.address import gateway_of
-from areal.cli.inf.flags import service_name, service_option
-from areal.cli.invocation import Invocation, fancy, pass_invocation
-from areal.cli.options import Seconds
-from areal.cli.output.emit import compact, emit_one, show, write
-from areal.cli.output.table import Column, field, render_table
-from areal.cli.remote import gateway
-from areal.cli.targets import stored
+from areal.cli.logs import LogQuery, log_options, show_logs
+from areal.cli.options import Invocation, read_options, watch_options
+from areal.cli.output import emit_rows, show_status
+from areal.cli.remote import gateway, gateway_of, not_remote
+from areal.cli.table import Column, Row, age, field, render_table
+from areal.cli.targets import SERVICE, service_name, service_option, stored
+from areal.cli.view import PROCESS_COLUMNS, HomeView, process_row, service_of
 from areal.errors import ArealError
-from areal.resources.kinds import Ref
-from areal.terminal import ESCAPE, spelled
+from areal.resources.kinds import Ref, served_name
 
 if TYPE_CHECKING:
     from areal.cli.inf.traffic import Traffic
+    from areal.reconcilers.status import ObjectStatus
+    from areal.state.records import StoredObject
 
-_KIND = "InferenceService"
-_HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
+
+@click.command()
+@service_option
+@log_options("gateway", "router", "engine", "data-proxy")
+@read_options()
+def logs(cli: Invocation, service: str | None, query: LogQuery) -> int:
+    """Logs of a service's processes and its models', merged in order of time."""
+    not_remote(cli, "inf logs")
+    return show_logs(cli, stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref, query)
+
+
+# -- ps
+
+_SERVICES = (
+    field("SERVICE", "service"),
+    field("STATUS", "phase", state=True),
+    field("READY", "ready"),
+    field("MODELS", "models"),
+    field("GATEWAY", "address"),
+    field("PID", "pid", right=True),
+    Column("AGE", lambda row: age(row["ageSeconds"]), right=True),
+    field("MESSAGE", "message", wide=True),
+)
+
+
+@click.command()
+@click.option("-a", "--all", "all_", is_flag=True, help="Also services that are stopped.")
+@read_options()
+def ps(cli: Invocation, all_: bool) -> int:
+    """List inference services; those that run, or with --all every one."""
+    chosen = gateway(cli)
+    if chosen is not None:
+        from areal.cli.remote_view import service_status
+
+        found = service_status(chosen)
+        rows = [{**found, "models": len(found["models"]), "pid": None, "ageSeconds": None}]
+    else:
+        rows = [row for row in _services(HomeView(cli.home)) if all_ or row["phase"] != "Suspended"]
+    emit_rows(cli, rows, _SERVICES, name="inferenceservice/{service}".format_map, empty="no inference service runs")
+    return 0
+
+
+def _services(home: HomeView) -> list[dict[str, Any]]:
+    services = [item for item in home.objects if item.kind == SERVICE]
+    seen = home.statuses(services)
+    rows = []
+    for item in services:
+        state = seen[str(item.ref)]
+        gateways = (run.pid for run in home.states([item.ref]) if run.spec.component == "gateway" and run.pid)
+        rows.append(
+            {
+                "service": item.name,
+                "phase": state.phase,
+                "ready": state.ready,
+                "models": [model.name for model in home.objects if service_of(model) == item.name],
+                "address": state.address,
+                "pid": next(gateways, None),
+                "ageSeconds": state.age_s,
+                "message": state.message,
+            }
+        )
+    return rows
+
+
+# -- status
+
 _MODELS = (
     field("MODEL", "name"),
     field("STATUS", "phase", state=True),
@@ -38,43 +99,36 @@ _MODELS = (
 
 @click.command()
 @service_option
-@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C, with rates and latencies.")
-@click.option("--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes.")
-@options.remote
-@options.output()
-@options.common
-@pass_invocation
+@watch_options("Refresh until Ctrl-C, with rates and latencies.")
+@read_options()
 def status(cli: Invocation, service: str | None, watch: bool, interval: float) -> int:
     """Health of one service: its processes and its models, each asked. Exit status 1 when something is down.
 
     With --watch also what goes through it, from the metrics of its gateway and data proxies: requests and tokens a
     second, p50 and p99 of latencies since the last refresh, and each replica's load, sessions and weight version.
     """
-    if not watch:
-        document = _document(cli, service)
-        emit_one(cli, document, name=f"inferenceservice/{document['service']}", text=lambda: _page(document))
-        return 0 if document["healthy"] else 1
     traffic: Traffic | None = None
-    while True:
-        document = _document(cli, service)
-        traffic = traffic or _traffic(cli, service)
+
+    def look() -> dict[str, Any]:
+        nonlocal traffic
+        document = _status(cli, service)
+        traffic = traffic or (_traffic(cli, service) if watch else None)
         if traffic is not None:
-            document["traffic"] = _seen(traffic)
-        _show(cli, document)
-        time.sleep(interval)
+            try:
+                document["traffic"] = traffic.look()
+            except ArealError as error:
+                document["traffic"] = {"error": error.message}
+        return document
 
+    def page(document: Row) -> str:
+        return _page(document, wide=cli.format.kind == "wide")
 
-def _document(cli: Invocation, service: str | None) -> dict[str, Any]:
-    chosen = gateway(cli)
-    if chosen is None:
-        return _status(cli, service_name(cli, service))
-    from areal.cli.remote_view import service_status
-
-    return service_status(chosen)
+    name = "inferenceservice/{service}".format_map
+    return 0 if show_status(cli, look, name, page, watch=watch, interval=interval)["healthy"] else 1
 
 
 def _traffic(cli: Invocation, service: str | None) -> Traffic | None:
-    """None while the service does not run, or its key is not to be had: its health is shown all the same."""
+    """None while the service does not run, or its key cannot be read: its health is shown all the same."""
     from areal.cli.inf.traffic import Traffic
 
     try:
@@ -83,79 +137,45 @@ def _traffic(cli: Invocation, service: str | None) -> Traffic | None:
         return None
 
 
-def _seen(traffic: Traffic) -> dict[str, Any] | None:
-    try:
-        return traffic.look()
-    except ArealError as error:
-        return {"error": error.message}
+def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
+    chosen = gateway(cli)
+    if chosen is not None:
+        from areal.cli.remote_view import service_status
 
-
-def _show(cli: Invocation, document: Mapping[str, Any]) -> None:
-    """On a terminal in place, line by line, so that nothing flickers; elsewhere one after the other."""
-    wide = cli.format.kind == "wide"
-    if not cli.format.is_table:
-        write(compact(document))
-    elif fancy(sys.stdout):
-        lines = spelled(_watched(document, wide)).splitlines()
-        sys.stdout.write(_HOME + "".join(f"{line}{_LINE_END}\n" for line in lines) + _BELOW)
-    else:
-        show(_watched(document, wide) + "\n")
-    sys.stdout.flush()
-
-
-def _watched(document: Mapping[str, Any], wide: bool) -> str:
-    from areal.cli.inf.traffic import page
-
-    traffic = document.get("traffic")
-    if traffic is None:
-        return _page(document)
-    return _page(document) + "\n\n" + (traffic["error"] if "error" in traffic else page(traffic, wide=wide))
-
-
-def _status(cli: Invocation, name: str) -> dict[str, Any]:
-    from areal.reconcilers.status import statuses
-    from areal.state.objects import ObjectStore
-
-    found = stored(cli.home, Ref(_KIND, name))
-    runs = view.read_runs(cli.home)
-    objects = list(ObjectStore(cli.home).list())
-    models = [item for item in objects if view.service_of(item) == name]
-    seen = statuses(cli.home, [found, *models], runs)
+        return service_status(chosen)
+    home = HomeView(cli.home)
+    found = stored(cli.home, Ref(SERVICE, service_name(cli, service)))
+    models = [item for item in home.objects if service_of(item) == found.name]
+    seen = home.statuses([found, *models])
     own = seen[str(found.ref)]
-    rows = []
-    for item in models:
-        state = seen[str(item.ref)]
-        rows.append(
-            {
-                "name": item.name,
-                "phase": state.phase,
-                "ready": state.ready,
-                "backend": item.spec.get("backend") or ("external" if item.spec.get("external") else None),
-                "message": state.message,
-            }
-        )
+    rows = [model_row(item, seen[str(item.ref)]) for item in models]
     fine = {"Ready", "Suspended"}
     return {
-        "service": name,
+        "service": found.name,
         "phase": own.phase,
         "ready": own.ready,
         "healthy": own.phase in fine and all(row["phase"] in fine for row in rows),
         "address": own.address,
         "message": own.message,
-        "models": rows,
-        "components": [view.process_row(s) for s in view.runs_of(runs, [found.ref, *(m.ref for m in models)])],
+        "models": [{key: row[key] for key in ("name", "phase", "ready", "backend", "message")} for row in rows],
+        "components": [process_row(state) for state in home.states([found.ref, *(item.ref for item in models)])],
     }
 
 
-def _page(document: Mapping[str, Any]) -> str:
+def _page(document: Mapping[str, Any], *, wide: bool) -> str:
     head = f"{document['service']}: {document['phase']} ({document['ready']})"
     head += f" at {document['address']}" if document["address"] else ""
     parts = [head + (f"\n{document['message']}" if document["message"] else "")]
     if document["models"]:
         parts.append(render_table(document["models"], _MODELS))
     if document["components"]:
-        columns = view.PROCESS_COLUMNS if "owner" in document["components"][0] else _worker_columns()
+        columns = PROCESS_COLUMNS if "owner" in document["components"][0] else _worker_columns()
         parts.append(render_table(document["components"], columns))
+    traffic = document.get("traffic")
+    if traffic is not None:
+        from areal.cli.inf.traffic import page
+
+        parts.append(traffic["error"] if "error" in traffic else page(traffic, wide=wide))
     return "\n\n".join(parts)
 
 
@@ -163,3 +183,53 @@ def _worker_columns() -> tuple[Column, ...]:
     from areal.cli.remote_view import WORKER_COLUMNS
 
     return WORKER_COLUMNS
+
+
+# -- models
+
+_MODEL_COLUMNS = (
+    field("NAME", "name"),
+    field("STATUS", "phase", state=True),
+    field("READY", "ready"),
+    field("BACKEND", "backend"),
+    field("PATH", "path"),
+    field("SERVED AS", "servedModelName", wide=True),
+    field("SERVICE", "service", wide=True),
+    field("MESSAGE", "message", wide=True),
+)
+
+
+@click.command()
+@service_option
+@read_options()
+def models(cli: Invocation, service: str | None) -> int:
+    """List a service's models; of a remote gateway, those that it lists."""
+    chosen = gateway(cli)
+    if chosen is not None:
+        from areal.cli.remote_view import model_rows
+
+        rows = model_rows(chosen)
+    else:
+        name = stored(cli.home, Ref(SERVICE, service_name(cli, service))).name
+        home = HomeView(cli.home)
+        found = [item for item in home.of_kind("Model") if service_of(item) == name]
+        seen = home.statuses(found)
+        rows = [model_row(item, seen[str(item.ref)]) for item in found]
+    emit_rows(cli, rows, _MODEL_COLUMNS, name="model/{name}".format_map, empty="no model is registered")
+    return 0
+
+
+def model_row(model: StoredObject, state: ObjectStatus) -> dict[str, Any]:
+    external = model.spec.get("external") or {}
+    return {
+        "name": model.name,
+        "servedModelName": served_name(model.name, model.spec),
+        "service": service_of(model),
+        "backend": model.spec.get("backend") or ("external" if external else None),
+        "path": model.spec.get("path") or external.get("url"),
+        "phase": state.phase,
+        "ready": state.ready,
+        "replicas": state.desired,
+        "readyReplicas": state.ready_replicas,
+        "message": state.message,
+    }

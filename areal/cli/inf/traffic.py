@@ -1,4 +1,4 @@
-"""What goes through a service right now, from the metrics of its gateway and data proxies: rates between two looks.
+"""The traffic of a service, from the metrics of its gateway and data proxies: rates between two samples.
 
 Replicas are asked at the addresses that the router has of them. Where these are another machine's loopback, what the
 router knows of them is all that is shown.
@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal.cli.output.table import Column, Row, render_table
-from areal.cli.output.table import field as shown
-from areal.cli.remote import Gateway
-from areal.client.admin import AdminClient
+from areal.cli.remote import GatewayClient
+from areal.cli.table import Column, Row, render_table
+from areal.cli.table import field as shown
+from areal.client.http import AdminClient
 from areal.client.prometheus import Page, added, buckets, growth, parse, quantile
 
 _TIMEOUT_S = 1.0
@@ -27,13 +27,13 @@ _CALLS = frozenset(
     f"{prefix}/{call}"
     for prefix in ("/v1", "")
     for call in ("chat/completions", "completions", "responses", "messages")
-)  # what is a model's work; the rest is bookkeeping
+)  # model calls; the rest is bookkeeping
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Look:
+class TrafficSample:
     """All pages of one moment, by address; ``workers`` as the router tells them."""
 
     at: float
@@ -46,8 +46,8 @@ class Look:
 class Traffic:
     """Looks again and again. The first look has gauges alone, every later one rates since the one before."""
 
-    chosen: Gateway
-    before: Look | None = None
+    chosen: GatewayClient
+    before: TrafficSample | None = None
     tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
 
     def look(self) -> Document:
@@ -60,14 +60,14 @@ class Traffic:
         return {**found, "tokensPerSecondHistory": [round(each, 2) for each in self.tokens_s]}
 
 
-def _look(chosen: Gateway) -> Look:
+def _look(chosen: GatewayClient) -> TrafficSample:
     gateway = parse(str(chosen.get("/metrics")))
     workers = chosen.get("/workers").get("workers", [])
     addresses = [str(worker["worker_addr"]) for worker in workers]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:
         pages = pool.map(lambda address: _page(address, chosen.key), addresses)
         replicas = {address: page for address, page in zip(addresses, pages, strict=True) if page is not None}
-    return Look(time.monotonic(), gateway, replicas, workers)
+    return TrafficSample(time.monotonic(), gateway, replicas, workers)
 
 
 def _page(url: str, key: str | None) -> Page | None:
@@ -81,7 +81,7 @@ def _page(url: str, key: str | None) -> Page | None:
 # -- pure from here on
 
 
-def compared(before: Look, after: Look) -> Document:
+def compared(before: TrafficSample, after: TrafficSample) -> Document:
     """``before`` is ``after`` at the first look: then rates and quantiles are None."""
     seconds = after.at - before.at
     replicas = [_replica(before, after, worker, seconds) for worker in after.workers]
@@ -118,7 +118,7 @@ def _gateway(before: Page, after: Page, seconds: float) -> Document:
     }
 
 
-def _replica(before: Look, after: Look, worker: Mapping[str, Any], seconds: float) -> Document:
+def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, Any], seconds: float) -> Document:
     told = {
         "worker": worker["worker_id"],
         "model": worker.get("model"),

@@ -1,73 +1,193 @@
-"""``areal inf trajectories show`` and ``areal train trajectories``: tokens with their log-probabilities, versions,
-rewards and advantages."""
+"""``areal inf sessions`` and ``trajectories``, ``areal train trajectories``: recorded sessions, and their tokens with
+log-probabilities, versions, rewards and advantages.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
-from areal.cli import options
-from areal.cli.inf.address import gateway_of
-from areal.cli.inf.flags import service_option
-from areal.cli.invocation import Invocation, fancy, pass_invocation
-from areal.cli.output.emit import compact, dump, write
-from areal.cli.remote import not_remote
-from areal.cli.targets import complete_names, stored
+from areal.cli.options import Invocation, read_options, stack
+from areal.cli.output import emit_one, emit_rows, write
+from areal.cli.remote import GatewayClient, gateway_of, not_remote
+from areal.cli.table import Column, Row, age, clock, field, render_table
+from areal.cli.targets import complete_names, service_option, stored
 from areal.errors import ArealError, NotFound
+from areal.terminal import fancy
 
 if TYPE_CHECKING:
-    from areal.cli.remote import Gateway
-    from areal.trajectories.decoding import Decoder
+    from areal.cli.remote import GatewayClient
     from areal.trajectories.record import Episode
-    from areal.trajectories.view import Turn
+    from areal.trajectories.view import TokenDecoder
+
+
+_PAGE = 200  # a data proxy answers a page in one go, while its calls wait
+_STATES = ("active", "ended", "removed")
+
+
+def _age(row: Row) -> str:
+    return age(time.time() - row["created"])
+
+
+_COLUMNS = (
+    field("SESSION", "session_id"),
+    field("TASK", "task_id"),
+    field("STATE", "state", state=True),
+    field("TURNS", "interaction_count", right=True),
+    field("REWARD", "reward", right=True),
+    field("READY", "ready", right=True),
+    field("TRAJECTORIES", "trajectory_count", right=True, wide=True),
+    field("GROUP", "group_id", wide=True),
+    field("ONLINE", "online", wide=True),
+    Column("AGE", _age, right=True),
+)
+_TURNS = (
+    field("INTERACTION", "interaction_id"),
+    field("AFTER", "parent_id"),
+    field("FINISH", "finish_reason"),
+    field("PROMPT", "prompt_tokens", right=True),
+    field("ANSWER", "output_tokens", right=True),
+    field("REWARD", "reward", right=True),
+    Column("AT", lambda row: clock(row["at"]), right=True),
+)
+
+
+@click.command()
+@service_option
+@click.option("--state", type=click.Choice(_STATES), help="Only sessions in this state.")
+@click.option("--task", metavar="PREFIX", help="Only of tasks whose id begins so.")
+@click.option("--group", metavar="ID", help="Only of this group.")
+@click.option("--ready", is_flag=True, help="Only those with a trajectory that waits to be exported.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most so many."
+)
+@read_options()
+def sessions_list(
+    cli: Invocation,
+    service: str | None,
+    state: str | None,
+    task: str | None,
+    group: str | None,
+    ready: bool,
+    limit: int,
+) -> int:
+    """List sessions: state, turns, rewards, trajectories ready for export, age. Filters are joined by "and".
+
+    \b
+    areal inf sessions list --state active --task math-
+    areal inf sessions list --ready -o name | xargs -n1 areal inf trajectories show
+    """
+
+    def wanted(row: Row) -> bool:
+        return (
+            (state is None or row["state"] == state)
+            and (task is None or str(row["task_id"]).startswith(task))
+            and (group is None or row["group_id"] == group)
+            and (not ready or row["ready"] > 0)
+        )
+
+    chosen = gateway_of(cli, service)
+    found = list(islice((row for row in _sessions(cli, chosen) if wanted(row)), limit + 1))
+    if len(found) > limit:
+        cli.say(f"there are more than {limit}; --limit shows them")
+    emit_rows(cli, found[:limit], _COLUMNS, name=lambda row: str(row["session_id"]), empty="no session")
+    return 0
+
+
+def _sessions(cli: Invocation, chosen: GatewayClient) -> Iterator[dict[str, Any]]:
+    """All of them, a page at a time; journals that nobody serves just now are named."""
+    after: str | None = ""
+    while after is not None:
+        page = chosen.get(f"/rl/sessions?limit={_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
+        yield from page["sessions"]
+        after = page["next"]
+        if after is None and page.get("journals_away"):
+            cli.say(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
+
+
+@click.command()
+@click.argument("session", metavar="SESSION")
+@service_option
+@read_options()
+def sessions_show(cli: Invocation, session: str, service: str | None) -> int:
+    """One session: its trajectories, their interactions, rewards and failures.
+
+    `areal inf trajectories show SESSION` shows the tokens.
+    """
+    document = read_session(gateway_of(cli, service), session)
+    emit_one(cli, document, name=session, text=lambda: _page(document))
+    return 0
+
+
+def read_session(chosen: GatewayClient, session: str, *, rows: bool = False) -> dict[str, Any]:
+    """Raises NotFound. ``rows``: with the training rows of its trajectories."""
+    status, document = chosen.ask("GET", f"/rl/sessions/{quote(session, safe='')}" + ("?rows=true" if rows else ""))
+    if status == 404:
+        raise NotFound(f"{chosen.url} has no session {session}", hint="areal inf sessions list")
+    found: dict[str, Any] = chosen.checked("GET", "/rl/sessions/...", status, document)
+    return found
+
+
+def _page(document: Mapping[str, Any]) -> str:
+    head = f"{document['session_id']}: {document['state']}, task {document['task_id']}, {_age(document)} old"
+    head += f", group {document['group_id']}" if document["group_id"] else ""
+    parts = [head]
+    for trajectory in document["trajectories"]:
+        title = f"trajectory {trajectory['trajectory_id']}: {trajectory['state']}"
+        failures = ", ".join(f"{code} x{count}" for code, count in trajectory["failures"].items())
+        parts.append(title + (f"; failures: {failures}" if failures else ""))
+        parts.append(render_table(trajectory["interactions"], _TURNS))
+    return "\n\n".join(parts)
+
+
+# -- trajectories
 
 _ON_A_SCREEN, _ON_A_PAGE = 10, 500
 
 
-def _showing(function: Any) -> Any:
-    for option in (
-        click.option("--html", "page", metavar="FILE.html", help="Write one self-contained page instead."),
-        click.option(
-            "--tokenizer", metavar="PATH", help="Model folder or tokenizer.json  [default: the model's, if here]."
-        ),
-        click.option(
-            "--color",
-            "paint",
-            type=click.Choice(["logprob", "version", "mask"]),
-            default="logprob",
-            show_default=True,
-            help="What the colours of tokens say.",
-        ),
-        click.option(
-            "--sort",
-            type=click.Choice(["recorded", "best", "worst", "longest"]),
-            default="recorded",
-            show_default=True,
-            help="Which come first.",
-        ),
-        click.option(
-            "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many  [default: 10; 500 with --html]."
-        ),
-        click.option("--training", "only", flag_value="training", help="Only what was trained on."),
-        click.option("--eval", "only", flag_value="eval", help="Only what was sampled for evaluation."),
-        click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this training step."),
-        click.option("--group", metavar="NAME", help="Only the samples of this group."),
-        click.option("--episode", metavar="NAME", help="Only this one."),
-    ):
-        function = option(function)
-    return options.remote(options.output()(options.common(function)))
+_show_options = stack(
+    click.option("--episode", metavar="NAME", help="Only this one."),
+    click.option("--group", metavar="NAME", help="Only the samples of this group."),
+    click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only those of this training step."),
+    click.option("--eval", "only", flag_value="eval", help="Only evaluation samples."),
+    click.option("--training", "only", flag_value="training", help="Only training samples."),
+    click.option(
+        "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many  [default: 10; 500 with --html]."
+    ),
+    click.option(
+        "--sort",
+        type=click.Choice(["recorded", "best", "worst", "longest"]),
+        default="recorded",
+        show_default=True,
+        help="Which come first.",
+    ),
+    click.option(
+        "--color",
+        "paint",
+        type=click.Choice(["logprob", "version", "mask"]),
+        default="logprob",
+        show_default=True,
+        help="Meaning of the tokens' colors.",
+    ),
+    click.option(
+        "--tokenizer", metavar="PATH", help="Model folder or tokenizer.json  [default: the model's, if here]."
+    ),
+    click.option("--html", "page", metavar="FILE.html", help="Write one self-contained page instead."),
+    read_options(),
+)
 
 
 @click.command()
 @click.argument("target", metavar="FILE|SESSION")
 @service_option
-@_showing
-@pass_invocation
+@_show_options
 def show(cli: Invocation, /, target: str, **given: Any) -> int:
     """Show trajectories: a file or folder of `inf collect` or of a job, a saved export, or a session of the service.
 
@@ -76,18 +196,25 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
     areal inf trajectories show rollouts --html rollouts.html
     areal inf trajectories show SESSION
 
-    A session is only looked at: nothing is taken from whoever trains on it.
+    Reading a session takes nothing from the trainer that exports it.
     """
-    chosen = None if Path(target).exists() else _service(cli, target, given["service"])
-    return _show(cli, _episodes(target, chosen), chosen, target, given)
+    from areal.trajectories.reading import read_episodes
+
+    path = Path(target)
+    if path.exists():
+        return _show(cli, read_episodes(path), None, target, given)
+    beside = "/" in target and path.parent.is_dir()
+    if beside or target.endswith((".json", ".jsonl", ".parquet", ".npz")) or target.startswith((".", "/", "~")):
+        raise NotFound(f"there is no file {target}")
+    chosen = gateway_of(cli, given["service"])
+    return _show(cli, _of_session(chosen, target), chosen, target, given)
 
 
 @click.command("trajectories")
 @click.argument("name", shell_complete=complete_names("TrainJob"))
-@_showing
-@pass_invocation
+@_show_options
 def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
-    """Show what the job NAME trained on and evaluated with: samples of a group, their turns, rewards and advantages.
+    """Show the training and evaluation samples of the job NAME: groups, turns, rewards and advantages.
 
     \b
     areal train trajectories NAME --step 12 --sort worst
@@ -96,6 +223,7 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     Jobs with `rollout.dump_to_file: true` write them.
     """
     from areal.resources.kinds import Ref, check_name
+    from areal.trajectories.reading import read_episodes
 
     not_remote(cli, "train trajectories")
     stored(cli.home, Ref("TrainJob", check_name(name)))
@@ -103,53 +231,42 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     if not any(folder.glob("trajectories-*")):
         hint = f"rollout.dump_to_file=true has them written; areal train status {name}"
         raise NotFound(f"trainjob/{name} has written no trajectories", hint=hint)
-    return _show(cli, _episodes(str(folder), None), None, str(folder), given)
+    return _show(cli, read_episodes(folder), None, str(folder), given)
 
 
 def _show(
-    cli: Invocation, episodes: Iterator[Episode], chosen: Gateway | None, target: str, given: Mapping[str, Any]
+    cli: Invocation, episodes: Iterator[Episode], chosen: GatewayClient | None, target: str, given: Mapping[str, Any]
 ) -> int:
     limit = given["limit"] or (_ON_A_PAGE if given["page"] else _ON_A_SCREEN)
-    wanted = (each for each in episodes if _is_wanted(each, given))
-    shown, more = _chosen(wanted, given["episode"], given["sort"], limit, target)
+    wanted = (
+        each
+        for each in episodes
+        if given["only"] in (None, "eval" if each.is_eval else "training")
+        and given["step"] in (None, each.step)
+        and given["group"] in (None, each.group)
+    )
+    shown, more = _first(wanted, given["episode"], given["sort"], limit, target)
     decoder = _decoder(cli, given["tokenizer"], shown, chosen)
     if more:
         cli.say(f"these are the first {len(shown)}; --limit shows more")
     if given["page"]:
-        return _write_page(cli, Path(given["page"]), shown, decoder, target)
-    return _print(cli, shown, decoder, given["paint"])
+        _write_page(Path(given["page"]), shown, decoder, target)
+        cli.say(f"{len(shown)} trajectories in {given['page']}")
+    elif cli.format.is_table:
+        _print(cli, shown, decoder, given["paint"])
+    else:
+        emit_rows(cli, [_document(each, decoder) for each in shown], (), name="{episode}".format_map)
+    return 0
 
 
-def _is_wanted(episode: Episode, given: Mapping[str, Any]) -> bool:
-    return (
-        given["only"] in (None, "eval" if episode.is_eval else "training")
-        and given["step"] in (None, episode.step)
-        and given["group"] in (None, episode.group)
-    )
-
-
-def _service(cli: Invocation, target: str, service: str | None) -> Gateway:
-    beside = "/" in target and Path(target).parent.is_dir()
-    if beside or target.endswith((".json", ".jsonl", ".parquet", ".npz")) or target.startswith((".", "/", "~")):
-        raise NotFound(f"there is no file {target}")
-    return gateway_of(cli, service)
-
-
-def _episodes(target: str, chosen: Gateway | None) -> Iterator[Episode]:
-    from areal.trajectories.reading import read_episodes
-
-    return read_episodes(Path(target)) if chosen is None else _of_session(chosen, target)
-
-
-def _of_session(chosen: Gateway, session: str) -> Iterator[Episode]:
-    from areal.cli.inf.sessions import read_session
+def _of_session(chosen: GatewayClient, session: str) -> Iterator[Episode]:
     from areal.trajectories.record import episodes_of_export
 
     for trajectory in read_session(chosen, session, rows=True)["trajectories"]:
         yield from episodes_of_export({**trajectory, "failures": ()})
 
 
-def _chosen(
+def _first(
     episodes: Iterator[Episode], name: str | None, sort: str, limit: int, target: str
 ) -> tuple[list[Episode], bool]:
     """The first ``limit`` of them in the order that was asked for, and whether there are more."""
@@ -174,9 +291,11 @@ _KEYS = {
 }
 
 
-def _decoder(cli: Invocation, named: str | None, episodes: list[Episode], chosen: Gateway | None) -> Decoder | None:
+def _decoder(
+    cli: Invocation, named: str | None, episodes: list[Episode], chosen: GatewayClient | None
+) -> TokenDecoder | None:
     """The tokenizer that was named, else that of the episodes' model where its folder is on this machine."""
-    from areal.trajectories.decoding import load_decoder
+    from areal.trajectories.view import load_decoder
 
     if named is not None:
         return load_decoder(Path(named).expanduser())
@@ -184,7 +303,10 @@ def _decoder(cli: Invocation, named: str | None, episodes: list[Episode], chosen
     if len(models) != 1:
         return None
     (model,) = models
-    folder = _folder_here(cli, model) or (_folder_there(chosen, model) if chosen is not None else None)
+    folder = _folder_here(cli, model)
+    if folder is None and chosen is not None:  # the service may run on this machine
+        listed = chosen.get("/v1/models").get("data", [])
+        folder = next((item.get("root") for item in listed if item.get("id") == model), None)
     if folder is None or not (Path(folder) / "tokenizer.json").is_file():
         cli.say(f"the tokenizer of {model} is not on this machine: ids are shown; --tokenizer names it")
         return None
@@ -205,30 +327,19 @@ def _folder_here(cli: Invocation, model: str) -> str | None:
     return resolve_model_path(str(path), source)
 
 
-def _folder_there(chosen: Gateway, model: str) -> str | None:
-    """Where the service has the model from: of use where it is this very machine's folder."""
-    listed = chosen.get("/v1/models").get("data", [])
-    return next((item.get("root") for item in listed if item.get("id") == model), None)
-
-
-def _write_page(cli: Invocation, path: Path, episodes: list[Episode], decoder: Decoder | None, target: str) -> int:
+def _write_page(path: Path, episodes: list[Episode], decoder: TokenDecoder | None, target: str) -> None:
     from areal.trajectories.html import page
 
     try:
         path.write_text(page(episodes, decoder, title=target), encoding="utf-8")
     except OSError as error:
         raise ArealError(f"cannot write {path}: {error.strerror}") from error
-    cli.say(f"{len(episodes)} trajectories in {path}")
-    return 0
 
 
-def _print(cli: Invocation, episodes: list[Episode], decoder: Decoder | None, paint: Any) -> int:
+def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | None, paint: Any) -> None:
     from areal.trajectories import terminal
     from areal.trajectories.view import turns
 
-    if not cli.format.is_table:
-        _dump(cli, episodes, decoder)
-        return 0
     paint = paint if fancy(sys.stdout) else None
     versions: set[int] = set()
     for number, episode in enumerate(episodes):
@@ -239,28 +350,16 @@ def _print(cli: Invocation, episodes: list[Episode], decoder: Decoder | None, pa
         cli.say("no trajectory")
     elif paint is not None:
         cli.say("\n" + terminal.legend(paint, sorted(versions)))
-    return 0
 
 
-def _dump(cli: Invocation, episodes: list[Episode], decoder: Decoder | None) -> None:
+def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
+    """The episode with its text beside the ids, where the tokenizer is known."""
     from areal.trajectories.view import turns
 
-    if cli.format.kind == "name":
-        write("\n".join(each.episode for each in episodes))
-        return
-    documents = [_document(each, turns(each, decoder)) for each in episodes]
-    if cli.format.kind == "jsonl":
-        write("\n".join(map(compact, documents)))
-    else:
-        write(dump(cli.format, documents))
-
-
-def _document(episode: Episode, conversation: list[Turn]) -> dict[str, Any]:
-    """The episode with its text beside the ids, where that is known."""
     document = episode.document()
-    said = {turn.row.interaction_id: turn for turn in conversation}
+    by_interaction = {turn.row.interaction_id: turn for turn in turns(episode, decoder)}
     for row in document["interactions"]:
-        turn = said[row["interaction_id"]]
+        turn = by_interaction[row["interaction_id"]]
         row["turn"] = turn.number
         if all(token.text is not None for token in turn.tokens):
             row["text"] = "".join(token.text or "" for token in turn.generated)

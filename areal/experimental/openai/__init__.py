@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from areal.rollout.openai_client import ArealOpenAI, InteractionWithTokenLogpReward
 from areal.unsupported import attribute
-from areal.workflow.openai.client import ArealOpenAI
-from areal.workflow.openai.client import Interaction as InteractionWithTokenLogpReward
 
 __all__ = ["ArealOpenAI", "InteractionWithTokenLogpReward"]
 

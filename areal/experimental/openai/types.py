@@ -1,5 +1,5 @@
 """AReaL's import path of a recorded call and its reward."""
 
-from areal.workflow.openai.client import Interaction as InteractionWithTokenLogpReward
+from areal.rollout.openai_client import InteractionWithTokenLogpReward
 
 __all__ = ["InteractionWithTokenLogpReward"]

@@ -1,20 +1,123 @@
-"""Where processes live: one contract (``base``), one module a place."""
+"""The one place that opens backends, and all backends of a home as one.
+
+``base`` has the contract, ``local`` the processes of this machine; ``areal.resources.plugins`` says how a package
+registers its own. A factory is called as ``factory(home_root, lease_dir, crash)``: the home's folder (``Path``), the
+folder of machine-wide leases (``Path``, or None for the default one), and a function that fault-injection tests give a
+name of each point where a caller may die.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from areal.errors import UsageFault
-from areal.runtime.backends.base import Backend
+from areal.resources.plugins import BACKENDS
+from areal.runtime.backends.base import Backend, Capacity, Problem, RunControl, RunSpec, RunState, Stage, StopReport
+
+LOCAL = "local"
+_USED = "backends"  # $AREAL_HOME/backends/<name>: an empty file for each backend but ``local`` that has started runs
+
+Crash = Callable[[str], None]
 
 
-def open_backend(
-    type: str, home_root: Path, *, lease_dir: Path | None = None, crash: Callable[[str], None] = lambda name: None
-) -> Backend:
-    """The backend of a ``scheduler.type``; ``crash`` is called at each named point (see ``local``)."""
-    if type == "local":
-        from areal.runtime.backends.local import LocalBackend
+def _no_crash(point: str) -> None:
+    """No fault is injected."""
 
-        return LocalBackend(home_root, lease_dir, crash)
-    raise UsageFault(f"scheduler type {type!r} is not available in this version; use local")
+
+def open_backend(name: str, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> Backend:
+    """The backend of a ``spec.scheduler.type``. Raises UsageFault where there is none of the name."""
+    if name not in BACKENDS:
+        raise UsageFault(
+            f"scheduler type {name!r} is not available in this version; use local",
+            hint="or install the package that registers it as a backend (docs/extending.md)",
+        )
+    backend: Backend = BACKENDS.make(name, home_root, lease_dir, crash)
+    return backend
+
+
+class Backends(RunControl):
+    """All backends that a home uses. Runs of every one are observed together; the rest is passed on to the backend of
+    the run. ``local`` is always in use, another one from its first ``start`` on. One instance may be used from several
+    threads."""
+
+    def __init__(self, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> None:
+        self._home_root = Path(home_root)
+        self._lease_dir = lease_dir
+        self._crash = crash
+        self._opened: dict[str, Backend] = {}
+
+    def named(self, name: str) -> Backend:
+        """Raises UsageFault where no backend has the name."""
+        if name not in self._opened:
+            backend = open_backend(name, self._home_root, lease_dir=self._lease_dir, crash=self._crash)
+            self._opened.setdefault(name, backend)
+        return self._opened[name]
+
+    def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
+        """By the backend ``spec.backend``, as ``Backend.start``."""
+        backend = self.named(spec.backend)
+        if spec.backend != LOCAL:
+            folder = self._home_root / _USED
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / spec.backend).touch(mode=0o600)
+        return backend.start(spec, on_pid=on_pid)
+
+    def capacity(self, names: Collection[str] | None = None) -> Capacity:
+        """Of the backends named, or of all in use."""
+        found = [self.named(name).capacity() for name in (self._names() if names is None else sorted(names))]
+        gpus = tuple(gpu for each in found for gpu in each.gpus)
+        return Capacity(gpus, {gpu: holder for each in found for gpu, holder in each.squatters.items()})
+
+    def release_claims(self) -> None:
+        """Of every backend, all ports and GPUs that were claimed and not started."""
+        for backend in list(self._opened.values()):
+            backend.release_claims()
+
+    def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
+        if uids is None:
+            return {uid: state for backend in self._in_use() for uid, state in backend.observe().items()}
+        found: dict[str, RunState] = {}
+        for backend in self._in_use():
+            if left := [uid for uid in uids if uid not in found]:
+                found |= backend.observe(left)
+        return found
+
+    def stage(self, uid: str) -> Stage | None:
+        return self._of(uid).stage(uid)
+
+    def log_paths(self, uid: str) -> tuple[str, ...]:
+        return self._of(uid).log_paths(uid)
+
+    def kick(self, uid: str) -> None:
+        self._of(uid).kick(uid)
+
+    def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
+        return self._of(uid).stop(uid, grace_s=grace_s)
+
+    def forget(self, uid: str, *, unprovable: bool = False) -> None:
+        self._of(uid).forget(uid, unprovable=unprovable)
+
+    def inspect(self) -> tuple[Problem, ...]:
+        return tuple(replace(problem, backend=name) for name in self._names() for problem in self.named(name).inspect())
+
+    def repair(self, problem: Problem) -> str:
+        return self.named(problem.backend).repair(problem)
+
+    def _in_use(self) -> list[Backend]:
+        return [self.named(name) for name in self._names()]
+
+    def _names(self) -> list[str]:
+        """``local`` first."""
+        names = set(self._opened)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names.update(os.listdir(self._home_root / _USED))
+        return [LOCAL, *sorted(names - {LOCAL})]
+
+    def _of(self, uid: str) -> Backend:
+        """The backend that knows the run; ``local`` answers for one that nobody knows."""
+        local, *others = self._in_use()
+        return next((backend for backend in others if backend.observe([uid])), local)

@@ -1,7 +1,12 @@
 """The contract between the reconcilers and the places where processes live.
 
-A *run* is one supervised process: a shim and the component it starts. Its whole record is the folder
-``runs/<uid>/``; a backend answers questions about it and acts on it, and decides nothing.
+A *run* is one supervised process of a component. A backend keeps its record, answers questions about it and acts on
+it, and decides nothing. Where a record is kept is the backend's own affair: ``local`` keeps a folder ``runs/<uid>/``.
+
+A new backend implements ``Backend`` and registers a factory under its name (``areal.runtime.backends``); the name is
+what a manifest says in ``spec.scheduler.type``. All methods are synchronous and may be called from several threads.
+They raise ``areal.errors.ArealError`` or one of its subclasses, named below, for whatever a user should read; any other
+exception is a bug.
 
 Invariants every backend keeps (``tests/runtime/test_backend_conformance.py``):
 
@@ -10,11 +15,13 @@ Invariants every backend keeps (``tests/runtime/test_backend_conformance.py``):
 * ``stop`` is idempotent, and returns only when no process of the run's session is left.
 * ``observe`` has no effects, never raises for a single unreadable run, and never reports dead on a guess:
   what cannot be seen is ``UNKNOWN``.
+* Ports and GPUs that were claimed are held by the calling process until ``start`` hands them to a run, or
+  ``release_claims`` gives them back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -65,6 +72,7 @@ class RunSpec:
 
     ``spec`` is the sparse slice of the owner's spec that this run was started for and ``inputs`` what it was told
     about other runs (URLs, ports): keep or recreate is decided by comparing these, never by a hash.
+    ``config`` is written as JSON to a file of the run, which the command gets as its last words, ``--config FILE``.
     ``secret_env`` values are written to a 0600 file that only the shim reads, never to argv or ``intent.json``.
     """
 
@@ -73,8 +81,10 @@ class RunSpec:
     component: str  # router | gateway | engine | data-proxy
     replica: int  # 0-based; 0 for singletons
     argv: tuple[str, ...]
+    backend: str = "local"  # the name of the backend that starts it
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # of a service process; empty: it takes none
     cwd: str | None = None
     ports: tuple[int, ...] = ()  # leased by this run
     shared_ports: tuple[int, ...] = ()  # leased together with other runs of the same owner (SO_REUSEPORT)
@@ -106,12 +116,14 @@ class RunState:
     spec: RunSpec
     phase: Phase
     pid: int | None = None  # the component, not the shim
-    shim_pid: int | None = None
+    shim_pid: int | None = None  # its supervisor, the leader of the session of the run's processes
     started_at: float | None = None  # of the present child, seconds since the epoch
     restarts: int = 0
     last_exit: LastExit | None = None
     reason: str = ""  # why UNKNOWN or DEAD or CRASHLOOP, in words
     halted: bool = False  # the component lives, stopped by a signal (SIGSTOP) or a debugger
+    node: str = ""  # the machine that the pids are of; "" is this one
+    job_id: str = ""  # the scheduler's own name of it: a Slurm job, a Ray actor
 
 
 @dataclass(frozen=True)
@@ -130,43 +142,119 @@ class Capacity:
     squatters: Mapping[str, str] = field(default_factory=dict)
 
 
-class Backend(Protocol):
-    """Where processes live. ``local`` now; Ray and Slurm implement the same methods."""
+@dataclass(frozen=True)
+class Stage:
+    """Startup progress that a component reports: ``loading weights``, 3 of 7."""
+
+    stage: str
+    done: int | None = None
+    total: int | None = None
+
+
+class Trouble(StrEnum):
+    """Kinds of disagreement between records, processes and leases."""
+
+    STRAY_PROCESS = "stray-process"  # a process of a run that has no record
+    ORPHANS = "orphaned-processes"  # the supervisor is dead, parts of the component live
+    DEAD_RECORD = "dead-record"  # the supervisor died without a word
+    NEVER_STARTED = "never-started"  # an intent whose caller died before the "go"
+    UNREADABLE = "unreadable-record"
+    LEASE_WITHOUT_RUN = "lease-without-run"  # held on behalf of a run of this home that does not live
+    LEFTOVER = "leftover-folder"  # of a start or forget that was killed
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One disagreement that ``inspect`` found. ``repair`` refuses those that are not ``repairable``."""
+
+    trouble: Trouble
+    subject: str  # run uid, lease name or folder
+    message: str
+    pids: tuple[int, ...] = ()
+    repairable: bool = True
+    backend: str = "local"  # the name of the backend that found it, and repairs it
+
+
+class RunControl(Protocol):
+    """Everything that can be done with runs that exist, by uid: of one backend, or of all that a home uses."""
+
+    def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
+        """The state of every run of this home, or of those named, by uid; a uid without a record is left out.
+
+        Read-only and cheap: called every 0.2 s by ``areal wait``, and by every ``areal get``. ``RunState.spec`` is the
+        spec as it was started, without its secrets. A run whose record cannot be read is ``UNKNOWN`` with a reason.
+        Raises ArealError only where no run can be seen at all."""
+        ...
+
+    def stage(self, uid: str) -> Stage | None:
+        """Startup progress that the component has reported since its last start; None when it has reported none or the
+        run does not exist. Never raises for a damaged report."""
+        ...
+
+    def log_paths(self, uid: str) -> tuple[str, ...]:
+        """Readable files with the run's output, oldest first, the one being written last; () without a record.
+
+        ``areal logs --follow`` polls them: a rotation renames files and begins a new last one. Each start of the
+        component is introduced by a line ``[areal] <time> started pid <pid>``."""
+        ...
+
+    def kick(self, uid: str) -> None:
+        """End a back-off at once: start the component again now, with a fresh budget. No effect while it runs.
+        Raises NotFound when nothing of the run lives, Conflict when it has ended for good."""
+        ...
+
+    def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
+        """End the run: SIGTERM to the component, SIGKILL to whatever is left after ``grace_s`` seconds (None: the
+        spec's ``stop_grace_s``), leases released. Returns when none of its processes is left. Idempotent: an ended or
+        unknown run gives a report with ``was_alive=False``. Raises Conflict when the run cannot be reached from here,
+        TimedOut when it is being started by another command and does not come to an end."""
+        ...
+
+    def forget(self, uid: str, *, unprovable: bool = False) -> None:
+        """Delete the record and the logs of an ended run; of one that has no record nothing. Raises Conflict when it
+        lives or may live; ``unprovable`` forgets also one that may live where nothing can be seen, on the word of a
+        person who knows that the place is gone."""
+        ...
+
+    def inspect(self) -> tuple[Problem, ...]:
+        """Every disagreement between records, processes and leases. Read-only."""
+        ...
+
+    def repair(self, problem: Problem) -> str:
+        """Repair one problem, and only as far as it is proved; a sentence saying what was done. Raises ArealError when
+        it cannot be repaired."""
+        ...
+
+
+class Backend(RunControl, Protocol):
+    """One place where processes live. ``name`` is what ``spec.scheduler.type`` says."""
 
     name: str
 
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """Free GPUs, and who holds the busy ones that no run of areal holds. May take a second: it is asked for plans
+        that start or stop something."""
+        ...
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
-        """Choose ``count`` free ports (``prefer`` first, so that ports stay sticky). ``start`` leases them;
-        between the two the choice is held by this process. Raises NoCapacity."""
+        """Choose ``count`` distinct free TCP ports (``prefer`` first, so that ports stay sticky) for the object
+        ``owner`` (``Model/qwen``). ``start`` leases them; between the two the choice is held by this process.
+        Raises NoCapacity."""
         ...
 
     def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
         """As ``claim_ports`` for free GPUs, by UUID: two starts in parallel never choose the same one."""
         ...
 
+    def release_claims(self, ports: Iterable[int] | None = None) -> None:
+        """Give back claimed ports that were not started; all claimed ports and GPUs when None."""
+        ...
+
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
-        """Write the intent, lease ports and GPUs, start the shim through the gate; ``on_pid`` is called (and may
-        journal) between the fork and the "go". Raises NoCapacity (a lease is held: by whom is said), ArealError."""
-        ...
+        """Record the intent, lease ports and GPUs, start the supervisor and then the component.
 
-    def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
-        """All runs of this home, or those named. Read-only."""
-        ...
-
-    def kick(self, uid: str) -> None:
-        """End a back-off at once: start the child again now, with a fresh budget."""
-        ...
-
-    def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
-        """SIGTERM, wait ``grace_s`` (the spec's when None), sweep the session, release leases. Idempotent."""
-        ...
-
-    def forget(self, uid: str) -> None:
-        """Delete the record of an ended run. Raises Conflict when it lives."""
-        ...
-
-    def log_paths(self, uid: str) -> tuple[str, ...]:
-        """Log files of the run, oldest first, the one being written last."""
+        ``on_pid`` is called once with the supervisor's pid, when that exists and nothing of the component runs: the
+        caller journals it, and an exception of it starts nothing and leaves no record. The returned state is
+        ``STARTING`` or ``RUNNING`` (readiness is the caller's affair), or the end of a component that failed at once.
+        Raises Conflict when the uid is in use, NoCapacity when a lease is held (by whom is said), ArealError."""
         ...

@@ -8,24 +8,128 @@ After a death at any of them there is no process without a record, and repeating
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from areal.errors import Conflict, NotFound
-from areal.runtime import gpus
-from areal.runtime.backends.base import Capacity, Phase, RunSpec, RunState, StopReport
-from areal.runtime.claims import Claims, gpu_lease, port_lease
+from areal.errors import ArealError, Conflict, NotFound
+from areal.runtime import gpus, procfs, records
+from areal.runtime.backends.base import (
+    Capacity,
+    Phase,
+    Problem,
+    RunSpec,
+    RunState,
+    Stage,
+    StopReport,
+    Trouble,
+)
 from areal.runtime.identity import Liveness, liveness
 from areal.runtime.launch import fork_shim
-from areal.runtime.leases import LeaseDir
+from areal.runtime.leases import Claims, LeaseDir, gpu_lease, port_lease
 from areal.runtime.logs import run_log_paths
-from areal.runtime.observation import observe_run
-from areal.runtime.runs import RunStore, Stage, check_uid
-from areal.runtime.signals import send, wait_dead
-from areal.runtime.stopping import shim_identity, stop_run
+from areal.runtime.runs import RunStore, check_uid, observe_run
+from areal.runtime.stopping import (
+    ensure_dead,
+    find_shim,
+    request_end,
+    send,
+    shim_identity,
+    stop_run,
+    sweep_run,
+    wait_dead,
+)
+from areal.runtime.sweep import RUN_DIR_VARIABLE
+
+# -- doctor: disagreements between records, processes and leases
+
+_LIVING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.BACKOFF, Phase.UNKNOWN})
+_STRAY_GRACE_S = 10.0
+
+
+def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunState]) -> tuple[Problem, ...]:
+    by_folder = _processes_by_folder(store.root)
+    problems: list[Problem] = []
+    for folder, pids in sorted(by_folder.items()):
+        problems += _judge_processes(folder, pids, states)
+    for state in states.values():
+        problems += _judge_record(store, state)
+    problems += _judge_leases(leases, states)
+    for path in store.leftovers():
+        problems.append(Problem(Trouble.LEFTOVER, path, f"{path} was left by a command that was killed"))
+    return tuple(problems)
+
+
+def _processes_by_folder(root: str) -> dict[str, list[int]]:
+    """Processes that were started for a run of this home, by the run's folder."""
+    found: dict[str, list[int]] = {}
+    for stat in procfs.processes():
+        folder = procfs.environment(stat.pid).get(RUN_DIR_VARIABLE, "")
+        if os.path.dirname(folder) == root:
+            found.setdefault(folder, []).append(stat.pid)
+    return found
+
+
+def _judge_processes(folder: str, pids: list[int], states: Mapping[str, RunState]) -> list[Problem]:
+    uid = os.path.basename(folder)
+    named = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids)
+    state = states.get(uid)
+    if state is None:
+        return [Problem(Trouble.STRAY_PROCESS, uid, f"run {uid} has no record and lives: {named}", tuple(pids))]
+    if state.phase in _LIVING or state.phase is Phase.INTENDED:
+        return []
+    return [Problem(Trouble.ORPHANS, uid, f"run {uid} is {state.phase} and left processes: {named}", tuple(pids))]
+
+
+def _judge_record(store: RunStore, state: RunState) -> list[Problem]:
+    uid = state.spec.uid
+    if state.phase is Phase.DEAD:
+        return [Problem(Trouble.DEAD_RECORD, uid, f"run {uid} of {state.spec.owner}: {state.reason}")]
+    if state.phase is Phase.INTENDED and not store.is_held(uid):
+        return [Problem(Trouble.NEVER_STARTED, uid, f"run {uid} of {state.spec.owner} was planned and not started")]
+    if state.phase is Phase.UNKNOWN:
+        return [Problem(Trouble.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
+    return []
+
+
+def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Problem]:
+    """A held lease names its run; a run that ended holds none, so somebody else has inherited the descriptor."""
+    problems = []
+    for name in leases.names():
+        holder = leases.holder(name)
+        if holder is None or holder.scope != leases.scope or not holder.uid:
+            continue
+        state = states.get(holder.uid)
+        if _is_shared_by_a_living_run(name, holder.owner, states):
+            continue  # the file names the first of those who share it, who may have gone since
+        if (state is None or state.phase not in _LIVING) and leases.is_held(name):
+            pids = tuple(leases.holding_pids(name))
+            who = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids) or "a process out of sight"
+            message = f"{name} is held for run {holder.uid}, which does not live, by {who}"
+            problems.append(Problem(Trouble.LEASE_WITHOUT_RUN, name, message, pids, repairable=False))
+    return problems
+
+
+def _is_shared_by_a_living_run(name: str, owner: str, states: Mapping[str, RunState]) -> bool:
+    return any(
+        state.phase in _LIVING
+        and state.spec.owner == owner
+        and name in (port_lease(port) for port in state.spec.shared_ports)
+        for state in states.values()
+    )
+
+
+def end_stray(folder: str) -> str:
+    """End a run without a record: its shim gently, so that the component may finish, then the rest."""
+    shim = find_shim(folder)
+    if shim is not None and request_end(shim):
+        ensure_dead(shim, _STRAY_GRACE_S)
+    swept = sweep_run(shim, folder)
+    return f"ended the processes of {folder}" + (f", killed {len(swept)}" if swept else "")
+
 
 CRASH_POINTS = (
     "intent-before",
@@ -44,10 +148,6 @@ CRASH_POINTS = (
 _ENDING_S = 5.0
 
 
-def _no_crash(name: str) -> None:
-    """Nobody injects faults."""
-
-
 class LocalBackend:
     """See ``base.Backend``. One instance may be used from several threads."""
 
@@ -57,7 +157,7 @@ class LocalBackend:
         self,
         home_root: Path,
         lease_dir: Path | None = None,
-        crash: Callable[[str], None] = _no_crash,
+        crash: Callable[[str], None] = lambda point: None,
         list_gpus: Callable[[], gpus.GpuListing] = gpus.list_gpus,
     ) -> None:
         home = Path(home_root).resolve()  # processes are told its path: one spelling
@@ -92,15 +192,15 @@ class LocalBackend:
         return self._claims.choose_gpus(count, owner, [*preferred, *(uuid for uuid in free if uuid not in preferred)])
 
     def release_claims(self, ports: Iterable[int] | None = None) -> None:
-        """Give back claimed ports that were not started; all claimed ports and GPUs when None."""
         self._claims.release(None if ports is None else [port_lease(port) for port in ports])
 
     # -- start
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         self._reap()
-        spec = _complete(spec)
-        baseline = self._free_memory(spec.gpus)
+        spec = _complete(spec, self.store.folder(spec.uid))
+        listed = self._list_gpus().gpus if spec.gpus else ()
+        baseline = {gpu.uuid: gpu.free_bytes for gpu in listed if gpu.uuid in spec.gpus}
         self._crash("intent-before")
         life = self.store.create(spec, gpu_free_bytes=baseline)
         self._crash("intent-after")
@@ -135,11 +235,6 @@ class LocalBackend:
         finally:
             shim.close()
 
-    def _free_memory(self, uuids: Sequence[str]) -> dict[str, int]:
-        if not uuids:
-            return {}
-        return {gpu.uuid: gpu.free_bytes for gpu in self._list_gpus().gpus if gpu.uuid in uuids}
-
     # -- observe
 
     def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
@@ -152,7 +247,6 @@ class LocalBackend:
         return states
 
     def stage(self, uid: str) -> Stage | None:
-        """What the component says it is doing while it starts."""
         return self.store.stage(uid)
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
@@ -174,8 +268,6 @@ class LocalBackend:
         return report
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:
-        """``unprovable`` also forgets a run of a machine or container that nothing can be learnt about: it is for
-        a person who knows that the place is gone."""
         self._crash("forget-before")
         state = observe_run(self.store, check_uid(uid))
         if state is not None:
@@ -200,6 +292,25 @@ class LocalBackend:
         if liveness(identity) is Liveness.ALIVE:
             raise Conflict(f"run {uid} is alive ({state.phase})", hint="stop it first")
 
+    # -- doctor
+
+    def inspect(self) -> tuple[Problem, ...]:
+        return find_problems(self.store, self.leases, self.observe())
+
+    def repair(self, problem: Problem) -> str:
+        if not problem.repairable:
+            raise ArealError(f"{problem.subject}: {problem.message}: this needs a person")
+        if problem.trouble is Trouble.STRAY_PROCESS:
+            return end_stray(os.path.join(self.store.root, problem.subject))
+        if problem.trouble in (Trouble.ORPHANS, Trouble.DEAD_RECORD):
+            swept = self.stop(problem.subject).swept_pids
+            return f"stopped run {problem.subject}, killed {len(swept)} processes"
+        if problem.trouble is Trouble.NEVER_STARTED:
+            self.forget(problem.subject)
+            return f"forgot run {problem.subject}, of which nothing was started"
+        shutil.rmtree(problem.subject, ignore_errors=True)
+        return f"removed {problem.subject}"
+
     def _reap(self) -> None:
         """Shims that ended are our zombies: a caller that lives long must collect them."""
         self._shims = [process for process in self._shims if process.poll() is None]
@@ -210,9 +321,10 @@ def _close_all(fds: list[int]) -> None:
         os.close(fds.pop())
 
 
-def _complete(spec: RunSpec) -> RunSpec:
-    """The caller's working folder when none is named; its GPUs by UUID, never by index."""
+def _complete(spec: RunSpec, folder: str) -> RunSpec:
+    """The caller's working folder when none is named; its GPUs by UUID, never by index; its configuration's file."""
     env = dict(spec.env)
     if spec.gpus:
         env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(spec.gpus))
-    return replace(spec, env=env, cwd=spec.cwd or os.getcwd())
+    argv = (*spec.argv, "--config", f"{folder}/{records.CONFIG}") if spec.config else spec.argv
+    return replace(spec, argv=argv, env=env, cwd=spec.cwd or os.getcwd())

@@ -5,3 +5,8 @@ probe and the exit record, and holds the leases' descriptors so that the kernel 
 started as ``python -I -S areal/runtime/shim/__main__.py`` and reads nothing but its run folder. All its modules are
 imported before it says that it lives, so that upgrading areal under a running shim changes nothing.
 """
+
+# Over the gate and ack pipes, and the exit status of a shim that was never told to go.
+GO = b"G"
+ACK = b"A"
+NOT_STARTED = 70  # EX_SOFTWARE

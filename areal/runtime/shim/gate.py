@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from areal.runtime.shim.supervisor import Supervisor
-from areal.runtime.shim.words import ACK, GO, NOT_STARTED
+from areal.runtime.shim import ACK, GO, NOT_STARTED
+from areal.runtime.shim.supervisor import RunSupervisor
 
 
 def main(argv: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     if os.read(gate, 1) != GO:
         return NOT_STARTED
     os.close(gate)
-    supervisor = Supervisor(run_dir, held)
+    supervisor = RunSupervisor(run_dir, held)
     supervisor.begin()
     with suppress(BrokenPipeError):  # the caller died after the "go": the record is complete, carry on
         os.write(ack, ACK)

@@ -34,7 +34,7 @@ class Exit:
         return {"code": self.code, "signal": self.signal, "at": self.at, "reason": self.reason}
 
 
-class Decision:
+class RestartDecision:
     __slots__ = ("action", "delay_s", "reason")
 
     def __init__(self, action: str, delay_s: float = 0.0, reason: str = "") -> None:
@@ -65,21 +65,21 @@ class RestartBudget:
         self._streak = 0
         self._restarts = []
 
-    def decide(self, exit: Exit, ran_s: float, now: float, spread: float) -> Decision:
+    def decide(self, exit: Exit, ran_s: float, now: float, spread: float) -> RestartDecision:
         """What follows an exit. ``now`` is any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
         if not self._wants_restart(exit):
-            return Decision(FINISHED, reason=exit.reason)
+            return RestartDecision(FINISHED, reason=exit.reason)
         if ran_s >= self._reset_after:
             self._streak = 0
         self._restarts = [at for at in self._restarts if now - at < self._window]
         if len(self._restarts) >= self._count:
             times = f"{len(self._restarts)} restart{'s' * (len(self._restarts) != 1)}"
             within = f" within {self._window:g} s" if self._window < _A_YEAR_S else ""  # a job's restarts never expire
-            return Decision(CRASHLOOP, reason=f"{times}{within} were not enough: {exit.reason}")
+            return RestartDecision(CRASHLOOP, reason=f"{times}{within} were not enough: {exit.reason}")
         self._restarts.append(now)
         delay = min(self._max, self._initial * self._factor**self._streak)
         self._streak += 1
-        return Decision(RESTART, delay_s=delay * (1 + self._jitter * (2 * spread - 1)), reason=exit.reason)
+        return RestartDecision(RESTART, delay_s=delay * (1 + self._jitter * (2 * spread - 1)), reason=exit.reason)
 
     def _wants_restart(self, exit: Exit) -> bool:
         if self._policy == "Never" or (exit.code is not None and exit.code in self._final_codes):

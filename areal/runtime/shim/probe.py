@@ -30,7 +30,7 @@ def split_url(url: str) -> tuple[str, int, str]:
     return host.strip("[]"), int(port), slash + path or "/"
 
 
-class LivenessProbe:
+class LivenessCheck:
     """``tick`` with the time, ``on_ready`` when ``fd`` is; ``failed`` says that the component must go."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from areal.runtime.shim.probe import LivenessProbe
+    from areal.runtime.shim.probe import LivenessCheck
 
 STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
 ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # which start of the component it is; the intent may say with which number to begin
@@ -36,7 +36,7 @@ _F_SETPIPE_SZ = 1031
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Supervisor:
+class RunSupervisor:
     def __init__(self, run_dir: str, held_fds: list[int]) -> None:
         intent = records.read_object(run_dir, records.INTENT)
         if intent is None:
@@ -71,12 +71,12 @@ class Supervisor:
         }
         return {**os.environ, **self._intent["env"], **secret, **ours}
 
-    def _make_probe(self) -> LivenessProbe | None:
+    def _make_probe(self) -> LivenessCheck | None:
         if not self._intent.get("liveness"):
             return None
-        from areal.runtime.shim.probe import LivenessProbe  # the socket module is not free: only where it is used
+        from areal.runtime.shim.probe import LivenessCheck  # the socket module is not free: only where it is used
 
-        return LivenessProbe(self._intent["liveness"])
+        return LivenessCheck(self._intent["liveness"])
 
     # -- beginning
 
@@ -185,7 +185,7 @@ class Supervisor:
         if self._probe and self._child and not self._cause:
             self._watch(self._probe, now, probe_ready)
 
-    def _watch(self, probe: LivenessProbe, now: float, ready: bool) -> None:
+    def _watch(self, probe: LivenessCheck, now: float, ready: bool) -> None:
         if ready:
             probe.on_ready(now)
         probe.tick(now)

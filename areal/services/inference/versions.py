@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal.services.web.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_request
 
 
 def read_version(data: Mapping[str, Any]) -> tuple[int, bool]:

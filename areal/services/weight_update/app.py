@@ -1,20 +1,26 @@
-"""The HTTP routes of the weight-update gateway (see ``areal.services.weight_update``)."""
+"""The weight-update gateway's HTTP routes and its process (see ``areal.services.weight_update``)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from areal.services.web.access import Access
-from areal.services.web.body import read_object
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import Request, Response
-from areal.services.web.service import Service, json_response
-from areal.services.weight_update.metadata import Metadata
-from areal.services.weight_update.pairs import Mode, Pair, Pairs, check_version
-from areal.services.weight_update.updating import Done, Updater
+from areal.resources.addresses import base_url
+from areal.services.http.auth import Access
+from areal.services.http.client import HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.process import ServeOptions
+from areal.services.http.service import Service, json_response
+from areal.services.weight_update.pairs import Mode, Pair, PairMetadata, Pairs, check_version
+from areal.services.weight_update.updating import Updater, UpdateResult, WorkerClient
+from areal.wire.processes import WeightUpdateConfig
 
 _BODY_BYTES = 4 * 1024 * 1024
 _SPELLINGS = {"awex": Mode.XCCL}
@@ -29,7 +35,7 @@ _NOT_HONOURED = {
 
 
 class WeightUpdateRoutes:
-    def __init__(self, pairs: Pairs, updater: Updater, metadata: Metadata) -> None:
+    def __init__(self, pairs: Pairs, updater: Updater, metadata: PairMetadata) -> None:
         self._pairs = pairs
         self._updater = updater
         self._metadata = metadata
@@ -67,7 +73,7 @@ class WeightUpdateRoutes:
             check_version(pair, version)
         async with pair.lock:
             if pair.ahead is not None and version == pair.ahead:  # carried over by a sync
-                done, pair.ahead = Done.of(pair), None
+                done, pair.ahead = UpdateResult.of(pair), None
             else:  # checked again: another update may have run while this one waited
                 done = await self._updater.update(pair, check_version(pair, version))
         return json_response(done.to_json())
@@ -83,12 +89,12 @@ class WeightUpdateRoutes:
         """An inference worker that has started asks for what the others serve."""
         data = await read_object(request, _BODY_BYTES)
         pair, worker = self._pairs.get(data.get("pair_name")), _url(data.get("worker_addr"), "worker_addr")
-        pair.joiners.add(worker)
+        pair.joining_workers.add(worker)
         try:
             async with pair.lock:
                 await self._updater.join(pair, worker)
         finally:
-            pair.joiners.discard(worker)
+            pair.joining_workers.discard(worker)
         return json_response({"status": "ok", "pair_name": pair.name, "version": pair.version})
 
     async def disconnect(self, request: Request) -> Response:
@@ -174,3 +180,35 @@ def _url(text: object, field: str) -> str:
     if parts is None or parts.scheme != "http" or not parts.hostname or parts.username or parts.path.strip("/"):
         raise bad_request(f"{field}: {text!r} is no address like http://host:port", param=field)
     return f"http://{parts.netloc}"
+
+
+@contextlib.asynccontextmanager
+async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    service = Service("weight-update", key=options.key, loopback=options.loopback)
+    file = config.discovery_file
+    async with HttpClient() as http:
+        client = WorkerClient(http, options.headers)
+        WeightUpdateRoutes(Pairs(), Updater(client, lambda: service.address), PairMetadata()).add_to(service)
+        with _discoverable(Path(file), config) if file else contextlib.nullcontext():
+            yield service
+
+
+@contextlib.contextmanager
+def _discoverable(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
+    """The file by which ``areal weight-update`` finds this gateway. Removed at exit while it is still ours."""
+    about = {
+        "url": base_url(config.host, config.port),
+        "pid": os.getpid(),
+        "admin_key_file": str(Path(config.admin_key_file).absolute()) if config.admin_key_file else None,
+    }
+    text = json.dumps(about)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}.tmp")
+    aside.write_text(text)
+    aside.rename(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_text() == text:
+                path.unlink()

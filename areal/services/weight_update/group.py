@@ -187,7 +187,7 @@ def open_group(
     return BroadcastGroup(store, 0, size, timeout_s, device, given_up)
 
 
-def let_go(held: list[object]) -> None:
+def release(held: list[object]) -> None:
     """Drop what is in ``held``. A group in which an operation hangs takes as long as that does: it is waited for a
     moment only."""
     thread = threading.Thread(target=held.clear, name="let-go-of-group", daemon=True)

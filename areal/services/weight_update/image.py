@@ -18,7 +18,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from areal.services.weight_update.memory_file import MemoryFile
+from areal.services.weight_update.memory import MemoryFile
 
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 """(name, shape, dtype) of each tensor, in the order of their bytes; dtypes by the format's names."""

@@ -15,14 +15,174 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from areal.services.web.errors import ApiError
-from areal.services.weight_update.crew import PAIRS_NOW, Crew
+import orjson
+
+from areal.services.http.client import CallFailed, HttpClient
+from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState
-from areal.services.weight_update.peers import TRANSFER_S, PeerFailed, Peers
+
+# Calls to the workers of a pair: each with its deadline, each failure with the worker's own words.
+
+CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
+TRANSFER_S = 1800.0
+_PARTING_S = 30.0
+_PROBE_S = 5.0
+
+
+class WorkerFailed(Exception):
+    """A worker refused, failed, or did not answer (then ``status`` is None); the message names it."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class WorkerClient:
+    """``control_s``: seconds for a call that says no other deadline."""
+
+    def __init__(self, http: HttpClient, headers: Mapping[str, str], control_s: float = CONTROL_S) -> None:
+        self._http = http
+        self._control_s = control_s
+        self.parting_s = min(control_s, _PARTING_S)
+        self._headers = {**headers, "Content-Type": "application/json"}
+
+    async def post(
+        self, url: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """The worker's answer. Raises WorkerFailed."""
+        return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
+
+    async def get(self, url: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
+        return await self._ask("GET", url, path, b"", timeout_s)
+
+    async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
+        """What /ready answers, whatever that is. Raises WorkerFailed."""
+        try:
+            reply = await self._http.fetch("GET", url, "/ready", headers=self._headers, timeout_s=_PROBE_S)
+        except (CallFailed, TimeoutError) as error:
+            raise WorkerFailed(f"{url} does not answer: {str(error) or type(error).__name__}") from error
+        return reply.status, reply.object()
+
+    async def is_ready(self, url: str) -> bool:
+        with suppress(WorkerFailed):
+            return (await self.probe(url))[0] == 200
+        return False
+
+    async def is_behind(self, url: str) -> bool:
+        """Whether the worker would serve if it had the published version."""
+        with suppress(WorkerFailed):
+            return (await self.probe(url))[1].get("awaits_version") is not None
+        return False
+
+    async def post_all(
+        self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Every worker's answer, by its address. Waits for all, then raises WorkerFailed naming each that failed."""
+        answers = await asyncio.gather(*(self.post(url, path, body, timeout_s) for url in urls), return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, WorkerFailed):
+                raise failure
+        if failures:
+            raise WorkerFailed("; ".join(str(failure) for failure in failures))
+        return {url: answer for url, answer in zip(urls, answers, strict=True) if isinstance(answer, dict)}
+
+    async def _ask(self, method: str, url: str, path: str, body: bytes, timeout_s: float | None) -> dict[str, Any]:
+        timeout_s = self._control_s if timeout_s is None else timeout_s
+        try:
+            reply = await self._http.fetch(method, url, path, headers=self._headers, body=body, timeout_s=timeout_s)
+        except (CallFailed, TimeoutError) as error:
+            raise WorkerFailed(f"{url}{path} does not answer: {str(error) or type(error).__name__}") from error
+        if reply.status // 100 != 2:
+            reason = reply.error().get("message", "no reason given")
+            raise WorkerFailed(f"{url}{path} answered {reply.status}: {reason}", reply.status)
+        return reply.object()
+
+
+# The inference workers that take part in one operation, and those that are lost on the way. A worker that a router
+# knows may go: it has no calls then, and when it comes back it catches up with what was published before it serves.
+# So its loss fails nothing. A worker that is there and refuses fails the operation, and so does a fixed one, which
+# nobody would bring back.
+
+T = TypeVar("T")
+_NOTICED_S = 3.0  # an engine that failed a call has died within this, or lives
+_LOOK_AGAIN_SOON_S = 0.1
+PAIRS_NOW = "/weights/pairs?look"  # a data proxy finds out first whether its engine is there
+_MAYBE_LOST = (None, 502, 503)  # no answer; the engine behind it failed, or is away
+
+
+class WorkerSet:
+    """``urls`` of those that still take part; never empty."""
+
+    def __init__(self, client: WorkerClient, urls: Iterable[str], *, may_lose: bool) -> None:
+        self._client = client
+        self.may_lose = may_lose
+        self.urls = list(urls)
+        self.lost: set[str] = set()
+
+    async def all(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> None:
+        """Post to all. Raises WorkerFailed naming each that is there and failed."""
+        await self.each(lambda url: self._client.post(url, path, body, timeout_s))
+
+    async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+        """What ``ask`` gives for each; all are waited for. Raises as ``all``."""
+        answers = await asyncio.gather(*map(ask, self.urls), return_exceptions=True)
+        reply, failed = dict[str, T](), dict[str, WorkerFailed]()
+        for url, answer in zip(self.urls, answers, strict=True):
+            if isinstance(answer, WorkerFailed):
+                failed[url] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                reply[url] = answer
+        if failed:
+            await self.drop_failed(failed)
+        return reply
+
+    async def drop_lost(self, patience_s: float = _NOTICED_S) -> None:
+        """Look whether some are gone."""
+        failed = {url: WorkerFailed(f"{url} is gone") for url in self.urls}
+        gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
+        self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
+
+    async def drop_failed(self, failed: Mapping[str, WorkerFailed], what: str = "") -> None:
+        """Those of ``failed`` that are lost go. Raises WorkerFailed, beginning with ``what``, where one is not, or none
+        is left."""
+        gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
+        refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
+        if refusals:
+            raise WorkerFailed(what + "; ".join(refusals))
+        self.drop(failed)
+        if not self.urls:
+            raise WorkerFailed(what + "; ".join(map(str, failed.values())))
+
+    def drop(self, urls: Iterable[str]) -> None:
+        gone = set(urls)
+        for url in sorted(gone):
+            _log.warning("the worker %s is gone: it will catch up when it comes back", url)
+        self.lost |= gone
+        self.urls = [url for url in self.urls if url not in gone]
+
+    async def _is_lost(self, failure: tuple[str, WorkerFailed], patience_s: float = _NOTICED_S) -> bool:
+        """Whether it serves nothing any more. Its data proxy is to look whether its engine is there; an engine that is
+        about to die needs a moment more."""
+        url, error = failure
+        if not self.may_lose or error.status not in _MAYBE_LOST:
+            return False
+        with suppress(WorkerFailed):
+            await self._client.get(url, PAIRS_NOW)
+        deadline = time.monotonic() + patience_s
+        while await self._client.is_ready(url) or await self._client.is_behind(url):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_LOOK_AGAIN_SOON_S)
+        return True
+
 
 _log = logging.getLogger(__name__)
 _SERVING = ("ready", "draining")
@@ -33,7 +193,7 @@ _AWAY = (None, 502, 503)  # no answer; the gateway has none of its router's
 
 
 @dataclass(frozen=True)
-class Done:
+class UpdateResult:
     """``paused_ms`` is how long generation stood still; ``bytes`` is what each worker took."""
 
     version: int
@@ -42,7 +202,7 @@ class Done:
     bytes: int
 
     @classmethod
-    def of(cls, pair: Pair) -> Done:
+    def of(cls, pair: Pair) -> UpdateResult:
         """Its last update."""
         return cls(pair.version, pair.duration_ms or 0.0, pair.paused_ms or 0.0, pair.bytes or 0)
 
@@ -59,8 +219,8 @@ class Done:
 class Updater:
     """``address`` is this gateway's own: workers that join find it there."""
 
-    def __init__(self, peers: Peers, address: Callable[[], str | None] = lambda: None) -> None:
-        self._peers = peers
+    def __init__(self, client: WorkerClient, address: Callable[[], str | None] = lambda: None) -> None:
+        self._client = client
         self._address = address
 
     # -- connecting
@@ -69,54 +229,54 @@ class Updater:
         """Contact every worker of both sides. Raises ApiError 502; then no worker knows of the pair any more."""
         try:
             async with _named("connect"):
-                await self._connect(pair, await self._crew(pair))
+                await self._connect(pair, await self._participants(pair))
         except BaseException:
             await self.disconnect(pair)
             raise
 
-    async def _connect(self, pair: Pair, crew: Crew) -> None:
+    async def _connect(self, pair: Pair, workers: WorkerSet) -> None:
         if pair.mode is Mode.XCCL:
-            pair.settings["group_form"] = await self._group_form(crew)
-        offers = await self._peers.post_all(pair.train, "/weights/connect", self._hello(pair, crew.workers))
+            pair.settings["group_form"] = await self._group_form(workers)
+        offers = await self._client.post_all(pair.train, "/weights/connect", self._hello(pair, workers.urls))
         pair.settings["offer"] = offers[pair.train[0]]
-        await self._introduce(pair, crew)
+        await self._introduce(pair, workers)
 
-    async def _group_form(self, crew: Crew) -> str:
+    async def _group_form(self, workers: WorkerSet) -> str:
         """Engines of one process group make it in one way."""
-        said = await crew.each(lambda url: self._peers.get(url, "/weights/pairs"))
-        forms = {url: answer.get("group_form") for url, answer in said.items()}
+        reply = await workers.each(lambda url: self._client.get(url, "/weights/pairs"))
+        forms = {url: answer.get("group_form") for url, answer in reply.items()}
         if unable := [url for url, form in forms.items() if not isinstance(form, str)]:
-            raise PeerFailed(f"the engine behind {unable[0]} takes no weights by xccl", 400)
+            raise WorkerFailed(f"the engine behind {unable[0]} takes no weights by xccl", 400)
         if len(set(forms.values())) > 1:
-            raise PeerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
+            raise WorkerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
         return str(next(iter(forms.values())))
 
-    async def _introduce(self, pair: Pair, crew: Crew) -> None:
+    async def _introduce(self, pair: Pair, workers: WorkerSet) -> None:
         """Tell inference workers of the pair; each proves that it reaches what the training side offered."""
-        about = {**self._hello(pair, crew.workers), "offer": pair.settings["offer"]}
-        ranks = {url: rank for rank, url in enumerate(crew.workers, start=1)}
-        pair.connected |= set(crew.workers)
+        about = {**self._hello(pair, workers.urls), "offer": pair.settings["offer"]}
+        ranks = {url: rank for rank, url in enumerate(workers.urls, start=1)}
+        pair.connected |= set(workers.urls)
 
         async def hello(url: str) -> None:
-            await self._peers.post(url, "/weights/connect", {**about, "rank": ranks[url]})
+            await self._client.post(url, "/weights/connect", {**about, "rank": ranks[url]})
 
         if pair.mode is not Mode.XCCL:
-            await crew.each(hello)
+            await workers.each(hello)
             return
         # a process group forms when all of its members come
-        join = self._peers.post(pair.train[0], "/weights/join", {"pair_name": pair.name})
-        await _all_or_none([join, *map(hello, crew.workers)], "join")
+        join = self._client.post(pair.train[0], "/weights/join", {"pair_name": pair.name})
+        await _all_or_none([join, *map(hello, workers.urls)], "join")
 
     def _hello(self, pair: Pair, workers: Sequence[str]) -> dict[str, Any]:
         about = {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers) + 1, **pair.settings}
         return {**about, "gateway": self._address()}
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
-        """Tell every worker. What did not answer is returned, and forgotten all the same. ``left``: see the workers'
-        ``/weights/disconnect``."""
+        """Tell every worker. Returns the failures of those that did not answer; they are forgotten too. ``left``: see
+        the workers' ``/weights/disconnect``."""
         body = {"pair_name": pair.name, "gateway": self._address(), **more}
         tasks = [
-            self._peers.post(url, "/weights/disconnect", body, self._peers.parting_s)
+            self._client.post(url, "/weights/disconnect", body, self._client.parting_s)
             for url in (*pair.train, *sorted(pair.connected))
         ]
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -125,7 +285,7 @@ class Updater:
 
     # -- updating
 
-    async def update(self, pair: Pair, version: int) -> Done:
+    async def update(self, pair: Pair, version: int) -> UpdateResult:
         """Raises ApiError 502 when any step failed; generation goes on in every case. The caller holds the lock."""
         began = time.monotonic()
         pair.state = PairState.UPDATING
@@ -141,96 +301,99 @@ class Updater:
         pair.succeeded(version, done.duration_ms, done.paused_ms, done.bytes)
         return done
 
-    async def _update(self, pair: Pair, version: int, began: float) -> Done:
+    async def _update(self, pair: Pair, version: int, began: float) -> UpdateResult:
         order = {"pair_name": pair.name, "version": version}
         carry = self._broadcast if pair.mode is Mode.XCCL else self._hand_out
         while True:
-            crew = await self._crew(pair)
-            workers = tuple(crew.workers)
+            workers = await self._participants(pair)
+            urls = tuple(workers.urls)
             try:
-                taken = await carry(pair, crew, order)
+                taken = await carry(pair, workers, order)
                 break
-            except PeerFailed as error:
-                error = await self._take_back(pair, workers, order, error)
-                if crew.workers or time.monotonic() - began > _WORKERS_S:
+            except WorkerFailed as error:
+                error = await self._take_back(pair, urls, order, error)
+                if workers.urls or time.monotonic() - began > _WORKERS_S:
                     raise error from None
                 _log.warning("no worker of %s is left, one is waited for: %s", pair.name, error)
                 await asyncio.sleep(_LOOK_AGAIN_S)
-        pair.joiners -= set(crew.workers)
-        return Done(version, (time.monotonic() - began) * 1e3, taken.paused_ms, taken.bytes)
+        pair.joining_workers -= set(workers.urls)
+        return UpdateResult(version, (time.monotonic() - began) * 1e3, taken.paused_ms, taken.bytes)
 
     async def _take_back(
-        self, pair: Pair, workers: Sequence[str], order: dict[str, Any], error: PeerFailed
-    ) -> PeerFailed:
+        self, pair: Pair, workers: Sequence[str], order: dict[str, Any], error: WorkerFailed
+    ) -> WorkerFailed:
         """Have the workers that took this version go back: the error, with their names."""
-        tell = (self._peers.post(url, "/weights/revert", order, self._peers.parting_s) for url in workers)
+        tell = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
         answers = await asyncio.gather(*tell, return_exceptions=True)
         back = [
-            url for url, said in zip(workers, answers, strict=True) if isinstance(said, dict) and said.get("reverted")
+            url
+            for url, reply in zip(workers, answers, strict=True)
+            if isinstance(reply, dict) and reply.get("reverted")
         ]
         if not back:
             return error
         old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
-        return PeerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
+        return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
 
-    async def _hand_out(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
-        """Publish a folder, and have each worker of the crew take it."""
-        await self._meet(pair, crew)
-        published = await self._peers.post(pair.train[0], "/weights/publish", order, TRANSFER_S)
+    async def _hand_out(self, pair: Pair, workers: WorkerSet, order: dict[str, Any]) -> _Transfer:
+        """Publish a folder, and have each worker take it."""
+        await self._introduce_newcomers(pair, workers)
+        published = await self._client.post(pair.train[0], "/weights/publish", order, TRANSFER_S)
         taken = {**order, "source": published["source"]}
-        await crew.all("/weights/prepare", taken, TRANSFER_S)
-        return await self._swap(crew, taken, published)
+        await workers.all("/weights/prepare", taken, TRANSFER_S)
+        return await self._swap(workers, taken, published)
 
-    async def _broadcast(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
+    async def _broadcast(self, pair: Pair, workers: WorkerSet, order: dict[str, Any]) -> _Transfer:
         """Where a worker is lost in the middle: once more, in a group of those that are left."""
-        before = len(crew.lost)
+        before = len(workers.lost)
         try:
-            return await self._broadcast_once(pair, crew, order)
-        except PeerFailed as error:
-            await crew.drop_lost()
-            if len(crew.lost) == before or not crew.workers:
+            return await self._broadcast_once(pair, workers, order)
+        except WorkerFailed as error:
+            await workers.drop_lost()
+            if len(workers.lost) == before or not workers.urls:
                 raise
             _log.warning("the process group of %s is formed anew: %s", pair.name, error)
-        return await self._broadcast_once(pair, crew, order)
+        return await self._broadcast_once(pair, workers, order)
 
-    async def _broadcast_once(self, pair: Pair, crew: Crew, order: dict[str, Any]) -> _Taken:
+    async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: dict[str, Any]) -> _Transfer:
         """Both sides at once: one sends while the others receive. When one fails the pair is taken apart, or the others
         would wait for it; then the next one builds the process group anew."""
-        await self._meet(pair, crew)
-        manifest = await self._peers.post(pair.train[0], "/weights/manifest", order, TRANSFER_S)
+        await self._introduce_newcomers(pair, workers)
+        manifest = await self._client.post(pair.train[0], "/weights/manifest", order, TRANSFER_S)
         taken = {**order, "source": manifest["source"]}
-        await crew.all("/weights/prepare", {**taken, "verify": True})
-        calls = [self._peers.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
-        calls += [self._peers.post(url, "/weights/prepare", taken, TRANSFER_S) for url in crew.workers]
+        await workers.all("/weights/prepare", {**taken, "verify": True})
+        calls = [self._client.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
+        calls += [self._client.post(url, "/weights/prepare", taken, TRANSFER_S) for url in workers.urls]
         try:
             await _all_or_none(calls, "broadcast")
         except BaseException:
             await self.disconnect(pair)
             raise
-        return await self._swap(crew, taken, manifest)
+        return await self._swap(workers, taken, manifest)
 
-    async def _swap(self, crew: Crew, taken: dict[str, Any], published: dict[str, Any]) -> _Taken:
+    async def _swap(self, workers: WorkerSet, taken: dict[str, Any], published: dict[str, Any]) -> _Transfer:
         """All have it ready: each stands still for as long as its swap takes."""
-        said = await crew.each(lambda url: self._peers.post(url, "/weights/update", taken, TRANSFER_S))
+        reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, TRANSFER_S))
         if (probe := published.get("probe")) is not None:
-            await crew.all("/weights/check", {"probe": probe})
-        await crew.all("/weights/commit", {**taken, "gateway": self._address()})
-        pauses = [float(answer["paused_ms"]) for answer in said.values()]
-        return _Taken(int(published["bytes"]), max(pauses, default=0.0))
+            await workers.all("/weights/check", {"probe": probe})
+        await workers.all("/weights/commit", {**taken, "gateway": self._address()})
+        pauses = [float(answer["paused_ms"]) for answer in reply.values()]
+        return _Transfer(int(published["bytes"]), max(pauses, default=0.0))
 
-    async def sync(self, pair: Pair) -> Done:
+    async def sync(self, pair: Pair) -> UpdateResult:
         """Carry over what the training side has staged, which may be newer than what it has asked us to: then its
         update, which waits for the lock, is done too. The caller holds the lock. Raises ApiError 502, 409 where nothing
         was staged yet."""
-        served = pair.version
+        served, ahead = pair.version, pair.ahead
         async with _named("sync"):
             version = await self._staged(pair)
         while True:
             try:
-                done = await self.update(pair, version)
-                pair.ahead = version if version > served else None
-                return done
+                if version > served:
+                    pair.ahead = version
+                return await self.update(pair, version)
             except ApiError:
+                pair.ahead = ahead
                 async with _named("sync"):
                     newer = await self._staged(pair)
                 if newer == version:
@@ -238,8 +401,8 @@ class Updater:
                 version = newer  # staged meanwhile; there is no next one before this one was carried over
 
     async def _staged(self, pair: Pair) -> int:
-        said = (await self._peers.post(pair.train[0], "/weights/staged", {"pair_name": pair.name}))["version"]
-        version = max(pair.version, said if isinstance(said, int) else -1)
+        reply = (await self._client.post(pair.train[0], "/weights/staged", {"pair_name": pair.name}))["version"]
+        version = max(pair.version, reply if isinstance(reply, int) else -1)
         if version < 0:
             raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
         return version
@@ -249,7 +412,7 @@ class Updater:
     async def join(self, pair: Pair, worker: str) -> None:
         """Bring a worker that has started to the version that the others serve. The caller holds the lock. Raises
         ApiError 502, 409 where nothing is published yet."""
-        if worker not in pair.joiners:
+        if worker not in pair.joining_workers:
             return  # an update took it along
         if pair.version < 0:
             raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
@@ -259,8 +422,8 @@ class Updater:
         async with _named("join"):
             order = {"pair_name": pair.name, "version": pair.version}
             try:
-                await self._hand_out(pair, Crew(self._peers, [worker], may_lose=False), order)
-            except PeerFailed as error:
+                await self._hand_out(pair, WorkerSet(self._client, [worker], may_lose=False), order)
+            except WorkerFailed as error:
                 raise await self._take_back(pair, [worker], order, error) from None
 
     # -- who takes part
@@ -270,8 +433,8 @@ class Updater:
         if pair.inference_gateway is None:
             return list(await asyncio.gather(*map(self._seen, pair.inference)))
         try:
-            known = (await self._peers.get(pair.inference_gateway, "/workers", _LOOK_S))["workers"]
-        except PeerFailed:
+            known = (await self._client.get(pair.inference_gateway, "/workers", _LOOK_S))["workers"]
+        except WorkerFailed:
             return None
         return [
             {"url": worker["worker_addr"], "state": worker["state"], "version": worker.get("version")}
@@ -282,61 +445,63 @@ class Updater:
     async def _seen(self, url: str) -> dict[str, Any]:
         """A fixed worker, as it says itself."""
         try:
-            status, about = await self._peers.probe(url)
-        except PeerFailed:
+            status, about = await self._client.probe(url)
+        except WorkerFailed:
             return {"url": url, "state": None, "version": None}
         return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
-    async def _meet(self, pair: Pair, crew: Crew) -> None:
+    async def _introduce_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
         """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer
         spoken to. A process group is built anew."""
         path = PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"  # a dead member would be missed when they send
-        said = await crew.each(lambda url: self._peers.get(url, path))
-        strangers = [url for url in crew.workers if pair.name not in said[url]["pairs"]]
+        reply = await workers.each(lambda url: self._client.get(url, path))
+        strangers = [url for url in workers.urls if pair.name not in reply[url]["pairs"]]
         if pair.mode is Mode.XCCL:
-            if strangers or set(crew.workers) != pair.connected:
-                await crew.drop_lost(patience_s=0.0)  # a group waits long for a member that does not come
+            if strangers or set(workers.urls) != pair.connected:
+                await workers.drop_lost(patience_s=0.0)  # a group waits long for a member that does not come
                 await self.disconnect(pair)
-                await self._connect(pair, crew)
+                await self._connect(pair, workers)
         elif strangers:
-            newcomers = Crew(self._peers, strangers, may_lose=crew.may_lose)
+            newcomers = WorkerSet(self._client, strangers, may_lose=workers.may_lose)
             await self._introduce(pair, newcomers)
-            crew.part(newcomers.lost)
+            workers.drop(newcomers.lost)
 
-    async def _crew(self, pair: Pair) -> Crew:
+    async def _participants(self, pair: Pair) -> WorkerSet:
         if pair.inference_gateway is None:
-            return Crew(self._peers, pair.inference, may_lose=False)
+            return WorkerSet(self._client, pair.inference, may_lose=False)
         deadline = time.monotonic() + _WORKERS_S
         while not (found := await self._found(pair, pair.inference_gateway, deadline)):
             if time.monotonic() > deadline:
-                raise PeerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
+                raise WorkerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
             await asyncio.sleep(_LOOK_AGAIN_S)
         if pair.mode is not Mode.XCCL:  # who left a process group is in it until it is formed anew
             pair.connected &= set(found)
-        return Crew(self._peers, found, may_lose=True)
+        return WorkerSet(self._client, found, may_lose=True)
 
     async def _found(self, pair: Pair, gateway: str, deadline: float) -> list[str]:
-        """Nobody yet where the gateway, or the router behind it, is being started again. Raises PeerFailed for a
+        """Nobody yet where the gateway, or the router behind it, is being started again. Raises WorkerFailed for a
         gateway that refuses us, and after the ``deadline``."""
         try:
             return await self._known(pair, gateway)
-        except PeerFailed as error:
+        except WorkerFailed as error:
             if error.status not in _AWAY or time.monotonic() > deadline:
                 raise
             return []
 
     async def _known(self, pair: Pair, gateway: str) -> list[str]:
-        """Who serves the model, and who would if it had the weights."""
-        known = (await self._peers.get(gateway, "/workers"))["workers"]
+        """Workers that serve the model, and those that would if they had the weights."""
+        known = (await self._client.get(gateway, "/workers"))["workers"]
         ours = {worker["worker_addr"]: worker["state"] for worker in known if worker["model"] == pair.model}
-        away = [url for url, state in ours.items() if state not in _SERVING and url not in pair.joiners]
-        behind = await asyncio.gather(*map(self._peers.is_behind, away))
+        away = [url for url, state in ours.items() if state not in _SERVING and url not in pair.joining_workers]
+        behind = await asyncio.gather(*map(self._client.is_behind, away))
         late = [url for url, is_behind in zip(away, behind, strict=True) if is_behind]
-        return list(dict.fromkeys([*(url for url in ours if ours[url] in _SERVING), *late, *sorted(pair.joiners)]))
+        return list(
+            dict.fromkeys([*(url for url in ours if ours[url] in _SERVING), *late, *sorted(pair.joining_workers)])
+        )
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _Transfer:
     """``paused_ms`` is of the worker that stood still longest."""
 
     bytes: int
@@ -361,5 +526,5 @@ async def _named(what: str) -> AsyncIterator[None]:
     """A worker's failure as the caller of the gateway meets it."""
     try:
         yield
-    except PeerFailed as error:
+    except WorkerFailed as error:
         raise ApiError(502, f"{what} failed: {error}", code=f"{what}_failed") from error

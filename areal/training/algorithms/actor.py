@@ -1,4 +1,4 @@
-"""The policy's loss over a micro-batch, by the settings of a ``PPOActorConfig``, and what of it is worth a number."""
+"""The policy's loss over a micro-batch by the settings of a ``PPOActorConfig``, and its metrics."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ from torch import Tensor
 from areal.api.algorithm_api import LossFn, LossInputs
 from areal.api.registry import load_attr
 from areal.errors import UsageFault
-from areal.training.algorithms.aggregation import Aggregation
-from areal.training.algorithms.correction import (
-    Correction,
-    Rejection,
-    correction,
-    interpolated_proximal,
-)
-from areal.training.algorithms.logprobs import token_entropies, token_logprobs
-from areal.training.algorithms.policy_loss import PolicyObjective, policy_loss
-from areal.training.algorithms.rewards import kl_estimate
+from areal.training.algorithms.advantages import kl_estimate
+from areal.training.algorithms.losses import Aggregation, PolicyObjective, policy_loss, token_entropies, token_logprobs
+from areal.training.algorithms.preparation import Correction, Rejection, correction, interpolated_proximal
 from areal.training.data.batches import Batch
 
 if TYPE_CHECKING:
@@ -60,7 +53,7 @@ class ActorLoss:
 
     ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
     have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
-    behaviour policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed,
+    behavior policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed,
     ``token_temperatures`` where not all are 1, ``ref_logprobs`` where there is a reference, and ``second_moment_mask``
     where the configuration has an ``m2_threshold``. ``kl_factor`` multiplies ``kl_loss_coef``.
     """
@@ -137,8 +130,8 @@ class ActorLoss:
         return logprobs.detach()
 
     def _correction(self, proximal: Tensor, micro: Batch, mask: Tensor) -> Correction:
-        behaviour = micro["logprobs"]
-        result = correction(proximal, behaviour, mask, self._rejection)
+        behavior = micro["logprobs"]
+        result = correction(proximal, behavior, mask, self._rejection)
         if self.config.m2_threshold is not None:
             kept = result.kept & micro["second_moment_mask"]
             result = Correction(result.weights * kept, kept)
@@ -160,3 +153,18 @@ class ActorLoss:
         assert self._sums is not None
         sums, self._sums = self._sums, None
         return self._names, sums
+
+
+# -- rows with a gradient. A policy's loss is its advantages times something: a row whose advantages are all 0 (all
+# answers of its group were right, or all wrong) is not computed. It still counts in the mean.
+
+
+def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool = False) -> list[int]:
+    """Never none: every rank takes part in every update. All of them where a loss has a part without
+    advantages."""
+    every = list(range(len(batch["advantages"])))
+    beyond = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
+    if beyond or own_loss:
+        return every
+    taught: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
+    return taught or every[:1]

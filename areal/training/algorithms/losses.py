@@ -1,14 +1,95 @@
-"""Losses of supervised fine-tuning, of a critic, of a reward model, and of direct preference optimisation."""
+"""Losses, all pure: from logits to log-probabilities, from tokens to sequences to one number.
+
+The engine normalizes over all micro-batches and ranks: a loss is the mean over one micro-batch, its weight how much
+that mean counts. So every aggregation is the same however a batch is cut.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from areal.training.algorithms.sequences import sequence_sums
+
+def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+    """Mean of ``values`` where ``mask``; 0 where nothing is. With ``dim`` that dimension is kept, as 1."""
+    active = mask.to(values.dtype)
+    kept = torch.where(mask.bool(), values, torch.zeros_like(values))
+    if dim is None:
+        return kept.sum() / active.sum().clamp(min=1)
+    return kept.sum(dim, keepdim=True) / active.sum(dim, keepdim=True).clamp(min=1)
+
+
+def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] -> [B]: the sum of ``values`` over each row's mask."""
+    return torch.where(mask.bool(), values, torch.zeros_like(values)).sum(1)
+
+
+# -- log-probabilities and entropies of given tokens, without a float32 copy of all logits at once
+
+_CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
+
+
+def token_logprobs(logits: Tensor, input_ids: Tensor, temperatures: Tensor | None = None) -> Tensor:
+    """``logits`` [B, T, V], ``input_ids`` [B, T] -> float32 [B, T]; column 0 is 0.
+
+    ``temperatures`` [B, T], above 0: what each token was sampled at, so that both sides speak of one distribution;
+    None: 1.
+    """
+    batch, length, vocabulary = logits.shape
+    rows = _rows(vocabulary)
+    scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
+    targets = torch.split(input_ids[:, 1:].reshape(-1), rows)
+    parts = zip(scored, targets, _divisors(temperatures, rows, len(scored)), strict=True)
+    flat = torch.cat([_of_targets(*part) for part in parts])
+    return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
+
+
+def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tensor:
+    """Entropy in nats of the distribution that token t was drawn from: [B, T, V] -> float32 [B, T]; column 0 is 0."""
+    batch, length, vocabulary = logits.shape
+    rows = _rows(vocabulary)
+    scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
+    parts = zip(scored, _divisors(temperatures, rows, len(scored)), strict=True)
+    flat = torch.cat([_entropy(*part) for part in parts])
+    return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
+
+
+def _divisors(temperatures: Tensor | None, rows: int, count: int) -> Sequence[Tensor | None]:
+    """Of each part of the logits, [rows, 1]."""
+    return [None] * count if temperatures is None else torch.split(temperatures[:, 1:].reshape(-1, 1), rows)
+
+
+def _rows(vocabulary: int) -> int:
+    return max(1, _CHUNK_VALUES // vocabulary)
+
+
+def _of_targets(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
+    if logits.requires_grad and logits.dtype != torch.float32:
+        # The float32 copy is made again in the backward pass rather than kept for every chunk.
+        kept: Tensor = checkpoint(_gathered, logits, targets, divisors, use_reentrant=False)
+        return kept
+    return _gathered(logits, targets, divisors)
+
+
+def _gathered(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
+    return -torch.nn.functional.cross_entropy(_scaled(logits, divisors), targets, reduction="none")
+
+
+def _scaled(logits: Tensor, divisors: Tensor | None) -> Tensor:
+    return logits.float() if divisors is None else logits.float() / divisors
+
+
+def _entropy(logits: Tensor, divisors: Tensor | None) -> Tensor:
+    logp = torch.log_softmax(_scaled(logits, divisors), dim=-1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+# -- supervised fine-tuning, critic, reward model, DPO
 
 
 def sft_loss(logprobs: Tensor, loss_mask: Tensor) -> Tensor:
@@ -48,7 +129,7 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     kind: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> PairLoss:
-    """Direct preference optimisation (arXiv 2305.18290): ``logprobs`` and ``reference`` [2N, T] of chosen and rejected
+    """Direct preference optimization (arXiv 2305.18290): ``logprobs`` and ``reference`` [2N, T] of chosen and rejected
     answers in turn. ``label_smoothing`` is the share of labels thought wrong (conservative DPO). ``ipo``: the squared
     distance of the mean log ratios' difference from 1 / (2 beta) (arXiv 2310.12036)."""
     gained = sequence_sums(logprobs - reference, loss_mask)
@@ -59,3 +140,133 @@ def dpo_loss(
     margins = beta * (gained[0::2] - gained[1::2])
     right, wrong = torch.nn.functional.logsigmoid(margins), torch.nn.functional.logsigmoid(-margins)
     return PairLoss(-(1 - label_smoothing) * right - label_smoothing * wrong, margins.detach())
+
+
+# -- from losses of tokens to one loss: ``loss_agg_mode``
+
+AggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """``mode``, by verl's names:
+
+    token-mean               sum over all tokens / tokens                               (DAPO, arXiv 2503.14476)
+    seq-mean-token-mean      mean over sequences of the mean over their tokens          (GRPO, arXiv 2402.03300)
+    seq-mean-token-sum       mean over sequences of the sum over their tokens           (REINFORCE, RLOO)
+    seq-mean-token-sum-norm  the same / ``scale``, a constant                           (Dr.GRPO, arXiv 2503.20783)
+
+    A sequence without a token in the mask does not count.
+    """
+
+    mode: AggMode = "token-mean"
+    scale: float = 1.0
+
+    def mean(self, per_token: Tensor, mask: Tensor) -> Tensor:
+        """``per_token`` and ``mask`` [B, T] -> a scalar; 0 where the mask is empty."""
+        if self.mode == "token-mean":
+            return masked_mean(per_token, mask)
+        if self.mode == "seq-mean-token-mean":
+            of_sequences = masked_mean(per_token, mask, dim=1)[:, 0]
+        else:
+            of_sequences = sequence_sums(per_token, mask)
+        mean = masked_mean(of_sequences, mask.any(1))
+        return mean / self.scale if self.mode == "seq-mean-token-sum-norm" else mean
+
+    def weight(self, mask: Tensor) -> Tensor:
+        """How many tokens, or sequences, ``mean`` is over: a scalar."""
+        return mask.sum() if self.mode == "token-mean" else mask.any(1).sum()
+
+
+# -- policies: u = pi_theta / pi_proximal is clipped, w = pi_proximal / pi_behavior is a constant weight.
+# Standard PPO has the behavior policy for the proximal one, and w = 1.
+
+_LOG_BOUND = 30.0  # a ratio's value stays finite, also its square in a gradient's norm
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """``clip`` is (below, above) 1. ``dual_clip`` bounds the loss of a negative advantage (arXiv 1912.09729).
+
+    kind: ``ppo`` (arXiv 1707.06347), ``cispo`` (arXiv 2506.13585), ``sapo`` (arXiv 2511.20347).
+    level: one ratio a token, or one a sequence (GSPO, arXiv 2507.18071).
+    """
+
+    kind: Literal["ppo", "cispo", "sapo"] = "ppo"
+    level: Literal["token", "sequence"] = "token"
+    clip: tuple[float, float] = (0.2, 0.2)
+    dual_clip: float | None = None
+    sapo_temperatures: tuple[float, float] = (1.0, 1.05)  # of positive and of negative advantages
+
+    def __post_init__(self) -> None:
+        if min(self.clip) < 0:
+            raise ValueError(f"clip must not be negative, got {self.clip}")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip must be above 1, got {self.dual_clip}")
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """``per_token`` [B, T] is to be averaged over the loss mask; ``clipped`` [B, T] says where the clip held."""
+
+    per_token: Tensor
+    ratio: Tensor
+    clipped: Tensor
+
+
+def policy_loss(
+    logprobs: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    loss_mask: Tensor,
+    objective: PolicyObjective,
+    weights: Tensor | None = None,
+) -> PolicyLoss:
+    """All [B, T], token aligned. Only ``logprobs`` has a gradient. ``weights``: the behavior correction, 0 where a
+    token was left out."""
+    active = loss_mask.bool()
+    log_ratio = torch.where(active, logprobs - proximal, torch.zeros_like(logprobs))
+    if objective.level == "sequence":
+        # The value is the sequence's geometric mean; each token's own gradient flows in proportion (GSPO, eq. 7).
+        log_ratio = masked_mean(log_ratio, active, dim=1).expand_as(log_ratio)
+        advantages = masked_mean(advantages, active, dim=1).expand_as(advantages)
+    ratio = bounded_exp(log_ratio)
+    loss, clipped = _OBJECTIVES[objective.kind](ratio, logprobs, advantages, objective)
+    if weights is not None:
+        loss = loss * weights
+    loss = torch.where(active, loss, torch.zeros_like(loss))
+    return PolicyLoss(loss, ratio.detach(), (clipped & active).detach())
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp, its value bounded to stay finite. Beyond the bound the gradient is that at the bound, not 0: a token that is
+    far too likely must be pushed back, however far it is."""
+    value = log_ratio.detach().clamp(-_LOG_BOUND, _LOG_BOUND).exp()
+    return value * (1 + (log_ratio - log_ratio.detach()))
+
+
+def _ppo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, objective: PolicyObjective) -> tuple[Tensor, Tensor]:
+    low, high = objective.clip
+    free, bounded = -ratio * advantages, -ratio.clamp(1 - low, 1 + high) * advantages
+    loss, clipped = torch.maximum(free, bounded), bounded > free
+    if objective.dual_clip is not None:
+        ceiling = -objective.dual_clip * advantages
+        over = (advantages < 0) & (loss > ceiling)
+        loss, clipped = torch.where(over, ceiling, loss), clipped | over
+    return loss, clipped
+
+
+def _cispo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, objective: PolicyObjective) -> tuple[Tensor, Tensor]:
+    low, high = objective.clip
+    bounded = ratio.clamp(1 - low, 1 + high).detach()
+    return -bounded * advantages * logprobs, bounded != ratio
+
+
+def _sapo(ratio: Tensor, logprobs: Tensor, advantages: Tensor, objective: PolicyObjective) -> tuple[Tensor, Tensor]:
+    positive, negative = objective.sapo_temperatures
+    tau = torch.where(advantages > 0, positive, negative)
+    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    return -gate * advantages, torch.zeros_like(ratio, dtype=torch.bool)
+
+
+_OBJECTIVES = {"ppo": _ppo, "cispo": _cispo, "sapo": _sapo}

@@ -183,7 +183,7 @@ class Frontier:
 
 
 @dataclass
-class Prospects:
+class FailureWindow:
     """Whether the last prompts came to anything: pure. ``window`` ends are looked at."""
 
     window: int

@@ -2,7 +2,7 @@
 
 An algorithm supplies ``train_step`` (one step, its metrics) and what of itself belongs in a checkpoint. The loop
 resumes from the newest checkpoint where ``recover`` says so; everything that may happen between two steps happens in
-``_between``, in one order, on all ranks.
+``_after_step``, in one order, on all ranks.
 """
 
 from __future__ import annotations
@@ -17,25 +17,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from areal.api import stats
 from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
+from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
 from areal.errors import ArealError, UsageFault
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.data.frontier import DataOrder
-from areal.training.engines.fsdp import FSDPEngine
-from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
-from areal.training.engines.fsdp.weights import save_model
-from areal.training.layout import ensure_layout
+from areal.training.engines import open_engine
 from areal.training.metrics import Metrics, MetricsLog, Timings, open_trackers
-from areal.training.progress import Progress
 from areal.training.prometheus import prometheus
-from areal.training.ranks import Ranks, joined_ranks
-from areal.training.run_folder import run_folder
-from areal.training.timers import Frequency, Timer
+from areal.training.ranks import Ranks, ensure_layout, joined_ranks
+from areal.training.run_folder import ProgressLine, run_folder
+from areal.training.schedules import Frequency, Timer
 
 
 class Trainer(abc.ABC):
@@ -53,7 +49,7 @@ class Trainer(abc.ABC):
         self.valid_dataset = valid_dataset
         self.step = 0  # taken
         self.timings = Timings()
-        self.engines: dict[str, FSDPEngine] = {}
+        self.engines: dict[str, TrainEngine] = {}
         self.stack = contextlib.ExitStack()
         try:
             self._open()
@@ -81,7 +77,7 @@ class Trainer(abc.ABC):
                 ("eval", self.config.evaluator),
             )
         }
-        self.progress = Progress(self.total_steps)
+        self.progress = ProgressLine(self.total_steps)
         if self.ranks.is_first:
             self.folder.prepare()
             self.folder.write_config(self.config)
@@ -126,7 +122,7 @@ class Trainer(abc.ABC):
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluated() | self.timings.taken())
-        _let_lasting_objects_be()
+        _freeze_lasting_objects()
         with stopping.deferred():
             while self.step < self.total_steps:
                 stop = self._one_step()
@@ -142,12 +138,15 @@ class Trainer(abc.ABC):
             self._checkpoint_to_stop()
             raise
         self.step += 1
-        stop = bool(self.ranks.largest(int(stopping.requested())))
+        stop = bool(self.ranks.all_max(int(stopping.requested())))
         if stop and self.step < self.total_steps:
             self._checkpoint_to_stop()
         else:
-            metrics |= self._between()
-        metrics |= self.timings.taken() | {"time/step": time.monotonic() - began, "epoch": self._epoch()}
+            metrics |= self._after_step()
+        metrics |= self.timings.taken() | {
+            "time/step": time.monotonic() - began,
+            "epoch": self.step / self.steps_per_epoch,
+        }
         self._log(metrics)
         return stop
 
@@ -156,10 +155,10 @@ class Trainer(abc.ABC):
         if self.config.recover.enabled and self.step and (newest is None or newest.step != self.step):
             self.checkpoint()
 
-    def _between(self) -> Metrics:
+    def _after_step(self) -> Metrics:
         """Save, checkpoint, evaluate: those that are due, on every rank alike."""
         ended = self.step % self.steps_per_epoch == 0
-        now = float(self.ranks.told_by_first(time.monotonic()))
+        now = float(self.ranks.broadcast(time.monotonic()))
         due = {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
         last = self.step == self.total_steps
         metrics: Metrics = {}
@@ -180,7 +179,7 @@ class Trainer(abc.ABC):
             self.save(self.folder.models / f"step_{self.step}")
         except OSError as error:
             failure = error
-        if not self.ranks.largest(int(failure is not None)):
+        if not self.ranks.all_max(int(failure is not None)):
             return {}
         said = f"the model of step {self.step} cannot be written: {failure or 'the first rank failed'}"
         if last:
@@ -207,13 +206,10 @@ class Trainer(abc.ABC):
 
     def _log(self, metrics: Metrics) -> None:
         """With what workflows and the driver have recorded, on all ranks."""
-        recorded = stats.numbers_of(stats.merged(self.ranks.gathered(stats.taken())))
+        recorded = stats.numbers_of(stats.merged(self.ranks.all_gather(stats.taken())))
         if self.ranks.is_first:
             self.log.write(self.step, recorded | metrics, self.total_steps)
             self.progress.step(self.step, metrics)
-
-    def _epoch(self) -> float:
-        return self.step / self.steps_per_epoch
 
     def info(self) -> StepInfo:
         """Of the step that comes next."""
@@ -222,24 +218,24 @@ class Trainer(abc.ABC):
 
     # -- engines
 
-    def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> FSDPEngine:
+    def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
         """``updates``: optimizer steps in one step of the run."""
-        engine = FSDPEngine(config, self.ranks, total_steps=max(1, self.total_steps * updates))
+        spanned = max(1, self.total_steps * updates)
+        engine = open_engine(config, self.ranks, spanned, self.config.allocation_mode or "")
         self.engines[role] = engine
         return engine
 
     def save(self, folder: Path) -> None:
         """The first engine as a Hugging Face folder with its tokenizer."""
-        engine = next(iter(self.engines.values()))
-        save_model(engine, folder, self.config.tokenizer_path)
+        next(iter(self.engines.values())).save_model(folder, self.config.tokenizer_path)
 
     # -- recovery
 
     def checkpoint(self) -> None:
         with self.checkpoints.writing(self.step, self.ranks) as (folder, state):
             for role, engine in self.engines.items():
-                if engine.optimizer is not None:
-                    save_shards(engine, folder / role)
+                if engine.is_trained:
+                    engine.save_checkpoint(folder / role)
             state |= {
                 "step": self.step,
                 "total_steps": self.total_steps,
@@ -273,14 +269,20 @@ class Trainer(abc.ABC):
         """One that cannot be loaded is passed over for the one before, and set aside once that could. Where none can,
         it is not they who are to blame: raises ArealError."""
         refused: list[tuple[Checkpoint, str]] = []
-        while (found := self._newest(refused[-1][0].step if refused else None)) is not None:
+        while True:
+            before = refused[-1][0].step if refused else None
+            found: Checkpoint | None = self.ranks.broadcast(
+                self.checkpoints.newest_whole(before) if self.ranks.is_first else None
+            )
+            if found is None:
+                break
             try:
                 for role, engine in self.engines.items():
-                    if engine.optimizer is not None:
-                        load_shards(engine, found.folder / role)
+                    if engine.is_trained:
+                        engine.load_checkpoint(found.folder / role)
                 break
-            except CheckpointException as error:
-                refused.append((found, _cause(error)))
+            except CheckpointUnreadable as error:
+                refused.append((found, error.message))
         if refused and found is None:
             first, why = refused[0]
             raise ArealError(
@@ -291,12 +293,6 @@ class Trainer(abc.ABC):
             self.checkpoints.set_aside(checkpoint, why)
         return found
 
-    def _newest(self, before: int | None) -> Checkpoint | None:
-        """The first rank looks, for all."""
-        found = self.checkpoints.newest_whole(before) if self.ranks.is_first else None
-        told: Checkpoint | None = self.ranks.told_by_first(found)
-        return told
-
     @staticmethod
     def _needed(dataset: Sequence[Any] | None, name: str) -> Sequence[Any]:
         if dataset is None or not len(dataset):
@@ -304,14 +300,8 @@ class Trainer(abc.ABC):
         return dataset
 
 
-def _let_lasting_objects_be() -> None:
+def _freeze_lasting_objects() -> None:
     """The hundreds of thousands of objects of torch and transformers: the collector need not go through them again and
     again, a sixth of a second each time."""
     gc.collect()
     gc.freeze()
-
-
-def _cause(error: CheckpointException) -> str:
-    """One sentence, not the stacks of all ranks."""
-    failure = next((cause for cause, _ in error.failures.values()), error)
-    return f"{type(failure).__name__}: {failure}"

@@ -12,14 +12,13 @@ from typing import Any, Self
 
 from areal.api import stats
 from areal.api.cli_args import PPOConfig
-from areal.client.rollouts.controller import RolloutController
-from areal.client.rollouts.dump import episodes_of, write_step
 from areal.errors import UsageFault
+from areal.rollout.controller import RolloutController
+from areal.rollout.dump import episodes_of, write_step
 from areal.training.metrics import Metrics, MetricsLog, open_trackers
-from areal.training.own_service import own_service
-from areal.training.progress import Progress
-from areal.training.run_folder import run_folder
-from areal.training.trainers.prompts import each_once
+from areal.training.run_folder import ProgressLine, run_folder
+from areal.training.services import own_service
+from areal.training.trainers.rollouts import each_once
 
 
 class Evaluation:
@@ -64,7 +63,7 @@ class Evaluation:
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
         asked = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
         samples = asked if asked > 1 else self.config.gconfig.n_samples
-        progress, rewards = Progress(len(self.dataset)), list[float]()
+        progress, rewards = ProgressLine(len(self.dataset)), list[float]()
         for first in range(0, len(self.dataset), size):
             rows = each_once([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
             kwargs = eval_workflow_kwargs or workflow_kwargs

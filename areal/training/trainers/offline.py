@@ -1,24 +1,36 @@
-"""What training on a fixed data set has in common: batches by position, a loss over them, its mean over a held-out
-set."""
+"""Trainers on a fixed data set: supervised fine-tuning, reward models, DPO.
+
+All take batches by position, a loss over them, and its mean over a held-out set.
+"""
 
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import torch
 from torch import Tensor
 
-from areal.api.cli_args import TrainEngineConfig
+from areal.api.cli_args import DPOConfig, TrainEngineConfig
 from areal.errors import UsageFault
-from areal.training.data.batches import Batch, lengths, select
+from areal.training.algorithms.losses import (
+    PairLoss,
+    dpo_loss,
+    masked_mean,
+    reward_model_loss,
+    sft_loss,
+    token_logprobs,
+)
+from areal.training.data.batches import Batch, lengths, paired_batch, select, token_batch
 from areal.training.data.packing import spread
 from areal.training.metrics import Metrics
 from areal.training.trainers.base import Trainer
 
 
 class OfflineTrainer(Trainer):
-    """``rows_a_sample`` neighbours in a batch belong together and stay on one rank."""
+    """``rows_a_sample`` neighbors in a batch belong together and stay on one rank."""
 
     rows_a_sample: ClassVar[int] = 1
 
@@ -43,10 +55,10 @@ class OfflineTrainer(Trainer):
         """How much that mean counts."""
 
     @abc.abstractmethod
-    def named(self, loss: float) -> Metrics:
+    def loss_metrics(self, loss: float) -> Metrics:
         """The metrics of the batches since this was last called, whose mean loss is ``loss``."""
 
-    def prepared(self, batch: Batch) -> Batch:
+    def with_reference(self, batch: Batch) -> Batch:
         """With what the loss needs beside the rows, computed before the update."""
         return batch
 
@@ -57,18 +69,18 @@ class OfflineTrainer(Trainer):
         assert self.train_dataset is not None
         with self.timings.of("data"):
             rows = [self.train_dataset[row] for row in self.order.batch(self.step)]
-            batch = self.mine(self.collate(rows))
+            batch = self.rank_rows(self.collate(rows))
         with self.timings.of("train"):
-            update = self.actor.train_batch(self.prepared(batch), self.loss, self.weight)
-        counted = self.ranks.summed(batch["attention_mask"].sum().to(self.ranks.device))
+            update = self.actor.train_batch(self.with_reference(batch), self.loss, self.weight)
+        counted = self.ranks.all_sum(batch["attention_mask"].sum().to(self.ranks.device))
         return {
-            **self.named(update.loss),
+            **self.loss_metrics(update.loss),
             "grad_norm": update.grad_norm,
             "lr": update.learning_rate,
             "tokens": float(counted),
         }
 
-    def mine(self, batch: Batch) -> Batch:
+    def rank_rows(self, batch: Batch) -> Batch:
         """This rank's rows. A short last batch is filled up with rows that count for nothing."""
         self._check_tokens(batch)
         size = self.ranks.size * self.rows_a_sample
@@ -83,7 +95,7 @@ class OfflineTrainer(Trainer):
 
     def _check_tokens(self, batch: Batch) -> None:
         """Raises UsageFault for a token that the model has no place for."""
-        size, highest = int(self.actor.model.config.vocab_size), int(batch["input_ids"].max())  # type: ignore[arg-type, union-attr]
+        size, highest = self.actor.vocab_size, int(batch["input_ids"].max())
         if highest >= size:
             raise UsageFault(
                 f"the data has token {highest}, and the model {self.actor.config.path} knows {size}: they are of two "
@@ -100,6 +112,114 @@ class OfflineTrainer(Trainer):
             rows = [self.valid_dataset[n] for n in range(first, min(first + size, len(self.valid_dataset)))]
             batch = self.collate(rows)
             weight = float(self.weight(batch))
-            mean = self.actor.eval_batch(self.prepared(self.mine(batch)), self.loss, self.weight)
+            mean = self.actor.eval_batch(self.with_reference(self.rank_rows(batch)), self.loss, self.weight)
             weighted, total = weighted + mean * weight, total + weight
-        return self.named(weighted / max(total, 1e-12))
+        return self.loss_metrics(weighted / max(total, 1e-12))
+
+
+# -- pairs of answers
+
+
+class PreferenceTrainer(OfflineTrainer):
+    """Rows have ``chosen_ids`` and ``rejected_ids``: prompt and answer."""
+
+    rows_a_sample = 2
+
+    def _open(self) -> None:
+        super()._open()
+        self.actor.config.mb_spec.granularity = 2
+        self._accuracy_counts = torch.zeros(2, dtype=torch.float64)  # (right, counted) since last asked
+
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        return paired_batch(rows)
+
+    def weight(self, micro: Batch) -> Tensor:
+        return real_pairs(micro).sum()
+
+    def pair_mean(self, result: PairLoss, counting: Tensor) -> Tensor:
+        right = ((result.margins > 0) & counting).sum()
+        self._accuracy_counts += torch.stack([right, counting.sum()]).double().cpu()
+        return masked_mean(result.per_pair, counting)
+
+    def loss_metrics(self, loss: float) -> Metrics:
+        right, counted = self.ranks.all_sum(self._accuracy_counts.to(self.ranks.device)).tolist()
+        self._accuracy_counts.zero_()
+        return {"loss": loss, "accuracy": right / max(counted, 1.0)}
+
+
+def real_pairs(micro: Batch) -> Tensor:
+    """[N] of [2N, T] rows: False for a pair that only fills a batch up."""
+    return micro["loss_mask"].any(1)[0::2]
+
+
+# -- supervised fine-tuning
+
+
+class SFTTrainer(OfflineTrainer):
+    """Rows have ``input_ids`` and ``loss_mask``."""
+
+    def collate(self, rows: Sequence[Any]) -> Batch:
+        return token_batch(rows)
+
+    def weight(self, micro: Batch) -> Tensor:
+        return micro["loss_mask"].sum()
+
+    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
+        logprobs = token_logprobs(outputs, micro["input_ids"])
+        return masked_mean(sft_loss(logprobs, micro["loss_mask"]), micro["loss_mask"])
+
+    def loss_metrics(self, loss: float) -> Metrics:
+        return {"loss": loss, "perplexity": float(torch.exp(torch.tensor(loss)))}
+
+
+# -- reward models
+
+
+class RWTrainer(PreferenceTrainer):
+    """The score is the value head's at an answer's last token."""
+
+    def engine_config(self) -> TrainEngineConfig:
+        config = super().engine_config()
+        config.is_critic = True
+        return config
+
+    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
+        last = micro["attention_mask"].sum(1) - 1
+        scores = outputs[..., 0].float().gather(1, last[:, None])[:, 0]
+        return self.pair_mean(reward_model_loss(scores), real_pairs(micro))
+
+
+# -- DPO
+
+
+class DPOTrainer(PreferenceTrainer):
+    """Without a ``ref`` the reference is the actor as it was before its first update, also after a resume."""
+
+    config: DPOConfig
+
+    def _open(self) -> None:
+        super()._open()
+        reference = copy.deepcopy(self.config.ref or cast(TrainEngineConfig, self.config.actor))
+        reference.optimizer, reference.path = None, reference.path or self.config.actor.path
+        self.reference = self.add_engine("ref", reference)
+
+    def engine_config(self) -> TrainEngineConfig:
+        return self.config.actor
+
+    def with_reference(self, batch: Batch) -> Batch:
+        return {**batch, "reference": self.reference.forward(batch, _logprobs)}
+
+    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
+        result = dpo_loss(
+            _logprobs(outputs, micro),
+            micro["reference"],
+            micro["loss_mask"],
+            beta=self.config.actor.beta,
+            label_smoothing=self.config.actor.label_smoothing,
+            kind=self.config.actor.loss_type,
+        )
+        return self.pair_mean(result, real_pairs(micro))
+
+
+def _logprobs(logits: Tensor, micro: Batch) -> Tensor:
+    return token_logprobs(logits, micro["input_ids"])

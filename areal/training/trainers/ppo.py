@@ -19,30 +19,25 @@ from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig, PPOCriticConfig
+from areal.api.engine_api import Update
 from areal.api.registry import load_attr
-from areal.client.rollouts.controller import RolloutController
-from areal.client.rollouts.dump import episodes_of, remove_steps, write_step
 from areal.errors import UsageFault
+from areal.rollout.controller import RolloutController
+from areal.rollout.dump import episodes_of, remove_steps, write_step
+from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
-from areal.training.algorithms.actor import ActorLoss
-from areal.training.algorithms.kl_controller import KLController
-from areal.training.algorithms.logprobs import token_logprobs
-from areal.training.algorithms.losses import value_loss
-from areal.training.algorithms.preparing import Beside, informative, prepared, with_second_moment_mask
-from areal.training.algorithms.sequences import masked_mean
-from areal.training.algorithms.teaching import teaching_rows
-from areal.training.data.batches import Batch, lengths, select
+from areal.training.algorithms.actor import ActorLoss, rows_with_gradient
+from areal.training.algorithms.advantages import KLController
+from areal.training.algorithms.losses import masked_mean, token_logprobs, value_loss
+from areal.training.algorithms.preparation import AuxiliaryOutputs, has_reward_spread, prepared, with_second_moment_mask
+from areal.training.data.batches import Batch, lengths, minibatches, select, shared_groups
 from areal.training.data.frontier import Frontier
-from areal.training.data.sharing import minibatches, shared_groups
-from areal.training.engines.fsdp.engine import Update
 from areal.training.metrics import Metrics
-from areal.training.own_service import own_service
 from areal.training.prometheus import labels
+from areal.training.services import own_service
 from areal.training.trainers.base import Trainer
-from areal.training.trainers.prompts import PromptStream, each_once
 from areal.training.trainers.publishing import connected_pair, is_probed, publish
-from areal.training.trainers.rollouts import RolloutSource, Sampling, Taken
-from areal.training.weights.publisher import Pair
+from areal.training.trainers.rollouts import PromptStream, RolloutBatch, RolloutSource, Sampling, each_once
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +81,7 @@ class PPOTrainer(Trainer):
                 _log.warning(
                     "no KL penalty: actor.%s is %g, and there is no ref to be near to", name, coefficients[name]
                 )
-        self._agree_on_sizes()
+        self._check_batch_size()
         self.actor = self.add_engine("actor", config.actor, config.actor.ppo_n_minibatches * config.actor.ppo_epochs)
         self.critic = None
         if config.critic is not None:
@@ -104,9 +99,9 @@ class PPOTrainer(Trainer):
             load_attr(config.actor.advantage_fn, "actor.advantage_fn")  # told now, not after the first rollouts
         self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
         self.rollout: RolloutController | None = None
-        self.pair: Pair | None = None
+        self.pair: TrainerPair | None = None
 
-    def _agree_on_sizes(self) -> None:
+    def _check_batch_size(self) -> None:
         """``train_dataset.batch_size`` prompts a step, each with ``gconfig.n_samples`` answers."""
         config, batch = self.config, self.config.train_dataset.batch_size
         if config.rollout.consumer_batch_size == 1:
@@ -138,7 +133,9 @@ class PPOTrainer(Trainer):
         if total_epochs is not None and self.config.total_train_steps is None:
             self.total_steps = total_epochs * self.steps_per_epoch
             self.progress.total = self.total_steps
-        accept = _both(_differs, dynamic_filter_fn) if self.config.actor.dynamic_sampling else dynamic_filter_fn
+        accept = (
+            _both(_has_reward_spread, dynamic_filter_fn) if self.config.actor.dynamic_sampling else dynamic_filter_fn
+        )
         group = self.config.gconfig.n_samples
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
         self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
@@ -162,11 +159,11 @@ class PPOTrainer(Trainer):
         """Also has our weights served: whatever the service has, it is not known to be these. Versions only grow: what
         an attempt before us published after its newest checkpoint were other weights than those to come."""
         resumed = super().recover()
-        served = self.ranks.told_by_first(self._served_before(resumed) if self.rollout is not None else None)
+        served = self.ranks.broadcast(self._served_before(resumed) if self.rollout is not None else None)
         if self.ranks.is_first:
             remove_steps(self.folder.trajectories, after=self.step if resumed else -1)
         self._first_version = version_to_publish(self.actor.version, served)
-        self._publish(torch.tensor(self._some_tokens()), self._first_version)
+        self._publish(torch.arange(1, 9) % self.actor.vocab_size, self._first_version)
         if self.rollout is not None:
             prompts = PromptStream(self._needed(self.train_dataset, "train_dataset"), self.order, self.frontier)
             self.source = RolloutSource(
@@ -177,10 +174,6 @@ class PPOTrainer(Trainer):
                 temperature=self.config.gconfig.temperature,
             )
         return resumed
-
-    def _some_tokens(self) -> list[int]:
-        vocabulary = int(self.actor.model.config.vocab_size)  # type: ignore[arg-type, union-attr]
-        return [number % vocabulary for number in range(1, 9)]
 
     def state(self) -> dict[str, Any]:
         return {"prompts": self.frontier.state(), "kl_factor": self.kl_controller.factor}
@@ -193,7 +186,7 @@ class PPOTrainer(Trainer):
 
     def train_step(self) -> Metrics:
         with self.timings.of("rollout"):
-            taken: Taken | None = self.ranks.told_by_first(self._take())
+            taken: RolloutBatch | None = self.ranks.broadcast(self._take())
         if taken is None:
             raise stopping.Stopped
         share = shared_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
@@ -203,7 +196,7 @@ class PPOTrainer(Trainer):
         with self.timings.of("train"):
             metrics |= self._update(batch)
         with self.timings.of("weights"):
-            metrics |= self._publish(_sample_of(taken.batch), self.actor.version + 1)
+            metrics |= self._publish(_probe_row(taken.batch), self.actor.version + 1)
         self._write(share, batch)
         if self.ranks.is_first:
             self.source.consumed(taken.positions)
@@ -214,13 +207,13 @@ class PPOTrainer(Trainer):
         """The step's trajectories with their advantages, where ``rollout.dump_to_file`` asks for them."""
         if not self.config.rollout.dump_to_file:
             return
-        parts = self.ranks.gathered((share, mean_advantages(batch)))
+        parts = self.ranks.all_gather((share, mean_advantages(batch)))
         advantages = dict(pair for rows, means in parts for pair in zip(rows, means, strict=True))
         if self.ranks.is_first:
             in_order = [advantages[row] for row in range(len(advantages))]
             self.source.write(self.folder.trajectories, self.step + 1, in_order)
 
-    def _take(self) -> Taken | None:
+    def _take(self) -> RolloutBatch | None:
         """The first rank's batch, for all; None where it was told to stop, and on the others."""
         if not self.ranks.is_first:
             return None
@@ -231,24 +224,22 @@ class PPOTrainer(Trainer):
             return None
 
     def _prepared(self, batch: Batch, groups: Tensor) -> Batch:
-        """With advantages, and the log probabilities of those that we need beside the behaviour policy's."""
+        """Adds advantages, and the log-probabilities of the reference and the proximal policy where they are used."""
         config = self.config.actor
         reference = self.reference.forward(batch, self._logprobs) if self.reference is not None else None
         values, after = self._values(batch) if self.critic is not None else (None, None)
-        beside = Beside(_cpu(reference), _cpu(values), _cpu(after))
+        auxiliary = AuxiliaryOutputs(_cpu(reference), _cpu(values), _cpu(after))
         if values is not None:
             batch = {**batch, "old_values": values.cpu()}
         if self._recomputes():
             batch = {**batch, "proximal": self.actor.forward(batch, self._logprobs).cpu()}
-        batch = prepared(
-            batch, groups, config, beside, lambda sums: self.ranks.summed(sums.to(self.ranks.device)).cpu()
-        )
+        batch = prepared(batch, groups, config, auxiliary, self._summed)
         if config.m2_threshold is not None:
-            batch = with_second_moment_mask(batch, config.m2_threshold, self.ranks.gathered)
+            batch = with_second_moment_mask(batch, config.m2_threshold, self.ranks.all_gather)
         return batch
 
     def _summed(self, sums: Tensor) -> Tensor:
-        return self.ranks.summed(sums.to(self.ranks.device)).cpu()
+        return self.ranks.all_sum(sums.to(self.ranks.device)).cpu()
 
     def _divergence(self, batch: Batch) -> Metrics:
         """From the reference, where there is one; the controller hears of it, for the next step."""
@@ -286,10 +277,7 @@ class PPOTrainer(Trainer):
     def _update(self, batch: Batch) -> Metrics:
         config, updates = self.config.actor, []
         self.loss.version = self.actor.version
-        parts = minibatches(lengths(batch), config.ppo_n_minibatches)
-        most = -self.ranks.largest(-len(parts))  # every rank makes as many steps as the one with the fewest rows
-        parts = minibatches(lengths(batch), most)
-        for part in parts * config.ppo_epochs:
+        for part in self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs:
             updates.append(self._updated(select(batch, part)))
         metrics = {
             "loss": sum(update.loss for update in updates) / len(updates),
@@ -297,25 +285,29 @@ class PPOTrainer(Trainer):
             "lr": updates[-1].learning_rate,
         }
         names, sums = self.loss.taken()
-        totals = self.ranks.summed(sums)
+        totals = self.ranks.all_sum(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
         metrics |= dict(zip(names, means, strict=True))
         metrics["trained_share"] = self.loss.share
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
     def _updated(self, batch: Batch) -> Update:
-        """Rows that teach nothing count, and are not computed."""
-        chosen = select(batch, teaching_rows(batch, self.config.actor, own_loss=self._loss_fn is not None))
+        """Zero-advantage rows are skipped but stay in the denominator."""
+        chosen = select(batch, rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None))
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
-        taught, given = self.ranks.summed(counts).tolist()
+        taught, given = self.ranks.all_sum(counts).tolist()
         self.loss.share = taught / max(given, 1.0)
         return self.actor.train_batch(chosen, self.loss, self.loss.weight)
+
+    def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
+        """Every rank makes as many steps as the one with the fewest rows."""
+        fewest = -self.ranks.all_max(-len(minibatches(lengths(batch), count)))
+        return minibatches(lengths(batch), fewest)
 
     def _update_critic(self, batch: Batch) -> Metrics:
         assert self.critic is not None and self.config.critic is not None
         loss = critic_loss(self.config.critic)
-        parts = minibatches(lengths(batch), self.config.critic.ppo_n_minibatches)
-        parts = minibatches(lengths(batch), -self.ranks.largest(-len(parts)))
+        parts = self._minibatches(batch, self.config.critic.ppo_n_minibatches)
         updates = [self.critic.train_batch(select(batch, part), loss, _tokens) for part in parts * self.critic_epochs]
         return {
             "critic/loss": sum(update.loss for update in updates) / len(updates),
@@ -361,7 +353,7 @@ class PPOTrainer(Trainer):
                 write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
             rewards = torch.cat([each.trajectory["rewards"].float() for each in given] or [torch.tensor([math.nan])])
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
-        told: Metrics = self.ranks.told_by_first(metrics)
+        told: Metrics = self.ranks.broadcast(metrics)
         return told
 
 
@@ -393,7 +385,7 @@ def _tokens(micro: Batch) -> Tensor:
 
 
 def _before(values: Tensor) -> Tensor:
-    """What was said after token t - 1 is about the choice of token t."""
+    """Shift values right: the value after token t - 1 is that of the state in which token t is chosen."""
     return torch.nn.functional.pad(values[:, :-1], (1, 0))
 
 
@@ -401,9 +393,9 @@ def _cpu(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.float().cpu()
 
 
-def _differs(trajectory: Mapping[str, Tensor]) -> bool:
+def _has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
     rewards = trajectory["rewards"]
-    return bool(informative(rewards, torch.zeros(len(rewards), dtype=torch.long)).any())
+    return bool(has_reward_spread(rewards, torch.zeros(len(rewards), dtype=torch.long)).any())
 
 
 def _both(one: Filter, other: Filter | str | None) -> Filter:
@@ -413,7 +405,7 @@ def _both(one: Filter, other: Filter | str | None) -> Filter:
     return lambda trajectory: one(trajectory) and bool(also(trajectory))
 
 
-def _sample_of(batch: Batch) -> Tensor:
+def _probe_row(batch: Batch) -> Tensor:
     """The first row's prompt and answer but for its last token."""
     length = int(batch["attention_mask"][0].sum())
     return batch["input_ids"][0, : max(1, length - 1)]

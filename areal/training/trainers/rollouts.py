@@ -1,14 +1,14 @@
-"""The first rank's side of rollouts: what comes from the controller as a batch, and what became of each prompt.
+"""The first rank's side of rollouts: the prompts of a run, batches from the controller, the outcome of each prompt.
 
-What was trained on or rejected is spent. What failed, or was too old, is sampled again; where it fails over and over it
-is given up, and where most are, so is the run: it would go on with what is left of the data, and nobody would know.
+A prompt that was trained on or rejected is spent. One that failed or was too old is sampled again; where it fails over
+and over it is given up, and where most are, so is the run: it would silently go on with the rest of the data.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,19 +18,54 @@ import torch
 from torch import Tensor
 
 from areal.client.errors import Blame
-from areal.client.rollouts.dump import episodes_of, write_step
-from areal.client.rollouts.ledger import Cause, End
 from areal.errors import ArealError, UsageFault
+from areal.rollout.dump import episodes_of, write_step
+from areal.rollout.staleness import EndCause, EpisodeEnd
+from areal.rollout.tensors import concat_padded_tensors
 from areal.training.data.batches import Batch
-from areal.training.data.frontier import Prospects
+from areal.training.data.frontier import DataOrder, FailureWindow, Frontier
 from areal.training.metrics import Metrics
-from areal.training.trainers.prompts import Prompt, PromptStream
 from areal.trajectories.record import Episode
-from areal.workflow.tensors import concat_padded_tensors
 
 if TYPE_CHECKING:
-    from areal.client.rollouts.controller import RolloutController
-    from areal.client.rollouts.ledger import Rollout
+    from areal.rollout.controller import RolloutController
+    from areal.rollout.staleness import Rollout
+
+
+# -- prompts
+
+
+class Prompt(dict[str, Any]):
+    """The ``row``-th of the data set; workflows see a plain dict. ``position`` counts prompts over epochs."""
+
+    def __init__(self, columns: Mapping[str, Any], position: int, row: int) -> None:
+        super().__init__(columns)
+        self.position = position
+        self.row = row
+
+
+def each_once(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
+    """For evaluation: the rows in their order, counted from ``start``."""
+    return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
+
+
+class PromptStream:
+    """Takes positions from the frontier as they are asked for."""
+
+    def __init__(self, dataset: Sequence[Mapping[str, Any]], order: DataOrder, frontier: Frontier) -> None:
+        self._dataset = dataset
+        self._order = order
+        self.frontier = frontier
+
+    def row(self, position: int) -> int:
+        return self._order.row(position)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        while True:
+            position = self.frontier.take()
+            row = self.row(position)
+            yield Prompt(self._dataset[row], position, row)
+
 
 _log = logging.getLogger(__name__)
 _FEWEST_ENDS = 8
@@ -56,7 +91,7 @@ class PromptsFailed(ArealError):
 
 
 @dataclass(frozen=True)
-class Taken:
+class RolloutBatch:
     """``groups`` [B]: rows of one episode (one prompt's group) have one number."""
 
     batch: Batch
@@ -93,12 +128,12 @@ class RolloutSource:
         self._sampling = sampling
         self._least = least
         self._temperature = temperature
-        self._prospects = Prospects(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
+        self._failures = FailureWindow(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
         self._taken: list[Rollout] = []
         controller.ends()  # from now on
 
-    def take(self) -> Taken:
+    def take(self) -> RolloutBatch:
         """The next batch; one that is too small is taken with the one after it. Raises TimedOut, RolloutsFailed,
         PromptsFailed."""
         how = self._sampling
@@ -110,14 +145,14 @@ class RolloutSource:
             )
         self._taken = rollouts
         version = self._controller.get_version()
-        batch, groups = together(rollouts, self._temperature)
+        batch, groups = to_batch(rollouts, self._temperature)
         positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
-        return Taken(batch, groups, positions, self._metrics(rollouts, batch, version))
+        return RolloutBatch(batch, groups, positions, self._metrics(rollouts, batch, version))
 
     def consumed(self, positions: Sequence[int]) -> None:
         """These were trained on."""
         self.prompts.frontier.consume(positions)
-        self._prospects.ended(len(positions))
+        self._failures.ended(len(positions))
         self._settle()
 
     def write(self, folder: Path, step: int, advantages: Sequence[float | None]) -> None:
@@ -131,27 +166,27 @@ class RolloutSource:
     def _settle(self) -> None:
         for end in self._controller.ends():
             self._ended(end)
-        if self._prospects.hopeless:
-            lost, window = self._prospects.lost, self._prospects.window
+        if self._failures.hopeless:
+            lost, window = self._failures.lost, self._failures.window
             raise PromptsFailed(
-                f"{lost} of the last {window} prompts were given up; the first, {self._prospects.first_cause}",
+                f"{lost} of the last {window} prompts were given up; the first, {self._failures.first_cause}",
                 hint="the log names each prompt that was given up, and why",
             )
 
-    def _ended(self, end: End) -> None:
+    def _ended(self, end: EpisodeEnd) -> None:
         if not isinstance(end.data, Prompt):  # submitted by somebody else
             return
         frontier, position = self.prompts.frontier, end.data.position
-        if end.cause is Cause.REJECTED:
+        if end.cause is EndCause.REJECTED:
             frontier.reject(position)
-            self._prospects.ended()
+            self._failures.ended()
             return
         failure = end.failure
         hopeless = failure is not None and failure.blame == Blame.CALLER
         if frontier.fail(position, hopeless=hopeless):
             why = f"by fault of the {failure.blame}: {failure.error!r}" if failure else "its answers come too late"
             cause = f"row {self.prompts.row(position)} of the data set: {why}"
-            self._prospects.given_up(cause)
+            self._failures.given_up(cause)
             _log.warning("a prompt is given up: %s", cause)
 
     def _metrics(self, rollouts: Sequence[Rollout], batch: Batch, version: int) -> Metrics:
@@ -192,7 +227,7 @@ class RolloutSource:
         }
 
 
-def together(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
+def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
     """The rows of all, one under the other, and the number of its rollout for each row. ``token_temperatures`` [B, T]
     is there where not all are 1. ``temperature``: of rows that do not say theirs."""
     batches = [_columns(rollout, temperature) for rollout in rollouts]

@@ -7,8 +7,7 @@ from typing import Any
 
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
-from areal.workflow.multi_turn import TRY_AGAIN
-from areal.workflow.rewards import RowReward
+from areal.rollout.rlvr import TRY_AGAIN, RowReward
 
 
 class MathAgent:

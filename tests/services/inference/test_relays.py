@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal.services.inference.gateway.shared_metrics import held, make_folder
+from areal.services.inference.gateway.supervisor import held, make_folder
 from tests.services.inference.houses import CHAT, House, build_house
 from tests.services.processes import (
     TERM,

@@ -17,16 +17,16 @@ from tests.services.processes import Processes, chat_text, engine_calls, release
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[House]:
+def job_status(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[House]:
     processes = Processes(tmp_path_factory.mktemp("standing"))
     yield build_house(processes, tokenizer, replicas=2)
     processes.stop()
 
 
 @pytest.fixture
-def house(standing: House) -> House:
-    standing.reset()
-    return standing
+def house(job_status: House) -> House:
+    job_status.reset()
+    return job_status
 
 
 def calls_of_each(house: House) -> list[int]:

@@ -12,12 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal.services.web.keys import load_admin_key
-from areal.training.model_folder import config_files
-from areal.training.weights.broadcast import BroadcastOutlet
-from areal.training.weights.endpoint import Outlet, serving
-from areal.training.weights.folders import Folders, probe
-from areal.training.weights.publisher import FolderOutlet, Pair
+from areal.services.http.auth import load_admin_key
+from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, WeightPublisher, serving
+from areal.services.weight_update.staging import BroadcastPublisher, Folders, probe
+from areal.training.run_folder import config_files
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready
 
 MODEL = REPOSITORY / "examples" / "reverse_digits" / "model"
@@ -37,13 +35,13 @@ class Side:
 
     def pair(
         self, mode: str, name: str = "actor", inference: dict[str, Any] | None = None, folder: Path | None = None
-    ) -> Pair:
-        outlet = make_outlet(mode, folder or self.folder / name)
-        self.stack.callback(outlet.remove)
+    ) -> TrainerPair:
+        publisher = make_publisher(mode, folder or self.folder / name)
+        self.stack.callback(publisher.remove)
         key = load_admin_key(str(self.processes.key_file))
-        url = self.stack.enter_context(serving({name: outlet}, key))
+        url = self.stack.enter_context(serving({name: publisher}, key))
         workers = inference or {"inference_worker_urls": [proxy.url for proxy in self.proxies]}
-        return Pair(name, mode, self.gateway.url, url, workers, outlet, self.processes.key)
+        return TrainerPair(name, mode, self.gateway.url, url, workers, publisher, self.processes.key)
 
     def post(self, path: str, body: Any) -> Any:
         return self.gateway.call("POST", path, body, key=self.processes.key)
@@ -64,11 +62,11 @@ class Side:
         return text
 
 
-def make_outlet(mode: str, folder: Path) -> Outlet:
+def make_publisher(mode: str, folder: Path) -> WeightPublisher:
     files = config_files(MODEL)
     if mode == "xccl":
-        return BroadcastOutlet(folder)
-    return FolderOutlet(Folders.in_memory_at(folder, files) if mode == "shm" else Folders.on_disk(folder, files))
+        return BroadcastPublisher(folder)
+    return FolderPublisher(Folders.in_memory_at(folder, files) if mode == "shm" else Folders.on_disk(folder, files))
 
 
 def embedded_worker(processes: Processes, *argv: str, dtype: str = "float32") -> tuple[Process, Process]:

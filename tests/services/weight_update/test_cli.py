@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from areal.cli.main import run
-from areal.services.web.keys import load_admin_key
-from areal.training.model_folder import config_files
-from areal.training.weight_service import weight_update_gateway
-from areal.training.weights.endpoint import serving
-from areal.training.weights.folders import Folders
-from areal.training.weights.publisher import FolderOutlet, Pair
+from areal.services.http.auth import load_admin_key
+from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, serving
+from areal.services.weight_update.staging import Folders
+from areal.training.run_folder import config_files
+from areal.training.services import weight_update_gateway
 from tests.services.processes import Processes
 from tests.services.weight_update.conftest import MODEL, embedded_worker, model, weights
 
@@ -35,12 +34,14 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
 
     assert "areal train ps" in areal("pairs", code=4)
     _, proxy = embedded_worker(processes)
-    outlet = FolderOutlet(Folders.on_disk(tmp_path / "weights", config_files(MODEL)))
+    publisher = FolderPublisher(Folders.on_disk(tmp_path / "weights", config_files(MODEL)))
     key = load_admin_key(str(processes.key_file))
     with ExitStack() as stack:
         gateway = stack.enter_context(weight_update_gateway(job, processes.key_file, log))
-        endpoint = stack.enter_context(serving({"actor": outlet}, key))
-        pair = Pair("actor", "disk", gateway, endpoint, {"inference_worker_urls": [proxy.url]}, outlet, processes.key)
+        endpoint = stack.enter_context(serving({"actor": publisher}, key))
+        pair = TrainerPair(
+            "actor", "disk", gateway, endpoint, {"inference_worker_urls": [proxy.url]}, publisher, processes.key
+        )
         pair.connect()
         assert "has published nothing yet" in areal("force-sync", "--pair", "actor", code=1)
         pair.publish(3, weights(model(1)))

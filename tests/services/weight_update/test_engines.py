@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.training.weights.publisher import WeightUpdateFailed
+from areal.services.weight_update.publisher import WeightUpdateFailed
 from tests.services.processes import Process, Processes, wait_ready, wait_until
 from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, model, probe_of, weights
 
@@ -15,7 +15,7 @@ Build = Callable[[int], Side]
 
 
 def standin_worker(processes: Processes, kind: str, *flags: str, state: Path | None = None) -> tuple[Process, Process]:
-    module = "tests.services.engine_conformance.standins"
+    module = "tests.services.inference.engines.conformance.standins"
     engine = processes.spawn("-m", module, kind, "--model", str(MODEL), *flags, "--lora")
     engine.port = int(engine.wait_log(r"^(\d+)$")[1])
     about = ("--model", "m", "--engine", kind, "--engine-url", engine.url, "--tokenizer-path", str(MODEL))

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal.services.web.client import HttpClient
-from areal.services.web.errors import ApiError
-from areal.services.weight_update.pairs import Mode
-from areal.services.weight_update.pairs import Pair as GatewayPair
-from areal.services.weight_update.peers import Peers
-from areal.services.weight_update.updating import Updater
-from areal.training.weights.folders import Folders
-from areal.training.weights.publisher import WeightUpdateFailed
+from areal.services.http.client import HttpClient
+from areal.services.http.errors import ApiError
+from areal.services.weight_update.pairs import Mode, Pair
+from areal.services.weight_update.publisher import WeightUpdateFailed
+from areal.services.weight_update.staging import Folders
+from areal.services.weight_update.updating import Updater, WorkerClient
 from tests.services.processes import Process
 from tests.services.weight_update.conftest import PROMPT, Side, logprobs_of, model, probe_of, weights
 
@@ -31,13 +29,13 @@ def test_update_whose_engine_dies_in_the_middle_of_the_broadcast_is_an_error_tha
     pair = here.pair("xccl")
     pair.connect()
     pair.publish(1, weights(model(1)))
-    send = pair.outlet.send
+    send = pair.publisher.send
 
     def after_a_death(version: int) -> None:
         here.engines[1].kill()
         send(version)
 
-    pair.outlet.send = after_a_death  # type: ignore[method-assign]
+    pair.publisher.send = after_a_death  # type: ignore[method-assign]
     with pytest.raises(WeightUpdateFailed, match="update failed: "):
         pair.publish(2, weights(model(2)))
     assert here.pairs()[0]["state"] == "failed"
@@ -80,7 +78,7 @@ def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_one
         pair.publish(2, half)
     assert served(here, here.proxies[0]) == pytest.approx(expected(model(1)), abs=1e-3)
     assert version(here, here.proxies[0]) == 1
-    assert pair.outlet.staged_file(2) is None
+    assert pair.publisher.staged_file(2) is None
     new = model(3)
     pair.publish(3, weights(new), probe_of(new))
     assert here.versions() == [3]
@@ -91,13 +89,13 @@ def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: B
     pair = here.pair("shm")
     pair.connect()
     pair.publish(1, weights(model(1)))
-    published = pair.outlet.published
+    published = pair.publisher.published
 
     def after_a_death(version: int) -> dict[str, object]:
         here.gateway.kill()
         return published(version)
 
-    pair.outlet.published = after_a_death  # type: ignore[method-assign]
+    pair.publisher.published = after_a_death  # type: ignore[method-assign]
     with pytest.raises(WeightUpdateFailed, match="does not answer"):
         pair.publish(2, weights(model(2)))
     assert served(here, here.proxies[0]) == pytest.approx(expected(model(1)), abs=1e-3)
@@ -123,7 +121,7 @@ def test_disconnect_reaches_the_workers_and_leaves_them_what_they_compute_with(s
     pair.disconnect()
     assert known_pairs(here) == []
     assert mapped() == 1
-    pair.outlet.remove()
+    pair.publisher.remove()
     assert served(here, here.proxies[0]) == pytest.approx(expected(model(3)), abs=1e-3)
 
 
@@ -136,11 +134,11 @@ async def test_worker_that_accepts_and_never_answers_is_an_error_after_its_deadl
 
     server = await asyncio.start_server(never, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    pair = GatewayPair("actor", Mode.DISK, (url,), (url,))
+    pair = Pair("actor", Mode.DISK, (url,), (url,))
     try:
         async with HttpClient() as http:
             with pytest.raises(ApiError, match=rf"connect failed: {url}/weights/connect does not answer"):
-                await Updater(Peers(http, {}, control_s=0.2)).connect(pair)
+                await Updater(WorkerClient(http, {}, control_s=0.2)).connect(pair)
     finally:
         quiet.set()
         server.close()

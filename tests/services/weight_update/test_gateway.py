@@ -2,7 +2,7 @@
 
 import pytest
 
-from areal.services.web.errors import ApiError
+from areal.services.http.errors import ApiError
 from areal.services.weight_update.app import read_pair
 from tests.services.processes import Answer, Process, Processes
 

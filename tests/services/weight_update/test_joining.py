@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from areal.cli.main import run
-from areal.training.weights.folders import leave
-from areal.training.weights.publisher import Pair
+from areal.services.weight_update.publisher import TrainerPair
+from areal.services.weight_update.staging import leave
 from tests.services.processes import Process, Processes, wait_until
 from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, model, probe_of, weights
 
@@ -30,7 +30,7 @@ class Served:
     here: Side
     front: Process
     router: Process
-    pair: Pair
+    pair: TrainerPair
     state: Path
 
     def start(self) -> tuple[Process, Process]:
@@ -163,12 +163,12 @@ def test_update_of_a_model_whose_only_data_proxy_was_killed_waits_until_it_is_ba
 def test_worker_that_starts_when_the_trainer_is_done_serves_what_it_left(served: Callable[[str], Served]) -> None:
     at = served("shm")
     answer = at.here.greedy(at.here.proxies[0])
-    file = at.pair.outlet.staged_file(3)
+    file = at.pair.publisher.staged_file(3)
     assert file is not None
     leave(file, (), at.here.folder / "served")
     at.pair.disconnect(at.here.folder / "served")
     at.here.gateway.kill()
-    at.pair.outlet.remove()
+    at.pair.publisher.remove()
     _, proxy = at.start()
     never_serves_older(at, proxy, 3)
     assert at.here.greedy(proxy) == answer

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal.training.weights.publisher import WeightUpdateFailed
+from areal.services.weight_update.publisher import WeightUpdateFailed
 from tests.services.processes import Stream, call, wait_until
 from tests.services.weight_update.conftest import (
     MODEL,
@@ -211,6 +211,7 @@ def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_d
     pair.stage(2, weights(new := model(6)), probe_of(new))
     said = here.post("/force_sync", {"pair_name": "actor"})
     assert (said.status, said.json()["version"], here.versions()) == (200, 2, [2])
+    assert here.post("/force_sync", {"pair_name": "actor"}).status == 200  # it carries over nothing more
     done = pair.deliver(2)
     assert (done.version, done.bytes) == (2, said.json()["bytes"])
     with pytest.raises(WeightUpdateFailed, match="is at version 2: the next must be above it"):
@@ -240,12 +241,12 @@ def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_d
 def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_connected(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
-    offer = pair.outlet.offer
-    pair.outlet.offer = lambda *about: {**offer(*about), "word": "another"}  # type: ignore[method-assign]
+    offer = pair.publisher.offer
+    pair.publisher.offer = lambda *about: {**offer(*about), "word": "another"}  # type: ignore[method-assign]
     with pytest.raises(WeightUpdateFailed, match="is not here what it is on the training side"):
         pair.connect()
     assert here.pairs() == []
-    pair.outlet.offer = offer  # type: ignore[method-assign]
+    pair.publisher.offer = offer  # type: ignore[method-assign]
     pair.connect()
 
 
@@ -321,7 +322,7 @@ def test_broadcast_goes_on_at_once_without_a_worker_that_is_killed_in_the_middle
     pair = here.pair("xccl", inference={"inference_gateway_url": front.url, "model": "m"})
     pair.connect()
     pair.publish(1, weights(model(1)))
-    step = getattr(pair.outlet, when)
+    step = getattr(pair.publisher, when)
     deaths = [here.proxies[2], *([here.engines[2]] if engine_too else [])]
     if when == "join":  # so that a group has to be formed
         here.engines[1].kill()
@@ -331,7 +332,7 @@ def test_broadcast_goes_on_at_once_without_a_worker_that_is_killed_in_the_middle
             deaths.pop().kill()
         step(*about)
 
-    setattr(pair.outlet, when, after_a_death)
+    setattr(pair.publisher, when, after_a_death)
     began = time.monotonic()
     for version in (2, 3):
         new = model(version)

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from areal.services.web.keys import load_admin_key
-from areal.training.weight_service import weight_update_gateway
-from areal.training.weights.endpoint import serving
-from areal.training.weights.publisher import Pair
-from tests.services.weight_update.conftest import make_outlet, model, probe_of, weights
+from areal.services.http.auth import load_admin_key
+from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.training.services import weight_update_gateway
+from tests.services.weight_update.conftest import make_publisher, model, probe_of, weights
 
 
 def die(*_: Any) -> None:
@@ -33,18 +32,18 @@ def cut(held: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tenso
 
 
 def main(folder: str, mode: str, key_file: str, proxy: str, when: str) -> None:
-    outlet = make_outlet(mode, Path(folder) / "weights")
+    publisher = make_publisher(mode, Path(folder) / "weights")
     key = Path(key_file)
     with weight_update_gateway(Path(folder), key, Path(folder) / "gateway.log") as gateway:
-        with serving({"actor": outlet}, load_admin_key(key_file)) as endpoint:
+        with serving({"actor": publisher}, load_admin_key(key_file)) as endpoint:
             worker = {"inference_worker_urls": [proxy]}
-            pair = Pair("actor", mode, gateway, endpoint, worker, outlet, key.read_text())
+            pair = TrainerPair("actor", mode, gateway, endpoint, worker, publisher, key.read_text())
             pair.connect()
             pair.publish(1, weights(first := model(1)), probe_of(first))
             print("published 1", flush=True)
             if when == "sending":
-                outlet.send = die  # type: ignore[method-assign]
-                outlet.published = die if mode == "disk" else outlet.published  # type: ignore[method-assign]
+                publisher.send = die  # type: ignore[method-assign]
+                publisher.published = die if mode == "disk" else publisher.published  # type: ignore[method-assign]
                 pair.publish(2, weights(model(2)))
             else:
                 pair.publish(2, cut(weights(model(2))))

@@ -7,10 +7,9 @@ from torch import Tensor
 from areal.api.algorithm_api import LossInputs
 from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 from areal.errors import UsageFault
-from areal.training.algorithms.actor import ActorLoss
-from areal.training.algorithms.logprobs import token_logprobs
-from areal.training.algorithms.preparing import with_second_moment_mask
-from areal.training.algorithms.teaching import teaching_rows
+from areal.training.algorithms.actor import ActorLoss, rows_with_gradient
+from areal.training.algorithms.losses import token_logprobs
+from areal.training.algorithms.preparation import with_second_moment_mask
 
 
 def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -157,7 +156,7 @@ def test_kl_in_the_loss_is_charged_by_its_estimator(estimator) -> None:
     config = PPOActorConfig(kl_loss_coef=0.1, kl_loss_type=estimator, loss_agg_mode="seq-mean-token-mean")
     got = _gradient(ActorLoss(config, kl_factor=1.5), logits, micro)
     torch.testing.assert_close(got, leaf.grad)
-    assert teaching_rows({**micro, "advantages": micro["advantages"] * 0}, config) == [0, 1, 2]
+    assert rows_with_gradient({**micro, "advantages": micro["advantages"] * 0}, config) == [0, 1, 2]
 
 
 def test_prox_logp_method_metrics_tells_how_far_the_approximation_is() -> None:
@@ -194,8 +193,8 @@ def test_loss_of_ones_own_is_weighted_and_averaged_as_the_built_in_ones() -> Non
     plain = PPOActorConfig(use_decoupled_loss=True, loss_agg_mode="seq-mean-token-sum")
     given = ActorLoss(plain, loss_fn=reinforce_with_margin)
     torch.testing.assert_close(_gradient(given, logits, micro), named)
-    assert teaching_rows(micro, config) == teaching_rows(micro, plain, own_loss=True) == [0, 1, 2]
-    assert teaching_rows(micro, plain) == [1, 2]
+    assert rows_with_gradient(micro, config) == rows_with_gradient(micro, plain, own_loss=True) == [0, 1, 2]
+    assert rows_with_gradient(micro, plain) == [1, 2]
 
 
 def test_loss_of_ones_own_that_is_no_loss_of_tokens_is_told() -> None:

@@ -45,6 +45,13 @@ def test_by_turn_one_timestep_a_turn_and_one_advantage_for_its_tokens() -> None:
     torch.testing.assert_close(got.returns[0, 1:3], torch.tensor([first + 0.5] * 2))
 
 
+def test_by_turn_of_a_single_turn_is_its_reward_above_its_value() -> None:
+    turns = torch.tensor([[-1, 0, 0]])
+    rewards, values = torch.tensor([[0, 0.5, 1.0]]), torch.tensor([[9.0, 0.25, 7.0]])
+    got = by_turn(rewards, values, (turns >= 0).float(), turns, discount=0.9, gae_lambda=0.8)
+    torch.testing.assert_close(got.advantages, torch.tensor([[0, 1.25, 1.25]]))
+
+
 def test_by_turn_nothing_generated_gives_zeros() -> None:
     turns = torch.full((2, 3), -1)
     got = by_turn(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3), turns, discount=1.0, gae_lambda=1.0)

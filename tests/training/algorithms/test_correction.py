@@ -5,12 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.training.algorithms.correction import (
-    Rejection,
-    correction,
-    interpolated_proximal,
-    second_moment_bound,
-)
+from areal.training.algorithms.preparation import Rejection, correction, interpolated_proximal, second_moment_bound
 
 PROX = torch.log(torch.tensor([[0.5, 0.9, 0.2, 0.5], [0.5, 0.6, 0.4, 0.5]]))
 BEHAVIOUR = torch.log(torch.tensor([[0.5, 0.1, 0.4, 0.5], [0.5, 0.5, 0.5, 0.5]]))
@@ -54,9 +49,9 @@ def test_metrics_are_their_formulas(metric: str, value: float) -> None:
 
 
 def test_a_behaviour_that_is_not_finite_is_left_out() -> None:
-    behaviour = BEHAVIOUR.clone()
-    behaviour[0, 1], behaviour[1, 1] = -torch.inf, torch.nan
-    got = correction(PROX, behaviour, MASK, Rejection(metric="binary_kl"))
+    behavior = BEHAVIOUR.clone()
+    behavior[0, 1], behavior[1, 1] = -torch.inf, torch.nan
+    got = correction(PROX, behavior, MASK, Rejection(metric="binary_kl"))
     assert torch.isfinite(got.weights).all()
     assert got.kept[:, 1].tolist() == [False, False]
 
@@ -110,6 +105,6 @@ def test_second_moment_bound_leaves_out_what_is_not_finite() -> None:
 
 
 def test_interpolated_proximal_fresh_tokens_are_the_behaviours_own() -> None:
-    behaviour, current = torch.full((1, 3), -2.0), torch.full((1, 3), -1.0)
-    got = interpolated_proximal(behaviour, current, torch.tensor([[-1, 4, 2]]), 5)
+    behavior, current = torch.full((1, 3), -2.0), torch.full((1, 3), -1.0)
+    got = interpolated_proximal(behavior, current, torch.tensor([[-1, 4, 2]]), 5)
     torch.testing.assert_close(got[0, 1:], torch.tensor([-2.0, -2 + 2 / 3]))

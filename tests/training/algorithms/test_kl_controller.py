@@ -1,6 +1,6 @@
 import pytest
 
-from areal.training.algorithms.kl_controller import KLController
+from areal.training.algorithms.advantages import KLController
 
 
 def test_coefficient_follows_the_divergence_as_in_ziegler_et_al() -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from areal.training.algorithms import logprobs
-from areal.training.algorithms.logprobs import token_entropies, token_logprobs
+from areal.training.algorithms import losses as logprobs
+from areal.training.algorithms.losses import token_entropies, token_logprobs
 
 
 def _case() -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.training.algorithms.normalise import DR_GRPO, GRPO, RLOO, Normalisation, normalised
+from areal.training.algorithms.advantages import DR_GRPO, GRPO, RLOO, Normalization, normalized
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 5.0, 7.0, 3.0])
 GROUPS = torch.tensor([4, 4, 4, 9, 9, 2])
@@ -15,7 +15,7 @@ ONES = torch.ones(6)
 
 
 def test_grpo_ragged_groups_are_normalised_each_over_its_own_members() -> None:
-    got = normalised(REWARDS, ONES, GROUPS, GRPO).tolist()
+    got = normalized(REWARDS, ONES, GROUPS, GRPO).tolist()
     for members in ([0, 1, 2], [3, 4]):
         values = [REWARDS[i].item() for i in members]
         for i in members:
@@ -25,23 +25,23 @@ def test_grpo_ragged_groups_are_normalised_each_over_its_own_members() -> None:
 
 
 def test_dr_grpo_only_centres() -> None:
-    got = normalised(REWARDS, ONES, GROUPS, DR_GRPO)
+    got = normalized(REWARDS, ONES, GROUPS, DR_GRPO)
     torch.testing.assert_close(got, torch.tensor([2 / 3, -1 / 3, -1 / 3, -1.0, 1.0, 0.0]))
 
 
 def test_rloo_compares_each_with_the_mean_of_the_others() -> None:
-    got = normalised(REWARDS, ONES, GROUPS, RLOO)
+    got = normalized(REWARDS, ONES, GROUPS, RLOO)
     torch.testing.assert_close(got, torch.tensor([1.0, -0.5, -0.5, -2.0, 2.0, 0.0]))
 
 
 def test_equal_rewards_of_a_group_give_no_advantage() -> None:
-    assert normalised(torch.full((4,), 0.1), torch.ones(4), torch.zeros(4, dtype=torch.long), GRPO).abs().max() < 1e-9
+    assert normalized(torch.full((4,), 0.1), torch.ones(4), torch.zeros(4, dtype=torch.long), GRPO).abs().max() < 1e-9
 
 
 def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     values = torch.tensor([[1.0, 100.0], [3.0, 5.0]])
     mask = torch.tensor([[1, 0], [1, 1]])
-    got = normalised(values, mask, torch.zeros(2, dtype=torch.long), Normalisation("batch", "batch"))
+    got = normalized(values, mask, torch.zeros(2, dtype=torch.long), Normalization("batch", "batch"))
     assert got[0, 1] == 0
     torch.testing.assert_close(got[mask.bool()], torch.tensor([-2.0, 0.0, 2.0]) / (2.0 + 1e-5))
 
@@ -52,10 +52,10 @@ def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     st.sampled_from(["batch", "group", None]),
 )
 def test_any_split_over_ranks_gives_the_values_of_one_rank(groups, mean, std) -> None:
-    how = Normalisation(mean, std)
+    how = Normalization(mean, std)
     values = torch.tensor([value for group in groups for value in group])
     ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
-    whole = normalised(values, torch.ones_like(values), ids, how)
+    whole = normalized(values, torch.ones_like(values), ids, how)
     half = len(groups) // 2
     ranks = [ids < half, ids >= half]
 
@@ -72,7 +72,7 @@ def test_any_split_over_ranks_gives_the_values_of_one_rank(groups, mean, std) ->
                 mine.append(sums)
                 return answers[len(mine) - 1] if len(mine) <= len(answers) else sums
 
-            outs.append(normalised(values[rank], torch.ones_like(values[rank]), ids[rank], how, reduce))
+            outs.append(normalized(values[rank], torch.ones_like(values[rank]), ids[rank], how, reduce))
             asked.append(mine)
         assert len(asked[0]) == len(asked[1])
         if len(answers) == len(asked[0]):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from areal.training.algorithms.policy_loss import PolicyObjective, policy_loss
+from areal.training.algorithms.losses import PolicyObjective, policy_loss
 
 LOGP = torch.tensor([[0.0, -1.0, -2.0, -0.5], [0.0, -0.1, -3.0, -0.7]])
 PROX = torch.tensor([[0.0, -1.5, -1.0, -0.5], [0.0, -0.4, -2.9, -2.0]])

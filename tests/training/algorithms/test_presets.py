@@ -13,8 +13,8 @@ from torch import Tensor
 from areal.api.cli_args import PRESETS, PPOActorConfig
 from areal.api.config.building import Faults, build
 from areal.training.algorithms.actor import ActorLoss
-from areal.training.algorithms.logprobs import token_logprobs
-from areal.training.algorithms.preparing import Beside, prepared
+from areal.training.algorithms.losses import token_logprobs
+from areal.training.algorithms.preparation import AuxiliaryOutputs, prepared
 
 LONGEST = 8
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -147,7 +147,7 @@ def test_preset_has_the_gradient_of_its_paper(preset: str) -> None:
     config = config_of(preset)
     if config.recompute_logprob:
         batch["proximal"] = token_logprobs(logits, batch["input_ids"])
-    micro = prepared(batch, GROUPS, config, Beside(reference))
+    micro = prepared(batch, GROUPS, config, AuxiliaryOutputs(reference))
     got = logits.clone().requires_grad_()
     torch.autograd.backward(ActorLoss(config)(got, micro))
     assert leaf.grad is not None and got.grad is not None

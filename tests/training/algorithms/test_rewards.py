@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from areal.training.algorithms.rewards import RewardShaping, kl_estimate, shaped, token_rewards
+from areal.training.algorithms.advantages import RewardShaping, kl_estimate, shaped, token_rewards
 
 
 def test_shaped_scales_after_the_bias_and_clips_last() -> None:

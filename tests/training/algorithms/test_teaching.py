@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from areal.api.cli_args import PPOActorConfig
-from areal.training.algorithms.actor import ActorLoss
-from areal.training.algorithms.logprobs import token_logprobs
-from areal.training.algorithms.teaching import teaching_rows
+from areal.training.algorithms.actor import ActorLoss, rows_with_gradient
+from areal.training.algorithms.losses import token_logprobs
 from areal.training.data.batches import select
 
 
@@ -18,8 +17,8 @@ def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     mask = torch.tensor([[0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0]])
     advantages = torch.randn(4, 6, generator=generator) * mask
     advantages[[1, 3]] = 0.0
-    behaviour = token_logprobs(logits, ids) + 0.3 * torch.randn(4, 6, generator=generator)
-    columns = {"input_ids": ids, "loss_mask": mask, "versions": mask * 3, "logprobs": behaviour}
+    behavior = token_logprobs(logits, ids) + 0.3 * torch.randn(4, 6, generator=generator)
+    columns = {"input_ids": ids, "loss_mask": mask, "versions": mask * 3, "logprobs": behavior}
     return logits, {**columns, "advantages": advantages, "attention_mask": torch.ones_like(mask, dtype=torch.bool)}
 
 
@@ -39,7 +38,7 @@ def test_rows_without_advantages_change_no_gradient() -> None:
         PPOActorConfig(loss_agg_mode="seq-mean-token-mean"),
         PPOActorConfig(loss_agg_mode="seq-mean-token-sum-norm", loss_scale_factor=6),
     ):
-        chosen = teaching_rows(batch, config)
+        chosen = rows_with_gradient(batch, config)
         assert chosen == [0, 2]
         few = select(batch, chosen)
         share = float(ActorLoss(config).weight(few) / ActorLoss(config).weight(batch))
@@ -52,9 +51,9 @@ def test_rows_without_advantages_change_no_gradient() -> None:
 
 def test_one_row_stays_where_none_teaches() -> None:
     _, batch = _case()
-    assert teaching_rows({**batch, "advantages": torch.zeros(4, 6)}, PPOActorConfig()) == [0]
+    assert rows_with_gradient({**batch, "advantages": torch.zeros(4, 6)}, PPOActorConfig()) == [0]
 
 
 def test_all_rows_stay_where_a_loss_has_more_than_advantages() -> None:
     _, batch = _case()
-    assert teaching_rows(batch, PPOActorConfig(entropy_coeff=0.1)) == [0, 1, 2, 3]
+    assert rows_with_gradient(batch, PPOActorConfig(entropy_coeff=0.1)) == [0, 1, 2, 3]

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from areal.rollout.tensors import concat_padded_tensors
 from areal.training.data.batches import lengths, select, trimmed
-from areal.workflow.tensors import concat_padded_tensors
 
 
 def _batch(*texts: str) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from areal.training.data.frontier import MOST_TRIES, DataOrder, Frontier, Prospects
+from areal.training.data.frontier import MOST_TRIES, DataOrder, FailureWindow, Frontier
 
 
 class Run(RuleBasedStateMachine):
@@ -110,7 +110,7 @@ def test_state_of_an_older_release_is_all_trained_on() -> None:
 
 
 def test_prospects_are_hopeless_once_most_of_the_last_prompts_are_given_up() -> None:
-    prospects = Prospects(4)
+    prospects = FailureWindow(4)
     for cause in ("first", "second"):
         prospects.given_up(cause)
     assert not prospects.hopeless
@@ -123,7 +123,7 @@ def test_prospects_are_hopeless_once_most_of_the_last_prompts_are_given_up() -> 
 
 
 def test_prospects_forget_a_cause_that_is_behind_them() -> None:
-    prospects = Prospects(2)
+    prospects = FailureWindow(2)
     prospects.given_up("old")
     prospects.ended(2)
     prospects.given_up("new")

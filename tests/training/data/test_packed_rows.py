@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.training.data.batches import Batch
-from areal.training.data.packed_rows import Cost, Fold, PackedRows, filled, pack, plan
+from areal.training.data.packing import Cost, Fold, PackedRows, filled, pack, plan
 
 FREE_PAIRS = Cost(token=1, pair=0)
 DEAR_PAIRS = Cost(token=1, pair=10**6)

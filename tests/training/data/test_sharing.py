@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.training.data.sharing import minibatches, shared_groups
+from areal.training.data.batches import minibatches, shared_groups
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=12), st.integers(1, 4))

@@ -14,16 +14,13 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from areal.api.cli_args import MicroBatchSpec
+from areal.api.engine_api import NonFinite
 from areal.errors import ArealError, NotFound, UsageFault
-from areal.training.algorithms.logprobs import token_logprobs
+from areal.training.algorithms.losses import token_logprobs
 from areal.training.checkpoints import Checkpoints
 from areal.training.data.batches import Batch
 from areal.training.engines.fsdp import FSDPEngine
-from areal.training.engines.fsdp.checkpoints import load_shards, save_shards
 from areal.training.engines.fsdp.model import decoder_layers
-from areal.training.engines.fsdp.weights import save_model as save_weights
-from areal.training.engines.fsdp.weights import whole_weights
-from areal.training.failures import NonFinite
 from areal.training.ranks import one_process
 from tests.training.engines.models import (
     AGGREGATIONS,
@@ -51,7 +48,7 @@ def _engine(model: Path, **changes) -> FSDPEngine:
 
 
 def _weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in whole_weights(engine)}
+    return {name: tensor.clone() for name, tensor in engine.named_tensors()}
 
 
 @pytest.mark.parametrize("spec", [MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=40)])
@@ -176,7 +173,7 @@ def test_two_ranks_take_the_step_of_one_and_one_resumes_from_two(model: Path, tw
     resumed = _engine(model)
     newest = Checkpoints(two_ranks / "checkpoints").newest()
     assert newest is not None
-    load_shards(resumed, newest.folder / "actor")
+    resumed.load_checkpoint(newest.folder / "actor")
     assert resumed.steps == 2
     saved = _weights(_engine(two_ranks / "model"))
     for name, tensor in _weights(resumed).items():
@@ -211,13 +208,13 @@ def test_forward_gives_every_row_in_order_whatever_the_micro_batches(model: Path
 def test_checkpoint_that_does_not_fit_says_so_in_a_line_and_leaves_the_one_before(model: Path, tmp_path: Path) -> None:
     engine, checkpoints = _engine(model), Checkpoints(tmp_path)
     with checkpoints.writing(1, ALONE) as (folder, _):
-        save_shards(engine, folder / "actor")
+        engine.save_checkpoint(folder / "actor")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(ArealError, match="checkpoint of step 2 cannot be written"):
             with checkpoints.writing(2, ALONE) as (folder, _):
-                save_shards(engine, folder / "actor")
+                engine.save_checkpoint(folder / "actor")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
@@ -227,10 +224,10 @@ def test_checkpoint_of_one_rank_comes_back_with_its_random_state(model: Path, tm
     engine = _engine(model)
     engine.train_batch(batch(), sft, tokens)
     engine.version = 7
-    save_shards(engine, tmp_path / "shards")
+    engine.save_checkpoint(tmp_path / "shards")
     drawn = torch.rand(3)
     other = _engine(model)
-    load_shards(other, tmp_path / "shards")
+    other.load_checkpoint(tmp_path / "shards")
     assert (other.steps, other.version) == (1, 7)
     assert torch.equal(torch.rand(3), drawn)
 
@@ -244,7 +241,7 @@ def test_lora_trains_adapters_only_and_publishes_the_merged_weights(model: Path,
     changed = {name for name, tensor in _weights(engine).items() if not torch.equal(tensor, before[name])}
     assert changed
     assert all("_proj" in name for name in changed)
-    save_weights(engine, tmp_path)
+    engine.save_model(tmp_path)
     assert _engine(tmp_path).eval_batch(batch(), sft, tokens) == pytest.approx(loss, rel=1e-4)
 
 

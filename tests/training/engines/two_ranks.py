@@ -12,8 +12,6 @@ from areal.training.checkpoints import Checkpoints
 from areal.training.data.batches import lengths, select
 from areal.training.data.packing import spread
 from areal.training.engines.fsdp import FSDPEngine
-from areal.training.engines.fsdp.checkpoints import save_shards
-from areal.training.engines.fsdp.weights import save_model
 from areal.training.ranks import joined_ranks
 from tests.training.engines.models import (
     AGGREGATIONS,
@@ -34,9 +32,9 @@ with joined_ranks(timeout_s=60) as ranks:
     updates = [engine.train_batch(mine, sft, tokens) for _ in range(2)]
     loss = engine.eval_batch(mine, sft, tokens)
     with Checkpoints(out / "checkpoints").writing(2, ranks) as (folder, state):
-        save_shards(engine, folder / "actor")
+        engine.save_checkpoint(folder / "actor")
         state["step"] = 2
-    save_model(engine, out / "model")
+    engine.save_model(out / "model")
     few_or_many = ([0, 1], [2, 3, 4, 5, 6, 7])[ranks.rank]
     gradients = {}
     for reduced in ("float32", "bfloat16"):

@@ -10,7 +10,7 @@ import pytest
 
 from areal.api.cli_args import SFTConfig, TrainDatasetConfig, TrainEngineConfig
 from areal.errors import NotFound, UsageFault
-from areal.training.trainers.sft import SFTTrainer
+from areal.training.trainers.offline import SFTTrainer
 from tests.training.trainers.reversing import MODEL, engine, experiment, solved
 
 

@@ -27,17 +27,17 @@ from areal.api.cli_args import (
 )
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
-from areal.cli.remote import Gateway
+from areal.cli.remote import GatewayClient
 from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
-from areal.training.algorithms.rewards import kl_estimate
+from areal.rollout.rlvr import RLVRWorkflow
+from areal.rollout.tensors import RewardedResponse, response_rows
+from areal.training.algorithms.advantages import kl_estimate
 from areal.training.metrics import read_metrics
 from areal.training.run_folder import RunFolder
 from areal.training.trainers.ppo import PPOTrainer
 from areal.trajectories.reading import read_episodes
 from areal.trajectories.record import Episode
-from areal.workflow.rlvr import RLVRWorkflow
-from areal.workflow.tensors import Answered, answered
 from tests.hub_standin import files_of, hub_standin
 from tests.services.processes import Process, Processes, wait_until
 from tests.services.weight_update.conftest import embedded_worker
@@ -132,7 +132,7 @@ class Scraped(PPOTrainer):
         if self.step == self.total_steps - 1:
 
             def listed() -> list[str]:
-                told = Gateway(self.config.rollout.gateway_addr, None).get("/http_sd")
+                told = GatewayClient(self.config.rollout.gateway_addr, None).get("/http_sd")
                 return [f"http://{each['targets'][0]}" for each in told if each["labels"]["job"] == "areal-trainer"]
 
             def ours() -> tuple[float | None, float | None] | None:
@@ -172,7 +172,7 @@ class EveryWay(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         gconfig = ANSWERS.new(n_samples=1, **HOW[data["number"] % len(HOW)])
         answer = await engine.agenerate(ModelRequest(input_ids=[1, *digits(data["number"]), 14], gconfig=gconfig))
-        return answered([Answered(answer, float(data["number"] % 2))])
+        return response_rows([RewardedResponse(answer, float(data["number"] % 2))])
 
 
 class Watched(PPOTrainer):
@@ -207,7 +207,7 @@ def test_on_policy_the_ratio_is_one_at_every_temperature_of_a_batch(tmp_path: Pa
 class Greedy(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         request = ModelRequest(input_ids=[1, *digits(0), 14], gconfig=ANSWERS.new(n_samples=1, greedy=True))
-        return answered([Answered(await engine.agenerate(request), 1.0)])
+        return response_rows([RewardedResponse(await engine.agenerate(request), 1.0)])
 
 
 def test_greedy_answers_are_not_trained_on(tmp_path: Path, service: Service) -> None:
@@ -285,7 +285,8 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
     for run in (trainer, other):
         lines = read_metrics(run.folder.metrics)
         assert len(lines) == 2
-        assert all(line["grad_norm"] > 0 and line["trained_share"] == 1 for line in lines)
+        assert any(line["grad_norm"] > 0 for line in lines)  # a batch without a right answer has none
+        assert all(line["trained_share"] == 1 for line in lines)
 
 
 def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path, service: Service) -> None:

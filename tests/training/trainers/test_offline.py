@@ -18,15 +18,12 @@ from areal.api.cli_args import (
     TrainEngineConfig,
     load_expr_config,
 )
+from areal.api.engine_api import NonFinite
 from areal.errors import UsageFault
 from areal.training.drivers import sft
-from areal.training.engines.fsdp.weights import whole_weights
-from areal.training.failures import NonFinite
 from areal.training.metrics import read_metrics
 from areal.training.ranks import Ranks
-from areal.training.trainers.dpo import DPOTrainer
-from areal.training.trainers.rw import RWTrainer
-from areal.training.trainers.sft import SFTTrainer
+from areal.training.trainers.offline import DPOTrainer, RWTrainer, SFTTrainer
 from tests.hub_standin import files_of, hub_standin
 from tests.training.trainers.reversing import MODEL, engine, experiment, optimizer, preferences, solved
 
@@ -86,7 +83,7 @@ def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> No
         resumed.train()
         steps = [line["step"] for line in read_metrics(resumed.folder.metrics)]
     assert steps == list(range(10))
-    ends = [dict(whole_weights(trainer.actor)) for trainer in (whole, resumed)]
+    ends = [dict(trainer.actor.named_tensors()) for trainer in (whole, resumed)]
     assert all((ends[0][name] - ends[1][name]).abs().max() < 1e-6 for name in ends[0])
 
 
@@ -106,8 +103,8 @@ def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: str) -> N
     with DPOTrainer(config, preferences(160), preferences(32, first=1000)) as trainer:
         trainer.train()
         lines = read_metrics(trainer.folder.metrics)
-        reference = dict(whole_weights(trainer.reference))
-        assert any((tensor - reference[name]).abs().max() > 1e-4 for name, tensor in whole_weights(trainer.actor))
+        reference = dict(trainer.reference.named_tensors())
+        assert any((tensor - reference[name]).abs().max() > 1e-4 for name, tensor in trainer.actor.named_tensors())
     assert lines[-1]["eval/accuracy"] > 0.95
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
 
@@ -116,7 +113,7 @@ def test_reference_of_dpo_is_the_configured_one(tmp_path: Path) -> None:
     other = TrainEngineConfig(**engine(path="", init_from_scratch=True))
     config = DPOConfig(**_common(tmp_path, 1), actor=DPOEngineConfig(**engine()), ref=other)
     with DPOTrainer(config, preferences(16)) as trainer:
-        actor, reference = (dict(whole_weights(each)) for each in (trainer.actor, trainer.reference))
+        actor, reference = (dict(each.named_tensors()) for each in (trainer.actor, trainer.reference))
     assert any(not torch.equal(tensor, reference[name]) for name, tensor in actor.items())
     assert other.optimizer is not None, "the configuration stays as it was given"
 
@@ -169,7 +166,7 @@ def test_one_row_that_is_left_counts_once_on_any_number_of_ranks(tmp_path: Path,
         batch, counted = trainer.collate(solved(1)), 0
         for rank in range(ranks):
             trainer.ranks = Ranks(rank, ranks, torch.device("cpu"))
-            counted += int(trainer.weight(trainer.mine(batch)))
+            counted += int(trainer.weight(trainer.rank_rows(batch)))
         assert counted == int(trainer.weight(batch)) > 0
 
 

@@ -15,8 +15,8 @@ from areal.errors import ArealError
 from areal.training import stopping
 from areal.training.checkpoints import CheckpointFailed
 from areal.training.metrics import Metrics, read_metrics
+from areal.training.trainers.offline import SFTTrainer
 from areal.training.trainers.ppo import version_to_publish
-from areal.training.trainers.sft import SFTTrainer
 from tests.training.trainers.reversing import engine, experiment, solved
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from areal.services.inference.data_proxy.options import data_proxy_parser
+from areal.services.http.process import exit_on_failure, read_config
 from areal.services.inference.data_proxy.process import run_data_proxy
-from areal.services.web.options import exit_on_failure
+from areal.wire.processes import DataProxyConfig
 
 
 def main() -> None:
-    run_data_proxy(data_proxy_parser().parse_args())
+    run_data_proxy(read_config(DataProxyConfig, "areal-inference-data-proxy"))
 
 
 if __name__ == "__main__":

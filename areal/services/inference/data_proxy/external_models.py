@@ -1,7 +1,7 @@
-"""External APIs that a data proxy serves beside its own model, registered while it runs.
+"""External APIs that a data proxy serves in addition to its own model, registered while it runs.
 
-What is registered is kept in a file beside the journals, where there are any, so that a process that comes back still
-serves what its sessions talk to. The file holds the providers' keys: it is its owner's alone.
+Registrations are stored in a file beside the journals, so that a restarted process still serves the models of its
+sessions. The file holds the providers' keys and is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from areal.resources.external_url import ExternalUrl, UrlError, parse_external_url
-from areal.services.inference.data_proxy.visits import Visits
-from areal.services.inference.engines.clients.dialect import Dialect
-from areal.services.web.access import Access
-from areal.services.web.body import decode_object, read_body, read_object
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import AnyResponse, Request, Response
-from areal.services.web.service import Handler, Service, json_response
+from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url
+from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
+from areal.services.http.service import Handler, Service, json_response
+from areal.services.inference.data_proxy.sessions import CallRecorders
+from areal.services.inference.engines.base import Dialect
 
 if TYPE_CHECKING:  # a data proxy at which none is registered starts without a client that speaks to the outside
     import aiohttp
 
-    from areal.services.inference.engines.clients.external import ExternalApi
+    from areal.services.inference.engines.external import ExternalApi
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
@@ -39,7 +38,7 @@ _BODY_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Registered:
-    """One external model, as it was registered. ``model`` is its name over there."""
+    """One external model, as it was registered. ``model`` is the provider's name of it."""
 
     name: str
     url: str
@@ -63,13 +62,15 @@ class _Served:
 
 
 class ExternalModels:
-    """``own``: the model that needs no registration. ``file``: where registrations outlive the process."""
+    """``own``: the model that needs no registration. ``file``: keeps registrations across restarts."""
 
-    def __init__(self, own: str, visits: Visits, *, max_body_bytes: int, idle_s: float, file: Path | None) -> None:
+    def __init__(
+        self, own: str, recorders: CallRecorders, *, max_body_bytes: int, timeout_s: float, file: Path | None
+    ) -> None:
         self.own = own
-        self._visits = visits
+        self._recorders = recorders
         self._max_body_bytes = max_body_bytes
-        self._idle_s = idle_s
+        self._timeout_s = timeout_s
         self._file = file
         self._served: dict[str, _Served] = {}
         self._sessions = contextlib.AsyncExitStack()
@@ -77,28 +78,29 @@ class ExternalModels:
 
     @property
     def names(self) -> list[str]:
-        """Every model that is served here."""
+        """Every served model."""
         return [self.own, *self._served]
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/register_model", self.register, Access.ADMIN)
         service.route("POST", "/deregister_model", self.deregister, Access.ADMIN)
-        service.beside(self._living)
+        service.add_lifespan(self._living)
 
-    def beside(self, path: str, own: Handler) -> Handler:
-        """The route of every model: ``own`` where the call names no other one."""
+    def route_of(self, path: str, own: Handler) -> Handler:
+        """The handler of a path for every model: ``own`` unless the call names another one."""
 
         async def handle(request: Request) -> AnyResponse:
             if not self._served:
                 return await own(request)
-            name = decode_object(await read_body(request, self._max_body_bytes)).get("model")
+            name = decode_object(await request.read(self._max_body_bytes)).get("model")
             served = self._served.get(name) if isinstance(name, str) else None
             return await (served.handlers[path] if served is not None else own)(request)
 
         return handle
 
     async def register(self, request: Request) -> Response:
-        """With ``dry_run`` it is only tried: the API must answer, and take the key. Raises 400, 409, 502."""
+        """With ``dry_run`` the registration is only tried: the API must answer and accept the key. Raises 400, 409,
+        502."""
         data = await read_object(request, _BODY_BYTES)
         registered = _registered(data, self.own)
         async with self._lock:
@@ -122,7 +124,8 @@ class ExternalModels:
         return json_response({"status": "ok", "name": name})
 
     async def _put(self, name: str, served: _Served | None) -> None:
-        """On disk first. Calls that run with what was there before go on: its connections close with the process."""
+        """On disk first. Running calls keep the model's earlier registration: its connections close with the
+        process."""
         wanted = {key: value for key, value in self._served.items() if key != name}
         if served is not None:
             wanted[name] = served
@@ -136,16 +139,14 @@ class ExternalModels:
 
     def _open(self, registered: Registered) -> _Served:
         """Raises UrlError."""
-        from areal.services.inference.data_proxy.external_calls import ExternalCalls
-        from areal.services.inference.data_proxy.external_handlers import external_handlers
-        from areal.services.inference.engines.clients.external import ExternalApi
-        from areal.services.inference.engines.clients.outside import open_outside
+        from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
+        from areal.services.inference.engines.external import ExternalApi, open_outside
 
         url, dialect = registered.parsed_url, Dialect(registered.api)
         http = open_outside(url, allow_private=registered.allow_private)
         api = ExternalApi(http, url, registered.model, registered.api_key, dialect)
         calls = ExternalCalls(
-            registered.name, api, self._visits, max_body_bytes=self._max_body_bytes, idle_s=self._idle_s
+            registered.name, api, self._recorders, max_body_bytes=self._max_body_bytes, timeout_s=self._timeout_s
         )
         return _Served(registered, http, api, external_handlers(calls, dialect))
 
@@ -163,7 +164,7 @@ class ExternalModels:
 
 
 def _registered(data: Mapping[str, Any], own: str) -> Registered:
-    """``name`` (else ``model``) is ours, ``model`` theirs. Raises 400, 409."""
+    """``name`` (else ``model``) is our name, ``model`` the provider's. Raises 400, 409."""
     model = _text(data, "model") or _text(data, "name")
     name = _text(data, "name") or model
     if name is None or model is None or not _NAME.fullmatch(name):

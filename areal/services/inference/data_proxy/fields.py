@@ -1,17 +1,23 @@
-"""Reading a request field by field: each one is honoured, refused by name, or reported as ignored.
+"""Request fields: each one is honored, refused by name, or reported as ignored.
 
-``null`` is as good as absent. What no reader asked for at the end is unknown to the API and named in
-``x-areal-ignored``; nothing is dropped silently.
+``null`` counts as absent. Fields that no reader took are unknown to the API and are named in ``x-areal-ignored``;
+nothing is dropped silently.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from areal.services.web.errors import ApiError, bad_request
+import orjson
+
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
+from areal.wire.sampling import GREEDY_BELOW, SamplingParams
 
 _MOST_IGNORED_NAMES = 50
 
@@ -21,7 +27,7 @@ def unsupported(name: str, why: str) -> ApiError:
 
 
 class Fields:
-    """The fields of one request body, struck off as they are read."""
+    """The fields of one request body, removed as they are read."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._left = {name: value for name, value in data.items() if value is not None}
@@ -37,11 +43,13 @@ class Fields:
         return not self._left
 
     def has_none(self, names: frozenset[str]) -> bool:
-        """Whether none of ``names`` is given: most calls say little, and asking for each field costs its share."""
+        """Whether none of ``names`` is given: most calls have few fields, and reading each one costs time."""
         return names.isdisjoint(self._left)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        value = self.take(name, default)
+        if name not in self._left:
+            return default
+        value = self._left.pop(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise bad_request(f"{name} must be a number", param=name)
         if not low <= value <= high:
@@ -49,9 +57,9 @@ class Fields:
         return float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        value = self.take(name)
-        if value is None:
+        if name not in self._left:
             return None
+        value = self._left.pop(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise bad_request(f"{name} must be a whole number", param=name)
         if not low <= value <= high:
@@ -59,7 +67,7 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self.take(name, default)
+        value = self._left.pop(name, default)
         if not isinstance(value, bool):
             raise bad_request(f"{name} must be true or false", param=name)
         return value
@@ -77,7 +85,7 @@ class Fields:
         return value
 
     def texts(self, name: str, at_most: int) -> tuple[str, ...]:
-        """One string, or a list of them; none of them empty."""
+        """One string, or a list of strings; empty ones are refused."""
         value = self.take(name, [])
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
@@ -99,12 +107,14 @@ class Fields:
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Known fields that cannot be honoured. Raises 400 for the first that is given."""
+        if reasons.keys().isdisjoint(self._left):
+            return
         for name, why in reasons.items():
             if name in self._left:
                 raise unsupported(name, why)
 
     def ignored(self) -> tuple[str, ...]:
-        """What nobody asked for, as it can stand in a header."""
+        """The fields that no reader took, encoded for a header."""
         if not self._left:
             return ()
         names = sorted(quote(name, safe="") for name in self._left)
@@ -114,3 +124,236 @@ class Fields:
 
 def is_token_ids(value: object, vocab_size: int) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < vocab_size for item in value)
+
+
+# Constraints on the answer in vLLM's and SGLang's own fields: ``structured_outputs`` and ``guided_*`` of vLLM,
+# ``json_schema``, ``regex`` and ``ebnf`` of SGLang. Each is enforced by the engine's grammar, or refused by name.
+# https://docs.vllm.ai/en/latest/features/structured_outputs.html
+# https://docs.sglang.ai/advanced_features/structured_outputs.html
+
+_KINDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+_IN_STRUCTURED_OUTPUTS = ("json", "regex", "choice", "grammar", "json_object")
+_REFUSED = {
+    "structural_tag": "there are no structural tags",
+    "guided_whitespace_pattern": "white space is the grammar's",
+}
+CONSTRAINTS = frozenset((*_KINDS, *_REFUSED, "structured_outputs"))
+
+
+def read_constraint(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
+    """The field that constrains the answer, and the constraint (``EngineCall.response_format``); None without one.
+    Raises 400 naming the field."""
+    if fields.has_none(CONSTRAINTS):
+        return None
+    fields.refuse(_REFUSED)
+    given = [(name, _KINDS[name], fields.take(name)) for name in _KINDS if fields.given(name)]
+    options = Fields(fields.mapping("structured_outputs"))
+    for kind in _IN_STRUCTURED_OUTPUTS:
+        if options.given(kind):
+            given.append((f"structured_outputs.{kind}", kind, options.take(kind)))
+    if unknown := options.ignored():
+        name = f"structured_outputs.{unknown[0]}"
+        raise unsupported(name, "there is no such constraint here")
+    wanted = [(name, kind, value) for name, kind, value in given if value is not False]
+    if not wanted:
+        return None
+    if len(wanted) > 1:
+        names = [name for name, _, _ in wanted]
+        raise bad_request(f"only one of {', '.join(names)} can be followed", param=names[1])
+    [(name, kind, value)] = wanted
+    return name, _constraint(name, kind, value)
+
+
+def _constraint(name: str, kind: str, value: object) -> Mapping[str, Any]:
+    match kind:
+        case "json":
+            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": _schema(name, value)}}
+        case "json_object":
+            if value is not True:
+                raise bad_request(f"{name} must be true or false", param=name)
+            return {"type": "json_object"}
+        case "choice":
+            if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+                raise bad_request(f"{name} must be a list of texts, none of them empty", param=name)
+            return {"type": "choice", "choice": value}
+    if not isinstance(value, str) or not value:
+        raise bad_request(f"{name} must be a text, not an empty one", param=name)
+    return {"type": kind, kind: value}
+
+
+def _schema(name: str, value: object) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise bad_request(f"{name} is no JSON: {error}", param=name) from error
+    if not isinstance(value, Mapping):
+        raise bad_request(f"{name} must be a JSON schema", param=name)
+    return value
+
+
+# The fields that chats and completions share: sampling, stopping, the form of the answer.
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+
+_SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
+
+
+@dataclass(frozen=True)
+class ResponseOptions:
+    """The form of the answer. ``top_logprobs`` None: no logprobs; n: that many alternatives per token."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool  # usage so far in every chunk
+    stops: tuple[str, ...]
+    top_logprobs: int | None
+    skip_special_tokens: bool
+    return_token_ids: bool
+    response_format: Mapping[str, Any] | None
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return self.top_logprobs is not None or self.return_token_ids
+
+
+_RESPONSE_FIELDS = frozenset(
+    {"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format", *CONSTRAINTS}
+)
+_SAMPLING_FIELDS = frozenset(
+    {
+        "stop_token_ids", "ignore_eos", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "n",
+    }
+)  # fmt: skip
+
+
+def read_response_options(fields: Fields, top_logprobs: int | None, capabilities: Capabilities) -> ResponseOptions:
+    stream = fields.flag("stream")
+    if fields.has_none(_RESPONSE_FIELDS):
+        return ResponseOptions(stream, False, False, (), top_logprobs, True, False, None)
+    include_usage, continuous_usage = _usage_options(fields, stream)
+    return ResponseOptions(
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
+        stops=fields.texts("stop", MAX_STOPS),
+        top_logprobs=top_logprobs,
+        skip_special_tokens=fields.flag("skip_special_tokens", True),
+        return_token_ids=fields.flag("return_token_ids"),
+        response_format=_response_format(fields, capabilities),
+    )
+
+
+def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether every chunk has it: the second only with the first, as in
+    vLLM."""
+    options = Fields(fields.mapping("stream_options"))
+    include, continuous = options.flag("include_usage"), options.flag("continuous_usage_stats")
+    options.accept(("include_obfuscation",))
+    if include and not stream:
+        raise bad_request("stream_options needs stream: true", param="stream_options")
+    if unknown := options.ignored():
+        raise bad_request(f"unknown stream option {unknown[0]}", param=f"stream_options.{unknown[0]}")
+    return include, include and continuous
+
+
+def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str, Any] | None:
+    if (constraint := read_constraint(fields)) is not None:
+        name, constrained = constraint
+        if fields.given("response_format"):
+            raise bad_request(f"{name} and response_format cannot both be followed", param=name)
+        if not capabilities.response_format:
+            raise unsupported(name, capabilities.no_response_format or "this engine has no grammars")
+        return constrained
+    wanted = fields.mapping("response_format")
+    kind = wanted.get("type", "text")
+    if kind == "text":
+        return None
+    if kind not in ("json_object", "json_schema"):
+        raise bad_request("response_format.type must be text, json_object or json_schema", param="response_format")
+    if not capabilities.response_format:
+        raise unsupported("response_format", capabilities.no_response_format or f"this engine cannot force {kind}")
+    if kind == "json_object" and wanted.get("schema") is not None:  # as Together, Fireworks and llama.cpp have it
+        if not isinstance(wanted["schema"], Mapping):
+            raise bad_request("response_format.schema must be an object", param="response_format.schema")
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"]}}
+    return wanted
+
+
+def read_sampling(
+    fields: Fields, codec: TextCodec, options: ResponseOptions, capabilities: Capabilities, max_tokens: int | None
+) -> SamplingParams:
+    """Raises 400 naming a field that is out of range, or that this engine lacks."""
+    if fields.has_none(_SAMPLING_FIELDS) and not options.stops and options.top_logprobs is None:
+        return SamplingParams(max_tokens, stop_token_ids=codec.sorted_end_ids)
+    stop_ids = fields.token_ids("stop_token_ids", codec.vocab_size)
+    ignore_eos = fields.flag("ignore_eos")
+    # Stop strings that are special tokens never show in the text.
+    stop_tokens = {token_id for stop in options.stops if (token_id := codec.special_id(stop)) is not None}
+    if not ignore_eos:
+        stop_tokens |= codec.end_ids
+    sampling = SamplingParams(
+        max_new_tokens=max_tokens,
+        min_new_tokens=fields.whole("min_tokens", 0, 2**31 - 1) or 0,
+        temperature=_temperature(fields, capabilities),
+        top_p=fields.number("top_p", 1.0, 0.0, 1.0),
+        top_k=max(0, fields.whole("top_k", -1, 2**31 - 1) or 0),
+        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        seed=fields.whole("seed", -(2**63), 2**63 - 1),
+        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100.0),
+        logit_bias=_logit_bias(fields, codec.vocab_size),
+        stop_token_ids=tuple(sorted({*stop_ids, *stop_tokens})),
+        ignore_eos=ignore_eos,
+        n=fields.whole("n", 1, MAX_CHOICES) or 1,
+        top_logprobs=options.top_logprobs or 0,
+    )
+    if capabilities.sampling_fields < SAMPLING_FIELDS:
+        for name in sampling.changed():
+            if name not in capabilities.sampling_fields:
+                raise unsupported(_SAMPLING_NAMES.get(name, name), "this engine does not have it")
+    return sampling
+
+
+def _temperature(fields: Fields, capabilities: Capabilities) -> float:
+    """A temperature whose inverse overflows logits is greedy, and is recorded as 0."""
+    value = fields.number("temperature", 1.0, 0.0, 2.0)
+    if value < GREEDY_BELOW:
+        return 0.0
+    if value < capabilities.lowest_temperature:
+        lowest = capabilities.lowest_temperature
+        raise unsupported("temperature", f"this engine samples at {lowest:g} at least, or greedily at 0")
+    return value
+
+
+def check_logprobs(sampling: SamplingParams, options: ResponseOptions, capabilities: Capabilities) -> None:
+    """Raises 400 naming the field with which this engine's logprobs would be of another distribution than the
+    contract's (``engines.base``): for calls that are recorded, or are told logprobs."""
+    grammar = options.response_format is not None
+    name = capabilities.logprobs.conflict(sampling, grammar=grammar)
+    if name is not None:
+        why = "with it, this engine's logprobs are not those of softmax(logits / temperature), which a trainer needs"
+        raise unsupported(
+            _SAMPLING_NAMES.get(name, name), f"{why}; leave it out, or ask with store: false and no logprobs"
+        )
+
+
+def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in fields.mapping("logit_bias").items():
+        if not key.isdecimal() or not key.isascii() or int(key) >= vocab_size:
+            raise bad_request(f"logit_bias: {key!r} is not a token id", param="logit_bias")
+        bias[int(key)] = Fields({key: value}).number(key, 0.0, -100.0, 100.0)
+    return bias

@@ -1,48 +1,233 @@
-"""The model routes of a data proxy with a token engine: read, tokenise, generate, answer.
-
-Until the engine's first token a failure is a status code; after it, an event in the stream. An answer is recorded
-before its last byte.
-"""
+"""The model routes of a data proxy with a token engine: parse, tokenize, generate, record, answer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from areal.services.inference.data_proxy.adapters import adapter_of
-from areal.services.inference.data_proxy.answering import Answering
-from areal.services.inference.data_proxy.apis import Apis, Asked, Read
-from areal.services.inference.data_proxy.asks import Ask
-from areal.services.inference.data_proxy.choice import Choice
-from areal.services.inference.data_proxy.counts import TokenCounts
-from areal.services.inference.data_proxy.deadline import idle_s
-from areal.services.inference.data_proxy.dialects.writer import named
-from areal.services.inference.data_proxy.fields import Fields
-from areal.services.inference.data_proxy.generation import Drive, Generator
-from areal.services.inference.data_proxy.prepared import Clock, Prepared
-from areal.services.inference.data_proxy.prompting import count_tokens, make_prompts
-from areal.services.inference.data_proxy.reading import PROMPT_TAIL_TOKENS, Parsers
-from areal.services.inference.data_proxy.samples import call_ids, samples_of, say_again, token_turns
-from areal.services.inference.data_proxy.sampling_fields import check_logprobs
-from areal.services.inference.data_proxy.shapes import Frame
-from areal.services.inference.data_proxy.tokenizer import DECODE_US, CodecPool, TextCodec
-from areal.services.inference.data_proxy.visits import Answer, Visit, Visits
-from areal.services.inference.engines.base import Capabilities, EngineCall, Sampling
-from areal.services.web.body import decode_object, read_body
-from areal.services.web.errors import bad_request
-from areal.services.web.server import AnyResponse, Request, Response
-from areal.services.web.service import json_response
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object
+from areal.services.http.metrics import SECONDS, TOKEN_SECONDS, Metrics
+from areal.services.http.service import Handler, json_response
+from areal.services.inference.data_proxy import anthropic, responses
+from areal.services.inference.data_proxy.choice import Choice, ChoiceUpdate
+from areal.services.inference.data_proxy.dialects import ChatTranslation, DialectSerializer, dialect_field_names
+from areal.services.inference.data_proxy.fields import Fields, check_logprobs
+from areal.services.inference.data_proxy.generation import (
+    CallTimer,
+    EngineJob,
+    GenerationCall,
+    Generator,
+    progress_timeout_s,
+)
+from areal.services.inference.data_proxy.openai import (
+    ChatSerializer,
+    CompletionSerializer,
+    GenerationRequest,
+    ResponseState,
+    Serializer,
+    assistant_message,
+    read_chat,
+    read_completion,
+)
+from areal.services.inference.data_proxy.sessions import CallRecorder, CallRecorders
+from areal.services.inference.data_proxy.tokenizer import (
+    DECODE_US,
+    ENCODE_US,
+    RENDER_US,
+    CodecPool,
+    TextCodec,
+    TooLong,
+)
+from areal.services.inference.data_proxy.tools import PROMPT_TAIL_TOKENS, Parsers
+from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason
+from areal.services.inference.recorder.records import (
+    ConversationDigest,
+    PrefixMatch,
+    TokenSample,
+    TokenTurn,
+    begins_with,
+    text_digest,
+    token_array,
+)
+from areal.wire.sampling import SamplingParams
 
-_MOST_AT_ONCE = 65_536  # tokens of an answer that is read in one go: some milliseconds
-_SEVERAL_TOKENS = 16
-_WATCHED_S = 10.0  # the engine is asked every second
+# Prompts. A turn that continues a recorded one keeps that turn's tokens exactly and encodes only what follows. The
+# model then sees the tokens that it sampled, and a conversation is one row of training data: encoding an answer's text
+# again may split it into other tokens.  Where the new text begins with the recorded one, the rest of it follows. Where
+# it does not (the client does not send the reasoning back; the template writes a call otherwise than the model did),
+# the text that the template adds after the recorded answer follows. Only where the template itself rewrites earlier
+# messages, as some drop the reasoning of earlier turns, is the prompt encoded as a whole.
 
 
 @dataclass(frozen=True)
-class ProxyLimits:
-    """``max_model_len`` and ``adapters`` are asked at each call: the engine says them once it is up."""
+class Prompts:
+    """``text`` is that of a chat's one prompt."""
+
+    ids: Sequence[list[int]]
+    text: str | None = None
+
+
+class PromptBuilder:
+    def __init__(self, codec: TextCodec, pool: CodecPool) -> None:
+        self._codec = codec
+        self._pool = pool
+
+    async def build(
+        self, generation: GenerationRequest, recorder: CallRecorder | None, size: int, limit: int | None
+    ) -> Prompts:
+        """``recorder`` None: no recorded turn is continued. ``size``: bytes of the request. ``limit``: tokens that the
+        context holds. Raises ApiError 400 when the template refuses the chat, or the prompt has more tokens."""
+        try:
+            if generation.text is None:
+                prompts = generation.prompts
+                ids = await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US)
+                return Prompts(ids)
+            text = await self._pool.run(generation.text, size * RENDER_US)
+            before, rest = await self._continued(generation, recorder, text, size) if recorder else ([], text)
+            encoded = await self._pool.run(
+                lambda: self._codec.encode(rest, add_special_tokens=False, most=limit), len(rest) * ENCODE_US
+            )
+            return Prompts([before + encoded if before else encoded], text)
+        except TooLong:
+            message = f"this model's context is {limit} tokens; you asked for more in the prompt"
+            raise bad_request(message, param="messages", code="context_length_exceeded") from None
+
+    async def _continued(
+        self, generation: GenerationRequest, recorder: CallRecorder, text: str, size: int
+    ) -> tuple[list[int], str]:
+        """The tokens of the recorded turn that this chat continues, if there is one, and the text to encode."""
+        known = await recorder.match_prefix(generation.messages)
+        if known is None:
+            return [], text
+        if begins_with(text, known.text):
+            return known.tokens.tolist(), text[known.text[0] :]
+        answered = await recorder.match_last_answer()
+        rest = await self._text_after(generation, answered, size) if answered is not None else None
+        return (answered.tokens.tolist(), rest) if answered is not None and rest is not None else ([], text)
+
+    async def _text_after(self, generation: GenerationRequest, answered: PrefixMatch, size: int) -> str | None:
+        """The prompt's text after a recorded answer; None unless an end token ended that answer."""
+        last, codec = answered.tokens[-1], self._codec
+        follow = generation.after_answer
+        if follow is None or last not in codec.end_ids:
+            return None
+        end, cost_us = codec.token_text(last), 3 * size * RENDER_US + len(answered.tokens) * DECODE_US
+        return await self._pool.run(lambda: follow(codec.decode(answered.tokens, skip_special=False), end), cost_us)
+
+    async def count(self, generation: GenerationRequest, size: int) -> int:
+        """Tokens of a chat, however long it is; a long one is counted in pieces, which gives a few too many."""
+        assert generation.text is not None
+        text = await self._pool.run(generation.text, size * RENDER_US)
+        return await self._pool.run(lambda: self._codec.count(text), len(text) * ENCODE_US)
+
+
+def samples_of(
+    state: ResponseState, temperature: float, conversation: ConversationDigest | None, prompt_text: str | None
+) -> list[TokenSample]:
+    """A finished answer as it is recorded. ``prompt_text`` is a chat's, which the next turn continues."""
+    prompts = [token_array(prompt) for prompt in state.prompts]
+    each, samples = state.per_prompt, []
+    for choice in state.choices:
+        assert choice.finish_reason is not None
+        reply, extra = choice.reply, dict[str, Any]()
+        if choice.stop_token_id is not None:  # extra: what a replay cannot derive from the tokens
+            extra["stop_token_id"] = choice.stop_token_id
+        if choice.top_logprobs:
+            extra["top_logprobs"] = choice.top_logprobs
+        if reply.calls:
+            extra["call_ids"] = [call.id for call in reply.calls]
+        samples.append(
+            TokenSample(
+                prompt_ids=prompts[choice.index // each],
+                output_ids=token_array(choice.token_ids),
+                logprobs=choice.logprobs,
+                versions=choice.versions,
+                finish_reason=choice.finish_reason.value,
+                temperature=temperature,
+                after=conversation.after(assistant_message(reply)) if conversation is not None else None,
+                text=None if prompt_text is None else text_digest(prompt_text + _template_text(choice, state.codec)),
+                extra=extra,
+            )
+        )
+    return samples
+
+
+def _template_text(choice: Choice, codec: TextCodec) -> str:
+    """The answer's text as a template will write it into the next prompt: the text that the client was given, and the
+    end of a turn. The client never saw special tokens that were sampled before that."""
+    raw, reply = codec.decode(choice.token_ids, skip_special=False), choice.reply
+    if reply.calls or reply.reasoning or choice.stop is not None or raw == reply.content:
+        return raw
+    last = choice.token_ids[-1:]
+    ended = bool(last) and last[0] in codec.end_ids
+    return reply.content + (codec.decode(last, skip_special=False) if ended else "")
+
+
+def recorded_call_ids(turn: TokenTurn) -> Sequence[str]:
+    ids: Sequence[str] = turn.extra.get("call_ids", ())
+    return ids
+
+
+def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
+    """A recorded choice as one update: its text is a function of its tokens."""
+    tops = turn.extra.get("top_logprobs")
+    delta = EngineDelta(
+        index=choice.index,
+        token_ids=tuple(turn.output_ids),
+        logprobs=tuple(turn.logprobs),
+        versions=tuple(turn.versions),
+        top_logprobs=tuple(tuple((token, logprob) for token, logprob in top) for top in tops) if tops else None,
+        finish_reason=FinishReason(turn.finish_reason),
+        stop_token_id=turn.extra.get("stop_token_id"),
+    )
+    return choice.push(delta)
+
+
+DEFAULT_MODEL = "default"  # agents call their session's model so, whatever its name
+_MAX_WHOLE_TOKENS = 65_536  # of an answer that is read in one go: some milliseconds
+_BATCHED_TOKENS = 16
+_ENGINE_POLL_S = 10.0  # the engine is polled every second
+_NO_DIALECT = nullcontext()
+
+
+def adapter_of(name: str | None, model: str, adapters: Collection[str]) -> str | None:
+    """The LoRA adapter that a call's ``model`` names: ``adapter``, or ``model:adapter``. None for the model itself.
+    Raises 404 for any other name."""
+    if name is None or name == model:
+        return None
+    adapter = name.removeprefix(f"{model}:")
+    if adapter in adapters:
+        return adapter
+    if name == DEFAULT_MODEL:
+        return None
+    known = f"; its adapters are {', '.join(sorted(adapters))}" if adapters else ""
+    message = f"the model {name!r} does not exist; here is {model!r}{known}"
+    raise ApiError(404, message, code="model_not_found", param="model")
+
+
+def engine_streaming(
+    generation: GenerationRequest, choices: int, sampling: SamplingParams, timeout_s: float
+) -> tuple[bool, int]:
+    """``EngineCall.stream`` and ``stream_interval``. Without a streaming client an answer comes whole; but it comes in
+    events of several tokens where a stop string or tool call may end it early, where reading it at once would block the
+    event loop, or where the deadline is shorter than ``EngineState.generated`` needs to show that the engine is
+    stuck."""
+    if generation.options.stream:
+        return True, 1
+    ends_early = bool(generation.options.stops) or generation.parsing.tools.one_call
+    most = choices * (sampling.max_new_tokens or _MAX_WHOLE_TOKENS + 1)
+    is_long = sampling.top_logprobs > 0 or most > _MAX_WHOLE_TOKENS
+    return ends_early or is_long or timeout_s < _ENGINE_POLL_S, _BATCHED_TOKENS
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """``max_model_len`` and ``adapters`` are read at each call: the engine reports them once it is up."""
 
     max_body_bytes: int
     request_timeout_s: float
@@ -50,15 +235,47 @@ class ProxyLimits:
     adapters: Callable[[], tuple[str, ...]] = tuple
 
 
-def how_told(ask: Ask, choices: int, sampling: Sampling, idle_s: float) -> tuple[bool, int]:
-    """``EngineCall.stream`` and ``stream_interval``. Where nobody reads along, an answer comes whole; but where our own
-    reading may end it, where reading it at once would hold the event loop, or where less than the engine's own word
-    (``EngineState.generated``) shows that it is stuck, it comes in events of several tokens."""
-    if ask.answering.stream:
-        return True, 1
-    ends_early = bool(ask.answering.stops) or ask.reading.tools.one_call
-    long = sampling.top_logprobs > 0 or choices * (sampling.max_new_tokens or _MOST_AT_ONCE + 1) > _MOST_AT_ONCE
-    return ends_early or long or idle_s < _WATCHED_S, _SEVERAL_TOKENS
+class TokenMetrics:
+    """Counters of finished responses."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._prompt = metrics.counter("areal_prompt_tokens_total", "Tokens of prompts answered.")
+        self._generated = metrics.counter("areal_generated_tokens_total", "Tokens generated in finished answers.")
+        choices = metrics.counter("areal_choices_total", "Finished choices.", ("finish_reason",))
+        self._choices = {reason: choices.labels(reason.value) for reason in FinishReason}
+        self._first = metrics.histogram(
+            "areal_time_to_first_token_seconds", "From a request read to its first token.", SECONDS, ()
+        )
+        self._each = metrics.histogram(
+            "areal_time_per_output_token_seconds", "Between two tokens: an answer's mean.", TOKEN_SECONDS, ()
+        )
+
+    def count(self, state: ResponseState, timer: CallTimer) -> None:
+        """All choices of a response have ended."""
+        lengths = [len(choice.token_ids) for choice in state.choices]
+        self._first.observe(timer.first_token - timer.started)
+        longest = max(lengths)
+        if longest > 1:
+            self._each.observe((timer.last_token - timer.first_token) / (longest - 1))
+        self._prompt.inc(sum(map(len, state.prompts)))
+        self._generated.inc(sum(lengths))
+        for choice in state.choices:
+            assert choice.finish_reason is not None
+            self._choices[choice.finish_reason].inc()
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A parsed call. ``names``: its API's names of a chat body's fields, where they differ."""
+
+    generation: GenerationRequest
+    serializer: Callable[[ResponseState], Serializer]
+    id_prefix: str
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+Parse = Callable[[Fields], ParsedRequest]
+"""Raises 400 naming the field."""
 
 
 class ModelCalls:
@@ -69,180 +286,218 @@ class ModelCalls:
         pool: CodecPool,
         generator: Generator,
         capabilities: Capabilities,
-        limits: ProxyLimits,
-        counts: TokenCounts,
+        limits: CallLimits,
+        metrics: TokenMetrics,
         parsers: Parsers,
-        visits: Visits,
+        recorders: CallRecorders,
+        check_serving: Callable[[], None],
     ) -> None:
         self._model = model
         self._codec = codec
         self._pool = pool
-        self._answering = Answering(generator, self._record)
+        self._prompts = PromptBuilder(codec, pool)
+        self._generator = generator
         self._capabilities = capabilities
         self._limits = limits
-        self._counts = counts
-        self._apis = Apis(codec, capabilities, parsers)
-        self._visits = visits
+        self._metrics = metrics
+        self._parsers = parsers
+        self._recorders = recorders
+        self._check_serving = check_serving
         self.tokens_in_flight = 0
 
-    async def chat(self, request: Request) -> AnyResponse:
-        return await self._answer(request, self._apis.chat)
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "/v1/chat/completions": partial(self._answer, parse=self._parse_chat),
+            "/v1/completions": partial(self._answer, parse=self._parse_completion),
+            "/v1/responses": partial(self._answer, parse=self._parse_responses),
+            "/v1/messages": partial(self._answer, parse=self._parse_messages),
+            "/v1/messages/count_tokens": self._count_tokens,
+        }
 
-    async def completion(self, request: Request) -> AnyResponse:
-        return await self._answer(request, self._apis.completion)
+    async def _count_tokens(self, request: Request) -> AnyResponse:
+        """The length of a prompt, without an answer."""
+        self._check_serving()
+        self._recorders.authenticate(request.headers)
+        body = await request.read(self._limits.max_body_bytes)
 
-    async def messages(self, request: Request) -> AnyResponse:
-        return await self._answer(request, self._apis.messages)
+        def parse(fields: Fields) -> ParsedRequest:
+            return self._parse_dialect(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
 
-    async def responses(self, request: Request) -> AnyResponse:
-        return await self._answer(request, self._apis.responses)
+        parsed = self._parse(decode_object(body), parse)
+        return json_response({"input_tokens": await self._prompts.count(parsed.generation, len(body))})
 
-    async def count_tokens(self, request: Request) -> AnyResponse:
-        """How long a prompt would be, and no answer."""
-        self._visits.caller(request.headers)
-        body = await read_body(request, self._limits.max_body_bytes)
-        asked = self._read(decode_object(body), self._apis.tokens_of_messages)
-        return json_response({"input_tokens": await count_tokens(asked.ask, self._codec, self._pool, len(body))})
-
-    def _read(self, data: dict[str, Any], read: Read) -> Asked:
+    def _parse(self, data: dict[str, Any], parse: Parse) -> ParsedRequest:
         fields = Fields(data)
         adapter = adapter_of(fields.text("model"), self._model, self._limits.adapters())
-        asked = read(fields)
-        return asked if adapter is None else replace(asked, ask=replace(asked.ask, adapter=adapter))
+        parsed = parse(fields)
+        return parsed if adapter is None else replace(parsed, generation=replace(parsed.generation, adapter=adapter))
 
-    async def _answer(self, request: Request, read: Read) -> AnyResponse:
-        caller = self._visits.caller(request.headers)
-        body = await read_body(request, self._limits.max_body_bytes)
-        clock = Clock(time.perf_counter())
-        asked = self._read(decode_object(body), read)
-        async with self._visits.enter(caller, request.headers, body) as visit:
-            if visit.replayed is not None:
-                return await self._replay(request, asked, visit, clock)
-            return await self._generate(request, asked, visit, clock, len(body))
+    def _parse_chat(self, fields: Fields) -> ParsedRequest:
+        generation = read_chat(fields, self._codec, self._capabilities, self._parsers)
+        return ParsedRequest(generation, ChatSerializer, "chatcmpl-")
 
-    async def _generate(self, request: Request, asked: Asked, visit: Visit, clock: Clock, size: int) -> AnyResponse:
-        ask = asked.ask
-        with named(asked.names):
-            if visit.keeps(ask.store) or ask.answering.tells_logprobs:
-                check_logprobs(ask.sampling, ask.answering, self._capabilities)
-        recorded = visit if visit.keeps(ask.store) else None
-        with named(asked.names):
-            prompts = await make_prompts(ask, self._codec, self._pool, recorded, size, self._limits.max_model_len())
-            room = self._room(ask, prompts.longest)
-        sampling = ask.sampling if ask.sampling.max_new_tokens == room else replace(ask.sampling, max_new_tokens=room)
-        frame = self._frame(ask, prompts.ids, visit.answer_id(asked.id_prefix))
-        if ask.prompt_logprobs is not None:
-            frame = replace(frame, scores=await self._answering.scores(prompts.ids, ask.prompt_logprobs, ask.adapter))
-        patience_s = idle_s(request, self._limits.request_timeout_s)
-        prepared = Prepared(
+    def _parse_completion(self, fields: Fields) -> ParsedRequest:
+        return ParsedRequest(read_completion(fields, self._codec, self._capabilities), CompletionSerializer, "cmpl-")
+
+    def _parse_messages(self, fields: Fields) -> ParsedRequest:
+        return self._parse_dialect(anthropic.translate(fields, self._template_uses), "msg_")
+
+    def _parse_responses(self, fields: Fields) -> ParsedRequest:
+        return self._parse_dialect(responses.translate(fields, self._template_uses), "resp_")
+
+    def _template_uses(self, variable: str) -> bool:
+        return self._codec.template is not None and self._codec.template.uses(variable)
+
+    def _parse_dialect(self, translation: ChatTranslation, id_prefix: str) -> ParsedRequest:
+        with dialect_field_names(translation.names):
+            generation = read_chat(Fields(translation.chat), self._codec, self._capabilities, self._parsers)
+
+        def serializer(state: ResponseState) -> Serializer:
+            return DialectSerializer(state, translation.writer(state.answer_id, state.model, state.created))
+
+        generation = replace(generation, ignored=translation.ignored)
+        return ParsedRequest(generation, serializer, id_prefix, translation.names)
+
+    async def _answer(self, request: Request, parse: Parse) -> AnyResponse:
+        self._check_serving()
+        caller = self._recorders.authenticate(request.headers)
+        body = await request.read(self._limits.max_body_bytes)
+        timer = CallTimer(time.perf_counter())
+        parsed = self._parse(decode_object(body), parse)
+        async with self._recorders.open(caller, request.headers, body) as recorder:
+            if recorder.replayed is not None:
+                return await self._replay(request, parsed, recorder, timer)
+            return await self._generate(request, parsed, recorder, timer, len(body))
+
+    async def _generate(
+        self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer, size: int
+    ) -> AnyResponse:
+        generation, limit = parsed.generation, self._limits.max_model_len()
+        is_recorded = recorder.records(generation.store)
+        with dialect_field_names(parsed.names) if parsed.names else _NO_DIALECT:
+            if is_recorded or generation.options.tells_logprobs:
+                check_logprobs(generation.sampling, generation.options, self._capabilities)
+            prompts = await self._prompts.build(generation, recorder if is_recorded else None, size, limit)
+            lengths = [len(prompt) for prompt in prompts.ids]
+            room = _room(generation, max(lengths), limit)
+        sampling = generation.sampling
+        if sampling.max_new_tokens != room:
+            sampling = replace(sampling, max_new_tokens=room)
+        state = self._state(generation, prompts.ids, recorder.answer_id(parsed.id_prefix), int(time.time()))
+        if generation.prompt_logprobs is not None:
+            state.scores = await self._generator.scores(prompts.ids, generation.prompt_logprobs, generation.adapter)
+        timeout_s = progress_timeout_s(request, self._limits.request_timeout_s)
+        call = GenerationCall(
             request=request,
-            ask=ask,
-            frame=frame,
-            shape=asked.shape(frame),
-            drives=self._drives(frame, ask, sampling, patience_s),
-            idle_s=patience_s,
-            clock=clock,
-            visit=visit,
+            generation=generation,
+            state=state,
+            serializer=parsed.serializer(state),
+            jobs=self._jobs(state, generation, sampling, timeout_s),
+            timeout_s=timeout_s,
+            timer=timer,
+            recorder=recorder,
             prompt_text=prompts.text,
         )
-        held = sum(map(len, prompts.ids)) + (room or 0) * len(frame.choices)
+        held = sum(lengths) + (room or 0) * len(state.choices)
         self.tokens_in_flight += held
         try:
-            answer = self._answering.stream if ask.answering.stream else self._answering.whole
-            return await answer(prepared)
+            run = self._generator.stream if generation.options.stream else self._generator.respond
+            return await run(call, self._record)
         finally:
             self.tokens_in_flight -= held
 
-    async def _replay(self, request: Request, asked: Asked, visit: Visit, clock: Clock) -> AnyResponse:
-        """The answer that was recorded, said as this request wants it, which is as the first one did."""
-        ask, turns = asked.ask, token_turns(visit.replayed or ())
-        prompts = [list(turn.prompt_ids) for turn in turns[:: ask.sampling.n]]
-        ids = [call_ids(turn) for turn in turns]
-        frame = self._frame(ask, prompts, turns[0].answer_id, created=turns[0].created, call_ids=ids)
-        shape = asked.shape(frame)
-        updates = [say_again(choice, turn) for choice, turn in zip(frame.choices, turns, strict=True)]
-        prepared = Prepared(request, ask, frame, shape, (), 0.0, clock, visit, None)
-        if not ask.answering.stream:
-            return Response(body=shape.whole(), content_type="application/json", headers=prepared.headers())
-        out = prepared.open_stream()
-        await out.write(shape.opening() + b"".join(map(shape.update, updates)) + shape.closing())
+    async def _replay(
+        self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer
+    ) -> AnyResponse:
+        """The recorded answer, serialized as this request asks for, which is as the first one did."""
+        generation = parsed.generation
+        turns = [turn for turn in recorder.replayed or () if isinstance(turn, TokenTurn)]
+        prompts = [list(turn.prompt_ids) for turn in turns[:: generation.sampling.n]]
+        call_ids = [recorded_call_ids(turn) for turn in turns]
+        state = self._state(generation, prompts, turns[0].answer_id, turns[0].created, call_ids)
+        serializer = parsed.serializer(state)
+        updates = [replay_turn(choice, turn) for choice, turn in zip(state.choices, turns, strict=True)]
+        call = GenerationCall(request, generation, state, serializer, (), 0.0, timer, recorder, None)
+        if not generation.options.stream:
+            return Response(body=serializer.whole(), content_type="application/json", headers=call.headers())
+        out = call.open_stream()
+        await out.write(serializer.opening() + b"".join(map(serializer.update, updates)) + serializer.closing())
         return out
 
-    def _room(self, ask: Ask, prompt_tokens: int) -> int | None:
-        """How many tokens the answer may have. Raises 400 when the context has no room for what is asked."""
-        if prompt_tokens == 0:
-            raise bad_request("the prompt has no tokens", param="prompt")
-        wanted, limit = ask.sampling.max_new_tokens, self._limits.max_model_len()
-        if limit is None:
-            return wanted or ask.default_max_tokens
-        if prompt_tokens + (wanted or 1) > limit:
-            asked = f"{prompt_tokens} in the prompt" + (f" and {wanted} in the answer" if wanted else "")
-            message = f"this model's context is {limit} tokens; you asked for {asked}"
-            raise bad_request(message, param="messages", code="context_length_exceeded")
-        return wanted or min(ask.default_max_tokens or limit, limit - prompt_tokens)
-
-    def _frame(
+    def _state(
         self,
-        ask: Ask,
+        generation: GenerationRequest,
         prompts: Sequence[list[int]],
         answer_id: str,
-        *,
-        created: int | None = None,
+        created: int,
         call_ids: Sequence[Sequence[str]] | None = None,
-    ) -> Frame:
-        answering = ask.answering
-        skip, shown = answering.skip_special_tokens, ask.reading.markers
-        tails = [self._tail(prompt) if ask.reading.reasoning else "" for prompt in prompts]
-        choices = [
-            Choice(
-                index,
-                self._codec.stream(skip_special=skip, shown=shown),
-                answering.stops,
-                ask.reading.reader(tails[index // ask.sampling.n], call_ids[index] if call_ids else ()),
+    ) -> ResponseState:
+        codec, options, parsing, n = self._codec, generation.options, generation.parsing, generation.sampling.n
+        skip, shown, has_reasoning = options.skip_special_tokens, parsing.markers, parsing.reasoning is not None
+        choices = []
+        for index in range(len(prompts) * n):
+            tail = prompts[index // n][-PROMPT_TAIL_TOKENS:] if has_reasoning else ()
+            reader = parsing.new_reader(
+                codec.decode(tail, skip_special=False) if tail else "", call_ids[index] if call_ids else ()
             )
-            for index in range(len(prompts) * ask.sampling.n)
-        ]
-        echoed = [self._codec.decode(prompt) for prompt in prompts] if ask.echo else ()
-        at = int(time.time()) if created is None else created
-        model = f"{self._model}:{ask.adapter}" if ask.adapter else self._model
-        frame = Frame(answer_id, model, self._codec, answering, prompts, choices, echoed, created=at)
-        return replace(frame, no_answer=ask.no_answer)
+            choices.append(Choice(index, codec.stream(skip_special=skip, shown=shown), options.stops, reader))
+        return ResponseState(
+            answer_id=answer_id,
+            model=f"{self._model}:{generation.adapter}" if generation.adapter else self._model,
+            codec=codec,
+            options=options,
+            prompts=prompts,
+            choices=choices,
+            echoed=[codec.decode(prompt) for prompt in prompts] if generation.echo else (),
+            created=created,
+            no_answer=generation.no_answer,
+        )
 
-    def _tail(self, prompt: list[int]) -> str:
-        return self._codec.decode(prompt[-PROMPT_TAIL_TOKENS:], skip_special=False)
-
-    def _drives(self, frame: Frame, ask: Ask, sampling: Sampling, idle_s: float) -> tuple[Drive, ...]:
-        how, count = ask.answering, len(frame.prompts)
+    def _jobs(
+        self, state: ResponseState, generation: GenerationRequest, sampling: SamplingParams, timeout_s: float
+    ) -> list[EngineJob]:
+        options, count, each = state.options, len(state.prompts), state.per_prompt
         # A stop string ends its own prompt's work in the engine.
-        together = count if self._capabilities.many_prompts and not how.stream and not how.stops else 1
-        each = frame.per_prompt
-        stream, interval = how_told(ask, len(frame.choices), sampling, idle_s)
-        return tuple(
-            Drive(
+        together = count if self._capabilities.many_prompts and not options.stream and not options.stops else 1
+        stream, interval = engine_streaming(generation, len(state.choices), sampling, timeout_s)
+        return [
+            EngineJob(
                 EngineCall(
-                    f"{frame.answer_id}-{first}",
-                    frame.prompts[first : first + together],
+                    f"{state.answer_id}-{first}",
+                    state.prompts[first : first + together],
                     sampling,
-                    how.response_format,
-                    ask.adapter,
+                    options.response_format,
+                    generation.adapter,
                     stream=stream,
                     stream_interval=interval,
                 ),
-                frame.choices[first * each : (first + together) * each],
+                state.choices[first * each : (first + together) * each],
             )
             for first in range(0, count, together)
-        )
+        ]
 
-    async def _record(self, prepared: Prepared) -> None:
-        """The answer is complete: it is on disk before the caller has its last byte."""
-        visit, frame = prepared.visit, prepared.frame
-        clock = prepared.clock
-        self._counts.answered(frame, clock.first - clock.started, clock.last - clock.first)
-        if not visit.keeps(prepared.ask.store):
+    async def _record(self, call: GenerationCall) -> None:
+        """The answer is complete: it is on disk before the client has its last byte."""
+        recorder, state, sampling = call.recorder, call.state, call.generation.sampling
+        self._metrics.count(state, call.timer)
+        if not recorder.records(call.generation.store):
             return
-        cost_us = DECODE_US * sum(len(choice.token_ids) for choice in frame.choices)
         samples = await self._pool.run(
-            lambda: samples_of(frame, prepared.ask.sampling.temperature, visit.conversation, prepared.prompt_text),
-            cost_us,
+            lambda: samples_of(state, sampling.temperature, recorder.conversation, call.prompt_text),
+            DECODE_US * sum(len(choice.token_ids) for choice in state.choices),
         )
-        await visit.record(Answer(frame.answer_id, frame.model, frame.created, samples))
+        await recorder.record(state.answer_id, state.model, state.created, samples)
+
+
+def _room(generation: GenerationRequest, prompt_tokens: int, limit: int | None) -> int | None:
+    """How many tokens the answer may have. Raises 400 when the context has no room for what is asked."""
+    if prompt_tokens == 0:
+        raise bad_request("the prompt has no tokens", param="prompt")
+    wanted = generation.sampling.max_new_tokens
+    if limit is None:
+        return wanted or generation.default_max_tokens
+    if prompt_tokens + (wanted or 1) > limit:
+        asked = f"{prompt_tokens} in the prompt" + (f" and {wanted} in the answer" if wanted else "")
+        message = f"this model's context is {limit} tokens; you asked for {asked}"
+        raise bad_request(message, param="messages", code="context_length_exceeded")
+    return wanted or min(generation.default_max_tokens or limit, limit - prompt_tokens)

@@ -1,28 +1,42 @@
-"""``/rl/*``: sessions are started, rewarded, ended and looked at."""
+"""The routes of sessions and their trajectories: ``/rl/*``, ``/export_trajectories`` and ``/trajectories``."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from areal.services.inference.data_proxy.callers import Caller, Callers
-from areal.services.inference.recording.changes import STANDING
-from areal.services.inference.recording.journal import Journal
-from areal.services.inference.recording.names import HITL, GroupName, SessionName, tag_of_key
-from areal.services.inference.recording.packing import CorruptRecord
-from areal.services.inference.recording.rows import RewardOverflow, Style, export
-from areal.services.inference.recording.session import Life, Phase, Session, Trajectory, check_reward
-from areal.services.inference.recording.values import TrajectoryTurns
-from areal.services.inference.recording.vault import Vault
-from areal.services.web.access import Access
-from areal.services.web.body import decode_object, read_body, read_object
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.keys import AdminKey
-from areal.services.web.server import Request, Response
-from areal.services.web.service import Service, json_response
+import orjson
+
+from areal.services.http import headers as names
+from areal.services.http.auth import Access, AdminKey
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, Response, decode_object, read_object
+from areal.services.http.service import Service, json_response
+from areal.services.inference.data_proxy.sessions import Caller, CallerResolver
+from areal.services.inference.recorder.changes import HITL_SESSION
+from areal.services.inference.recorder.exporting import ExportRequest, read_export_request
+from areal.services.inference.recorder.journal import SessionJournal
+from areal.services.inference.recorder.records import CorruptRecord, TrajectoryTurns
+from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz
+from areal.services.inference.recorder.session import (
+    HITL,
+    ExportName,
+    GroupName,
+    LeaseName,
+    SessionName,
+    SessionRecord,
+    SessionState,
+    Trajectory,
+    TrajectoryPhase,
+    check_reward,
+    parse_kind,
+    tag_of_key,
+)
+from areal.services.inference.recorder.storage import held_elsewhere
+from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases
 
 MAX_GROUP = 1024
 _BODY_BYTES = 1024 * 1024
@@ -30,13 +44,17 @@ _PAGE = 100
 _OWN_KEY = re.compile(r"[!-~]{8,512}")
 
 
-class SessionRoutes:
-    """``check_name`` raises 404 for what is no model of this data proxy."""
+class JournalSessionRoutes:
+    """``check_name`` raises 404 for a name that is not a model of this data proxy."""
 
     def __init__(
-        self, vault: Vault, callers: Callers, key: AdminKey | None, check_name: Callable[[str | None], object]
+        self,
+        store: JournalStore,
+        callers: CallerResolver,
+        key: AdminKey | None,
+        check_name: Callable[[str | None], object],
     ) -> None:
-        self._vault = vault
+        self._store = store
         self._callers = callers
         self._key = key
         self._check_name = check_name
@@ -45,7 +63,6 @@ class SessionRoutes:
         counter = service.metrics.counter
         self._started = counter("areal_sessions_started_total", "Sessions started.")
         self._rewards = counter("areal_rewards_total", "Rewards given.")
-        self._vault.leaving = lambda: service.lifetime.draining
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
         service.route("POST", "/rl/end_session", self.end, Access.SESSION)
@@ -59,12 +76,16 @@ class SessionRoutes:
     async def start(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
         self._check_model(data)
-        task, size, own_key = _task(data), _group_size(data), self._own_key(data)
-        online = data.get("online", True)
+        task, size, online = data.get("task_id"), data.get("group_size", 1), data.get("online", True)
+        if not isinstance(task, str) or not 1 <= len(task) <= 256 or not task.isprintable():
+            raise bad_request("task_id must be a string of 1 to 256 printable characters", param="task_id")
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_GROUP:
+            raise bad_request(f"group_size must be a whole number from 1 to {MAX_GROUP}", param="group_size")
+        own_key = self._own_key(data)
         if not isinstance(online, bool):
             raise bad_request("online must be true or false", param="online")
-        journal = self._vault.own
-        if own_key is not None and (held := self._vault.holder_of_key(own_key.encode())) is not None:
+        journal = self._store.own
+        if own_key is not None and (held := self._store.holder_of_key(own_key.encode())) is not None:
             journal = held[0]
         group, started = await journal.start(task, size, own_key, online)
         self._started.inc(len(started))
@@ -87,53 +108,50 @@ class SessionRoutes:
         if self._key is not None and self._key.matches(key.encode()):
             raise bad_request("api_key must not be the admin key", param="api_key")
         tag = tag_of_key(key)
-        if tag is not None and self._vault.journal(tag) is None:
+        if tag is not None and self._store.journal(tag) is None:
             raise bad_request("api_key looks like a key of this service, but of no session here", param="api_key")
         return key
 
     async def reward(self, request: Request) -> Response:
-        caller = self._callers.of(request.headers)
+        caller = self._callers.resolve(request.headers)
         data = await read_object(request, _BODY_BYTES)
         self._check_model(data)
         value = check_reward(data.get("reward"))
         interaction_id = data.get("interaction_id")
         if interaction_id is not None and not isinstance(interaction_id, str):
             raise bad_request("interaction_id must be a string", param="interaction_id")
-        caller = self._callers.meant(caller, data.get("session_id"))
+        caller = self._callers.selected(caller, data.get("session_id"))
         answer = await caller.journal.reward(caller.session, value, interaction_id)
         self._rewards.inc()
         return json_response(asdict(answer))
 
     async def end(self, request: Request) -> Response:
-        caller = self._callers.of(request.headers)
-        data = decode_object(await read_body(request, _BODY_BYTES) or b"{}")
+        caller = self._callers.resolve(request.headers)
+        data = decode_object(await request.read(_BODY_BYTES) or b"{}")
         if data.get("group_id") is not None:
             return json_response({"ended": [await self._end(each) for each in self._group(caller, data["group_id"])]})
-        return json_response(await self._end(self._callers.meant(caller, data.get("session_id"))))
+        return json_response(await self._end(self._callers.selected(caller, data.get("session_id"))))
 
     async def _end(self, caller: Caller) -> dict[str, Any]:
         ended = await caller.journal.end(caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
 
     def _group(self, caller: Caller, group_id: object) -> list[Caller]:
-        group = GroupName.parse(group_id) if isinstance(group_id, str) else None
         if not caller.admin:
             raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
-        journal = self._vault.journal(group.tag) if group is not None else None
-        if group is None or journal is None:
-            raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-        return [Caller(journal, number, admin=True) for number, _ in journal.members(group)]
+        journal, members = _group_members(self._store, group_id)
+        return [Caller(journal, number, admin=True) for number, _ in members]
 
     async def drain(self, request: Request) -> Response:
         """The sessions move to the model's other data proxies: ``journals`` are handed over, each when its running
         calls have ended."""
-        await read_body(request, _BODY_BYTES)
-        return json_response({"status": "ok", "journals": await self._vault.hand_over()})
+        await request.read(_BODY_BYTES)
+        return json_response({"status": "ok", "journals": await self._store.hand_over()})
 
     async def undrain(self, request: Request) -> Response:
-        await read_body(request, _BODY_BYTES)
-        await self._vault.keep()
-        return json_response({"status": "ok", "journals": list(self._vault.journals)})
+        await request.read(_BODY_BYTES)
+        await self._store.keep()
+        return json_response({"status": "ok", "journals": list(self._store.journals)})
 
     async def find_key(self, request: Request) -> Response:
         """Which journal has the session of a key that its caller chose, by the key's digest."""
@@ -142,24 +160,24 @@ class SessionRoutes:
             wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
         except ValueError as error:
             raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
-        journal = self._vault.holder_of_digest(wanted)
+        journal = self._store.holder_of_digest(wanted)
         return json_response({"journal": journal.tag if journal is not None else None})
 
     async def human(self, request: Request) -> Response:
         """Where the human in the loop last spoke here, and when. Each journal has a session of theirs; the gateway asks
         all data proxies."""
         spoke = [
-            (journal.spoke_at(STANDING) or 0.0, journal is self._vault.own, journal.tag) for journal in self._vault
+            (journal.spoke_at(HITL_SESSION) or 0.0, journal is self._store.own, journal.tag) for journal in self._store
         ]
         at, _, tag = max(spoke)
-        return json_response({"session_id": str(SessionName(HITL, tag, STANDING)), "spoke_at": at or None})
+        return json_response({"session_id": str(SessionName(HITL, tag, HITL_SESSION)), "spoke_at": at or None})
 
     async def sessions(self, request: Request) -> Response:
         """A page of them in the order in which they were started; ``after`` is the last id of the page before."""
-        limit = _limit(request.query.get("limit"))
+        limit = _limit(request.query.get("limit"), _PAGE, 1, 1000)
         after = SessionName.parse(request.query.get("after", ""))
         found: list[dict[str, Any]] = []
-        for journal in sorted(self._vault, key=lambda journal: journal.tag):
+        for journal in sorted(self._store, key=lambda journal: journal.tag):
             if after is not None and journal.tag < after.tag:
                 continue
             start = after.number if after is not None and journal.tag == after.tag else -1
@@ -182,46 +200,44 @@ class SessionRoutes:
         return json_response({**_summary(caller.journal, session), "trajectories": trajectories})
 
 
-def _task(data: dict[str, Any]) -> str:
-    task = data.get("task_id")
-    if not isinstance(task, str) or not 1 <= len(task) <= 256 or not task.isprintable():
-        raise bad_request("task_id must be a string of 1 to 256 printable characters", param="task_id")
-    return task
+def _group_members(store: JournalStore, group_id: object) -> tuple[SessionJournal, list[tuple[int, str]]]:
+    """The group's journal, and number and id of each of its sessions. Raises 404."""
+    group = GroupName.parse(group_id) if isinstance(group_id, str) else None
+    journal = store.journal(group.tag) if group is not None else None
+    if group is None or journal is None:
+        raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
+    return journal, journal.members(group)
 
 
-def _group_size(data: dict[str, Any]) -> int:
-    size = data.get("group_size", 1)
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_GROUP:
-        raise bad_request(f"group_size must be a whole number from 1 to {MAX_GROUP}", param="group_size")
-    return size
-
-
-def _limit(text: str | None) -> int:
+def _limit(text: str | None, default: int, low: int, high: int) -> int:
+    """The query's ``limit``. Raises 400."""
     if text is None:
-        return _PAGE
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise bad_request("limit must be a whole number from 1 to 1000", param="limit")
+        return default
+    if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
+        raise bad_request(f"limit must be a whole number from {low} to {high}", param="limit")
     return int(text)
 
 
-def _summary(journal: Journal, session: Session) -> dict[str, Any]:
+def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, Any]:
     trajectories = journal.trajectories(session.number)
     interactions, reward = journal.totals(session.number)
     return {
         "session_id": journal.name(session),
         "group_id": session.group or None,
         "task_id": session.task,
-        "state": Life(session.life).name.lower(),
+        "state": SessionState(session.state).name.lower(),
         "online": session.online,
         "created": session.created,
-        "ready": sum(each.phase is Phase.READY for each in trajectories),
+        "ready": sum(each.phase is TrajectoryPhase.READY for each in trajectories),
         "trajectory_count": len(trajectories),
         "interaction_count": interactions,
         "reward": reward,
     }
 
 
-async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory, whole: bool) -> dict[str, Any]:
+async def _trajectory(
+    journal: SessionJournal, session: SessionRecord, trajectory: Trajectory, whole: bool
+) -> dict[str, Any]:
     about = {"trajectory_id": trajectory.number, "state": trajectory.phase.name.lower()}
     try:
         turns = await journal.turns(session, trajectory)
@@ -248,5 +264,140 @@ async def _trajectory(journal: Journal, session: Session, trajectory: Trajectory
 
 
 def _rows(turns: TrajectoryTurns) -> dict[str, Any]:
-    found = export([turns], Style.INDIVIDUAL, 1.0)
+    found = export_all([turns], Style.INDIVIDUAL, 1.0)
     return {"traj": found.traj(), "rows": found.rows}
+
+
+# Training rows, exported by session or leased in any order.
+
+_EXPORT_BODY_BYTES = 4 * 1024 * 1024
+_LONGEST_WAIT_S = 300.0
+_MOST_ITEMS = 1024
+_MOST_SKIPPED = 100
+JSON, NPZ = "json", "npz"
+
+
+class TrajectoryRoutes:
+    def __init__(self, store: JournalStore) -> None:
+        self._store = store
+        self._leases = TrajectoryLeases(store, lambda code: self._errors.labels(code).inc())
+
+    def add_to(self, service: Service) -> None:
+        counter = service.metrics.counter
+        self._exports = counter("areal_exports_total", "Exports answered, repeated ones too.")
+        self._rows = counter("areal_exported_rows_total", "Training rows in those answers.")
+        self._acknowledged = counter("areal_exports_acknowledged_total", "Exports that were received, and are gone.")
+        self._errors = counter(
+            "areal_trajectory_errors_total", "Trajectories left out of an export or skipped by leases.", ("code",)
+        )
+        service.route("POST", "/export_trajectories", self.export, Access.ADMIN)
+        service.route("POST", "/export_trajectories/ack", self.acknowledge_exports, Access.ADMIN)
+        service.route("GET", "/trajectories", self.lease, Access.ADMIN)
+        service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
+
+    async def export(self, request: Request) -> Response:
+        """With ``dry_run`` nothing is exported: the response tells whether it could be."""
+        data = await read_object(request, _EXPORT_BODY_BYTES)
+        form = data.get("format") or JSON
+        if form not in (JSON, NPZ):
+            raise bad_request(f"format must be {JSON} or {NPZ}", param="format")
+        group_id = data.get("group_id")
+        if group_id is not None and not data.get("session_ids"):  # a group alone stands for all its sessions
+            data["session_ids"] = [name for _, name in _group_members(self._store, group_id)[1]]
+        wanted = replace(read_export_request(data), columns_only=form == NPZ)
+        journal = self._journal(wanted)
+        if data.get("dry_run") is True:
+            await journal.check_export(wanted)
+            return json_response({"status": "ok"})
+        kept, export = await journal.export(wanted)
+        self._exports.inc()
+        self._rows.inc(len(export.rows))
+        for error in export.errors:
+            self._errors.labels(error["code"]).inc()
+        return await asyncio.to_thread(_answer, str(kept.name), export, form)
+
+    def _journal(self, wanted: ExportRequest) -> SessionJournal:
+        """The one journal of all these sessions. Raises 404, 421, and 400 for sessions of several journals, which only
+        the gateway puts together."""
+        parsed = [SessionName.parse(session_id) for session_id in wanted.session_ids]
+        for session_id, name in zip(wanted.session_ids, parsed, strict=True):
+            if name is None:
+                raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_ids")
+        tags = {name.tag for name in parsed if name is not None}
+        if len(tags) > 1:
+            message = "these sessions are recorded in several places: export them through the gateway"
+            raise bad_request(message, param="session_ids", code="several_journals")
+        journal = self._store.journal(tags.pop())
+        if journal is None:
+            raise held_elsewhere()
+        return journal
+
+    async def acknowledge_exports(self, request: Request) -> Response:
+        export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")
+        name = ExportName.parse(export_id) if isinstance(export_id, str) else None
+        if name is None:
+            raise bad_request("export_id must be that of an export", param="export_id")
+        journal = self._store.journal(name.tag)
+        if journal is None:
+            raise held_elsewhere()
+        released = await journal.acknowledge(name)
+        self._acknowledged.inc(int(released))
+        return json_response({"status": "ok", "released": released})
+
+    async def lease(self, request: Request) -> Response:
+        """With ``limit=0`` nothing is leased; the response tells whether anything could be. ``skipped``: ready
+        trajectories that cannot be exported."""
+        limit = _limit(request.query.get("limit"), 1, 0, _MOST_ITEMS)
+        try:
+            wait_s = float(request.query.get("wait") or 0)
+        except ValueError:
+            wait_s = -1.0
+        if not 0 <= wait_s <= _LONGEST_WAIT_S:
+            raise bad_request(f"wait must be between 0 and {_LONGEST_WAIT_S:g} seconds", param="wait")
+        kind = parse_kind(request.query.get("kind"))
+        if limit == 0:
+            return json_response({"items": [], "ready": await self._leases.wait_for_any(wait_s, kind)})
+        lent = await self._leases.lease(limit, wait_s, kind)
+        try:
+            items = [
+                {
+                    "lease_id": str(each.lease),
+                    "session_id": each.session_id,
+                    "trajectory_id": each.trajectory,
+                    "traj": each.export.traj(),
+                    "rows": each.export.rows,
+                }
+                for each in lent
+            ]
+            skipped = list(self._leases.skipped.values())
+            more = {"skipped": skipped[:_MOST_SKIPPED], "skipped_count": len(skipped)}
+            response = json_response({"items": items, **more})
+            await request.answer(response)
+        except BaseException:
+            self._leases.give_back(each.lease for each in lent)
+            raise
+        return response
+
+    async def acknowledge_leases(self, request: Request) -> Response:
+        given = (await read_object(request, _EXPORT_BODY_BYTES)).get("lease_ids")
+        leases = [LeaseName.parse(item) if isinstance(item, str) else None for item in given or ()]
+        if not isinstance(given, list) or None in leases:
+            raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
+        known = [lease for lease in leases if lease is not None]
+        if any(self._store.journal(lease.tag) is None for lease in known):
+            raise held_elsewhere()
+        return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
+
+
+def _answer(export_id: str, export: Export, form: str) -> Response:
+    more = {
+        "rows": export.rows,
+        "failures": export.failures,
+        "errors": export.errors,
+        "export_id": export_id,
+    }
+    if form == JSON:
+        return json_response({"traj": export.traj(), **more})
+    body = npz(export.columns, {"about.json": orjson.dumps({**more, "interactions": export.interactions})})
+    headers = {names.EXPORT_ID: export_id}
+    return Response(body=body, content_type="application/octet-stream", headers=headers)

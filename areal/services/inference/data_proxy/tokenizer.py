@@ -1,34 +1,221 @@
 """A model's tokenizer folder, read without transformers: ``tokenizer.json``, its configuration, its chat template.
 
-Long encoding and templating run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
-no other stream. What is short runs where it is asked for: a hop to a thread and back costs more than it frees.
+Long encoding and rendering run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
+no other stream. Short work runs inline: switching threads would cost more.
 
-A long text is encoded piece by piece: that takes little memory, ends where the context does, and stops where its caller
-has left. Only a text whose pieces do not fit together is encoded as a whole, which nothing can stop.
+A long text is encoded in pieces, which takes little memory, stops at the end of the context, and is cancelled when the
+client disconnects. Only a text whose pieces do not fit together is encoded whole, without a way to cancel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
+import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jinja2
 from tokenizers import Tokenizer
 
 from areal.errors import UsageFault
 from areal.hub import model_folder
-from areal.services.inference.data_proxy.detokenize import ByteStream, MarkedStream, TextStream, WindowStream
-from areal.services.inference.data_proxy.long_text import PIECE, Token, encoded_in_pieces
-from areal.services.inference.data_proxy.templating import ChatTemplate
-from areal.services.inference.data_proxy.token_bytes import byte_level_bytes, sentencepiece_bytes
+from areal.services.inference.data_proxy.template import ChatTemplate
+
+# The exact bytes of each token. Byte-level BPE writes each byte as one printable character, by the table of GPT-2 that
+# all byte-level tokenizers share: printable Latin-1 stands for itself, the other bytes are moved up from U+0100 in
+# order. SentencePiece vocabularies write a space as U+2581 and a lone byte as ``<0xNN>``.
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+@cache
+def byte_of_char() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    table |= {chr(256 + position): byte for position, byte in enumerate(moved)}
+    return table
+
+
+def byte_level_bytes(piece: str) -> bytes:
+    """The bytes of a byte-level piece. An added token, written as plain text, stands for itself."""
+    table = byte_of_char()
+    try:
+        return bytes(table[char] for char in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def sentencepiece_bytes(piece: str) -> bytes:
+    lone = _BYTE_TOKEN.fullmatch(piece)
+    return bytes([int(lone[1], 16)]) if lone else piece.replace(_SPACE, " ").encode()
+
+
+# Long texts are encoded in pieces: in little memory, and cancellable between pieces. Neighboring pieces overlap. Each
+# is cut in the middle of a run of tokens that both have, with equal ids at the same characters: from there on a
+# tokenizer behaves alike, since only nearby text matters to it. Without such a run (one very long word) the text is
+# encoded whole.
+
+Token = tuple[int, int, int]
+"""Id, first character, last character + 1."""
+
+PIECE = 16_384  # characters
+_SHARED = 1_024
+_RUN = 32  # tokens that both must have
+
+
+def encoded_in_pieces(
+    tokens_of: Callable[[str], Sequence[Token]], text: str, settled: Callable[[int], None]
+) -> list[int] | None:
+    """The ids of ``text``, or None where its pieces do not fit together. ``settled`` gets
+    the number of final tokens after each piece, and may raise."""
+    ids: list[int] = []
+    same: dict[int, int] = {}  # one object for all uses of an id: a long list of them is eight bytes each
+    last: Sequence[Token] = ()
+    start = 0
+    while True:
+        end = min(len(text), start + PIECE)
+        piece = [(token, start + first, start + after) for token, first, after in tokens_of(text[start:end])]
+        if start:
+            joint = _joint(last, piece)
+            if joint is None:
+                return None
+            ids += [same.setdefault(token, token) for token, _, _ in last[: joint[0]]]
+            piece = piece[joint[1] :]
+        if end == len(text):
+            ids += [same.setdefault(token, token) for token, _, _ in piece]
+            settled(len(ids))
+            return ids
+        settled(len(ids))
+        last, start = piece, end - _SHARED
+
+
+def _joint(left: Sequence[Token], right: Sequence[Token]) -> tuple[int, int] | None:
+    """Where each is cut: the middle of the first run that both have."""
+    begins = right[0][1] if right else 0
+    places = {token: place for place, token in enumerate(left) if token[1] >= begins}
+    for place, token in enumerate(right):
+        other = places.get(token)
+        if other is not None and list(left[other : other + _RUN]) == list(right[place : place + _RUN]):
+            if len(left) - other < _RUN or len(right) - place < _RUN:
+                return None
+            return other + _RUN // 2, place + _RUN // 2
+    return None
+
+
+# Incremental detokenization. The deltas of a stream, joined, equal the decoding of all its tokens. A character whose
+# bytes are spread over several tokens appears with its last byte; invalid bytes become U+FFFD.
+
+_REPLACEMENT = "\ufffd"
+_MAX_HELD = 8  # tokens; a character has at most four bytes
+
+
+class TextStream(Protocol):
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+        ...
+
+    def flush(self) -> str:
+        """The held text. Nothing may be pushed afterwards."""
+        ...
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        """``push`` and ``flush`` of all there is, before anything else."""
+        ...
+
+
+class ByteStream:
+    """For byte-level tokenizers: each token is bytes, so the text is their incremental UTF-8 decoding."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds = False  # the decoder, the beginning of a character
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        data = b"".join(map(self._bytes_of, token_ids))
+        if not self._holds:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self._bytes_of, token_ids)).decode("utf-8", "replace")
+
+
+class WindowStream:
+    """For every other tokenizer: decodes a short window of the newest tokens, with and without the new ones.
+
+    ``context`` tokens before the new ones settle how their text begins (a leading space, for one).
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._context: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return "".join(self._push_one(token_id) for token_id in token_ids)
+
+    def _push_one(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._new_text()
+        if text.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD:
+            return ""
+        if text:
+            self._context, self._held = self._held, []
+        return text
+
+    def _new_text(self) -> str:
+        return self._decode(self._context + self._held)[len(self._decode(self._context)) :]
+
+    def flush(self) -> str:
+        return self._new_text() if self._held else ""
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        return self._decode(token_ids)
+
+
+class MarkedStream:
+    """Another stream plus the texts of some tokens that it would skip; it restarts after each of those."""
+
+    def __init__(self, new_stream: Callable[[], TextStream], marks: Mapping[int, str]) -> None:
+        self._new_stream = new_stream
+        self._marks = marks
+        self._stream = new_stream()
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return "".join(self._push_one(token_id) for token_id in token_ids)
+
+    def _push_one(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._stream.push((token_id,))
+        before, self._stream = self._stream.flush(), self._new_stream()
+        return before + mark
+
+    def flush(self) -> str:
+        return self._stream.flush()
+
+    def whole(self, token_ids: Sequence[int]) -> str:
+        return self.push(token_ids) + self.flush()
+
 
 _T = TypeVar("_T")
 
@@ -38,18 +225,18 @@ _PER_CUT = 16  # tokens more, at most, that a text has where it is cut
 
 
 class TooLong(Exception):
-    """A text of more tokens than it may have."""
+    """A text has more tokens than its limit."""
 
 
 class Abandoned(Exception):
-    """Nobody waits for the work any more."""
+    """The client of the work disconnected."""
 
 
 _abandoned: ContextVar[threading.Event | None] = ContextVar("_abandoned", default=None)
 
 
 def check_wanted() -> None:
-    """Called by long work between its parts. Raises Abandoned."""
+    """Called by long work between its steps. Raises Abandoned."""
     event = _abandoned.get()
     if event is not None and event.is_set():
         raise Abandoned
@@ -104,7 +291,7 @@ class TextCodec:
         return self._whole(text, add_special_tokens)
 
     def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
-        # The batch form is the one that can leave out the offsets, which nobody asks for.
+        # Only the batch form can leave out the offsets.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -134,7 +321,7 @@ class TextCodec:
         return total
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        if self._byte_level:  # a tenth of what the tokenizer takes
+        if self._byte_level:  # a tenth of the tokenizer's time
             return b"".join(map(self._visible if skip_special else self.bytes_of, ids)).decode("utf-8", "replace")
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
         return text
@@ -173,7 +360,7 @@ class TextCodec:
 
 
 def _is_byte_level(decoder: Any) -> bool:
-    """Whether the text is nothing but the tokens' bytes, one after the other."""
+    """Whether a text is the concatenation of its tokens' bytes."""
     if not isinstance(decoder, dict):
         return False
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -188,14 +375,14 @@ _AT_ONCE_US = 600.0
 
 
 class CodecPool:
-    """Runs codec work, off the event loop where it is long."""
+    """Runs codec work, off the event loop where it takes long."""
 
     def __init__(self, threads: int = 2) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="codec")
 
     async def run(self, work: Callable[[], _T], cost_us: float) -> _T:
-        """``cost_us``: about how long it takes. Work that was not begun when its caller leaves never is; work that was
-        stops at its next ``check_wanted``."""
+        """``cost_us``: about how long it takes. When the caller is cancelled, queued work is dropped and
+        running work stops at its next ``check_wanted``."""
         if cost_us <= _AT_ONCE_US:
             return work()
         left = threading.Event()

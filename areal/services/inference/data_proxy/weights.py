@@ -1,25 +1,36 @@
-"""The inference side of weight-update pairs: folders that a trainer publishes, taken by this data proxy's engine.
+"""The inference side of weight-update pairs: a trainer's weights are loaded into this data proxy's engine.
 
-A pair names a root that both sides reach, and proves it by a file that the trainer wrote there: a path alone could be
-another disk's. Only folders below that root are loaded. Engines that can make new weights ready while they generate
-(``/weights/prepare``), and stand still for the swap only (``/weights/update``); what an engine then computes can be
-compared with a plain forward pass (``/weights/check``).
+A pair names a folder that both sides reach, and proves it by a file that the trainer wrote there: a path alone could be
+on another disk. Only folders below that root are loaded. Engines that can, stage new weights while they generate
+(``/weights/prepare``) and pause only for the swap (``/weights/update``). An engine's output can be compared with a
+plain forward pass (``/weights/check``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from areal.services.inference.data_proxy.control import EngineControl, control_errors
-from areal.services.inference.data_proxy.published import Standing
+import orjson
+
+from areal.services.http.auth import Access
+from areal.services.http.client import CallFailed, HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.service import Service, json_response
+from areal.services.http.tasks import until_beat
+from areal.services.inference.data_proxy.control import EngineControl, engine_errors_as_api_errors
+from areal.services.inference.data_proxy.engine_state import OWN_WEIGHTS, PublishedWeights, WeightTracker
 from areal.services.inference.engines.base import (
     Broadcast,
+    EngineError,
     EngineRefused,
     EngineUnavailable,
     GroupReceiver,
@@ -27,13 +38,87 @@ from areal.services.inference.engines.base import (
     WeightStager,
     WeightVerifier,
 )
-from areal.services.inference.engines.weight_check import FLOAT32_TOLERANCE, WeightProbe, check_weights
-from areal.services.web.access import Access
-from areal.services.web.body import read_body, read_object
-from areal.services.web.client import CallFailed, HttpClient
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import Request, Response
-from areal.services.web.service import Service, json_response
+from areal.services.inference.engines.checks import FLOAT32_TOLERANCE, WeightProbe, check_weights
+
+_log = logging.getLogger(__name__)
+_POLL_S = 1.0
+_RETRY_S = 1.0
+_JOIN_S = 1800.0  # enough for a transfer, and one that runs before it
+
+
+class WeightSync:
+    """Loads the published weights into our engine whenever it is behind."""
+
+    def __init__(
+        self,
+        tracker: WeightTracker,
+        engine: TokenEngine,
+        control: EngineControl,
+        http: HttpClient,
+        headers: Mapping[str, str],
+        address: Callable[[], str | None],
+        model: str,
+    ) -> None:
+        self._tracker = tracker
+        self._engine = engine
+        self._control = control
+        self._http = http
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._address = address
+        self._model = model
+
+    async def run(self) -> None:
+        while True:
+            self._tracker.reload()
+            record = self._tracker.behind
+            failed = await self._catch_up(record) if record is not None and self._control.engine_is_available else ""
+            before, self._tracker.obstacle = self._tracker.obstacle, failed
+            if failed and failed != before:
+                _log.warning("not serving: %s", self._tracker.reason)
+            await asyncio.sleep(_RETRY_S if failed else until_beat(_POLL_S))
+
+    async def _catch_up(self, record: PublishedWeights) -> str:
+        """Why it failed; "" when our engine has the weights, or the next poll will tell."""
+        if record.path is not None and await asyncio.to_thread(Path(record.path).is_dir):
+            return await self._load(record, record.path)
+        if record.gateway is not None:
+            return await self._join(record, record.gateway)
+        if record.pair == OWN_WEIGHTS:
+            return f"They cannot be loaded again from {record.path}: the next update brings others"
+        self._tracker.loaded(record.pair, record.version)  # its trainer is done, and the folder that it left is gone
+        message = "version %d of the pair %r is not in %s any more: the model serves its own weights"
+        _log.warning(message, record.version, record.pair, record.path)
+        return ""
+
+    async def _load(self, record: PublishedWeights, path: str) -> str:
+        async def load() -> None:
+            if self._tracker.behind == record:  # else an update came in between
+                await self._engine.load_weights(path, record.version)
+                self._tracker.loaded(record.pair, record.version)
+
+        try:
+            await self._control.swap_weights(load)
+        except EngineError as error:
+            return str(error)
+        _log.info("loaded version %d of the pair %r from %s", record.version, record.pair, path)
+        return ""
+
+    async def _join(self, record: PublishedWeights, gateway: str) -> str:
+        body = orjson.dumps({"pair_name": record.pair, "worker_addr": self._address()})
+        try:
+            answer = await self._http.fetch(
+                "POST", gateway, "/join", headers=self._headers, body=body, timeout_s=_JOIN_S
+            )
+        except (CallFailed, TimeoutError) as error:
+            _log.debug("%s: %r", gateway, error)
+            hint = f"start the trainer again, or `areal weight-update release --model {self._model}`"
+            return f"the trainer's weight-update gateway at {gateway} does not answer: {hint}"
+        if answer.status == 200:
+            return ""
+        with suppress(KeyError, TypeError, ValueError):
+            return str(answer.object()["error"]["message"])
+        return f"{gateway}/join answered {answer.status}"
+
 
 _BODY_BYTES = 1024 * 1024
 FOLDER_MODES = ("disk", "shm")
@@ -42,9 +127,9 @@ _ALIVE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Linked:
-    """A pair as this side knows it. ``losses``: how often the engine had been lost by then; a process group was lost
-    with it. ``gateway``: the weight-update gateway that speaks for the trainer."""
+class WeightPair:
+    """A connected pair. ``losses``: the engine's losses by then; a process group is lost with its engine. ``gateway``:
+    the trainer's weight-update gateway."""
 
     name: str
     mode: str
@@ -54,14 +139,14 @@ class Linked:
 
 
 class WeightRoutes:
-    def __init__(self, engine: TokenEngine, control: EngineControl, standing: Standing, http: HttpClient) -> None:
+    def __init__(self, engine: TokenEngine, control: EngineControl, tracker: WeightTracker, http: HttpClient) -> None:
         self._engine = engine
         self._control = control
-        self._standing = standing
+        self._tracker = tracker
         self._http = http
-        self._pairs: dict[str, Linked] = {}
-        self._early: tuple[str, int, float] | None = None  # pair and version that came with ``prepare``, and its pause
-        self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have some of
+        self._pairs: dict[str, WeightPair] = {}
+        self._early: tuple[str, int, float] | None = None  # pair and version swapped in by ``prepare``, and its pause
+        self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have in part
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
@@ -92,13 +177,13 @@ class WeightRoutes:
             )
             raise ApiError(409, message, code="not_shared", param="offer")
         await self._require_alone(name, gateway)
-        self._pairs[name] = Linked(name, mode, root, self._control.losses, gateway)
+        self._pairs[name] = WeightPair(name, mode, root, self._control.losses, gateway)
         return json_response({"status": "ok", "pair_name": name})
 
     async def _require_alone(self, name: str, gateway: str | None) -> None:
-        """Two trainers of one model would take turns in what it serves. A trainer has a weight-update gateway, which
-        dies with it: one that is dead is in nobody's way. Raises ApiError 409."""
-        there, record = self._pairs.get(name), self._standing.published
+        """Two trainers of one model would overwrite each other's weights. A trainer's weight-update gateway dies with
+        it, so only a live gateway blocks another. Raises ApiError 409."""
+        there, record = self._pairs.get(name), self._tracker.published
         known = {there.gateway if there is not None else None}
         known |= {record.gateway if record is not None and record.pair == name else None}
         for other in sorted(known - {None, gateway}, key=str):
@@ -115,13 +200,13 @@ class WeightRoutes:
         return True
 
     async def prepare(self, request: Request) -> Response:
-        """Have the engine read or receive what ``update`` is to put in. One that cannot do it ahead takes what is
-        broadcast now, and then all of it at once; with ``verify`` it only says whether it would refuse it."""
+        """Have the engine read or receive the weights that ``update`` will swap in. An engine that cannot stage weights
+        swaps a broadcast at once; with ``verify`` it only tells whether it would refuse the weights."""
         data = await read_object(request, _BODY_BYTES)
         pair, version, source = self._order(data)
         self._early = None
         only_verify = data.get("verify") is True
-        with control_errors():
+        with engine_errors_as_api_errors():
             if isinstance(self._engine, WeightVerifier):
                 await self._engine.verify_weights(source)
             if only_verify:
@@ -134,10 +219,10 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
 
     async def update(self, request: Request) -> Response:
-        """Swap the weights; ``paused_ms`` is how long nothing was generated for it."""
+        """Swap the weights; ``paused_ms``: how long generation stood still."""
         pair, version, source = self._order(await read_object(request, _BODY_BYTES))
         early, self._early = self._early, None
-        with control_errors():
+        with engine_errors_as_api_errors():
             if early is not None and early[:2] == (pair.name, version):
                 paused_ms = early[2]
             else:
@@ -151,7 +236,7 @@ class WeightRoutes:
             raise ApiError(409, f"version {version} was not prepared here", code="not_prepared")
         return partial(self._engine.load_weights, source, version)
 
-    async def _swap(self, pair: Linked, version: int, load: Callable[[], Awaitable[None]]) -> float:
+    async def _swap(self, pair: WeightPair, version: int, load: Callable[[], Awaitable[None]]) -> float:
         async def swap() -> None:
             before, self._uncommitted = self._uncommitted, (pair.name, version)
             try:
@@ -159,11 +244,11 @@ class WeightRoutes:
             except EngineRefused:  # the old ones are whole
                 self._uncommitted = before
                 raise
-            self._standing.took(pair.name, version)
+            self._tracker.loaded(pair.name, version)
 
-        return await self._control.swapped(swap)
+        return await self._control.swap_weights(swap)
 
-    def _order(self, data: Mapping[str, Any]) -> tuple[Linked, int, str | Broadcast]:
+    def _order(self, data: Mapping[str, Any]) -> tuple[WeightPair, int, str | Broadcast]:
         pair, version = self._pair(data), data.get("version")
         if type(version) is not int or not 0 <= version < 2**63:
             raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
@@ -186,41 +271,43 @@ class WeightRoutes:
         return json_response({"status": "ok", "largest_gap": gap})
 
     async def commit(self, request: Request) -> Response:
-        """Every worker of the pair has this version: a worker that starts is to serve no other."""
+        """Every worker of the pair has this version: workers that start serve no other."""
         data = await read_object(request, _BODY_BYTES)
         pair, gateway, version = self._pair(data), data.get("gateway"), data.get("version")
         if type(version) is not int or not (gateway is None or isinstance(gateway, str)):
             raise bad_request("version must be a whole number, gateway an address", param="version")
-        path = _text(_map(data, "source"), "path") if pair.mode == "disk" else None  # memory is gone with its trainer
-        with _kept():
-            self._standing.commit(self._standing.of(pair.name, version, path, gateway))
+        path = (
+            _text(_map(data, "source"), "path") if pair.mode == "disk" else None
+        )  # shared memory ends with its trainer
+        with _storage_errors():
+            self._tracker.commit(self._tracker.record(pair.name, version, path, gateway))
         self._uncommitted = None
         return json_response({"status": "ok", "pair_name": pair.name, "version": version})
 
     async def revert(self, request: Request) -> Response:
-        """Some worker of the pair refused this version: go back to what is published. A worker that has none of it
-        (``reverted`` false) serves on; the others serve nothing until they have gone back."""
+        """A worker of the pair refused this version: return to the published weights. A worker without any of the
+        version (``reverted`` false) serves on; the others serve nothing until they have returned."""
         data = await read_object(request, _BODY_BYTES)
         name, version = _text(data, "pair_name"), data.get("version")
-        async with self._control.exclusively():  # a swap that is still running comes to its end
+        async with self._control.exclusively():  # waits for a running swap
             reverted = self._uncommitted is not None and self._uncommitted == (name, version)
             if reverted:
                 self._uncommitted = None
-                self._standing.doubt()
+                self._tracker.invalidate()
         return json_response({"status": "ok", "pair_name": name, "version": version, "reverted": reverted})
 
     async def pairs(self, request: Request) -> Response:
-        """Those that an update may use: a process group is lost with the engine that was in it. ``?look``: the engine
-        is asked first. ``group_form``: of the groups that the engine joins, null where it joins none."""
+        """The pairs that an update may use: a process group is lost with its engine. ``?look`` polls the engine first.
+        ``group_form``: of the groups that the engine joins, null where it joins none."""
         if request.query_string == "look":
-            await self._control.look()
+            await self._control.probe()
         known = [pair.name for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
         form = self._engine.group_form if isinstance(self._engine, GroupReceiver) else None
         return json_response({"pairs": known, "group_form": form})
 
     async def disconnect(self, request: Request) -> Response:
-        """Idempotent: whoever takes a pair apart need not know how far its connecting came; a pair that another
-        ``gateway`` has connected stays. ``left``: the trainer is done, and this is what it leaves (null: nothing)."""
+        """Idempotent, however far the connecting came; a pair that another ``gateway`` connected stays. ``left``: the
+        trainer is done, and these weights remain (null: none)."""
         data = await read_object(request, _BODY_BYTES)
         name = _text(data, "pair_name")
         there, gateway = self._pairs.get(name), data.get("gateway")
@@ -228,27 +315,27 @@ class WeightRoutes:
             return json_response({"status": "ok", "pair_name": name, "known": False})
         pair = self._pairs.pop(name, None)
         if "left" in data:
-            with _kept():
-                self._standing.end(name, data["left"] if isinstance(data["left"], dict) else None)
+            with _storage_errors():
+                self._tracker.end(name, data["left"] if isinstance(data["left"], dict) else None)
         if pair is not None:
             await self._forget(pair)
         known = pair is not None
         return json_response({"status": "ok", "pair_name": name, "known": known})
 
     async def release(self, request: Request) -> Response:
-        """What is published is not waited for any more: no trainer will come that has it. Engines that start serve
-        what they start with; those that run go on with what they have. 409 while the trainer is alive."""
-        await read_body(request, _BODY_BYTES)
-        self._standing.look()
-        record = self._standing.published
+        """Give up the published weights when no trainer will deliver them. Engines that start serve their own weights;
+        running ones keep what they have. 409 while the trainer is alive."""
+        await request.read(_BODY_BYTES)
+        self._tracker.reload()
+        record = self._tracker.published
         if record is None:
             return json_response({"status": "ok", "released": None})
         if record.gateway is not None and await self._is_alive(record.gateway):
             message = f"the trainer that published is alive (its gateway {record.gateway} answers): stop it first"
             raise ApiError(409, message, code="trainer_alive")
         pair = self._pairs.pop(record.pair, None)
-        with _kept():
-            self._standing.end(record.pair, None)
+        with _storage_errors():
+            self._tracker.end(record.pair, None)
         if pair is not None:
             await self._forget(pair)
         return json_response({"status": "ok", "released": {"pair_name": record.pair, "version": record.version}})
@@ -256,17 +343,17 @@ class WeightRoutes:
     async def _join(self, name: str, offer: Mapping[str, Any], rank: object, gateway: str | None) -> None:
         """Returns when the whole group is there."""
         place = {field: offer.get(field) for field in ("port", "world_size", "backend")}
-        self._pairs[name] = Linked(name, XCCL, Path(), self._control.losses, gateway)
+        self._pairs[name] = WeightPair(name, XCCL, Path(), self._control.losses, gateway)
         try:
-            with control_errors():  # not exclusively: the others may take their time
+            with engine_errors_as_api_errors():  # not exclusively: the others may take their time
                 await self._receiver().join_group(name, {**place, "host": _text(offer, "host"), "rank": rank})
         except BaseException:
             self._pairs.pop(name, None)
             raise
 
-    async def _forget(self, pair: Linked) -> None:
-        """An engine that is gone has nothing to forget."""
-        with control_errors(), contextlib.suppress(EngineUnavailable):
+    async def _forget(self, pair: WeightPair) -> None:
+        """A lost engine has nothing to forget."""
+        with engine_errors_as_api_errors(), contextlib.suppress(EngineUnavailable):
             if pair.mode == XCCL:
                 await self._receiver().leave_group(pair.name)
             if isinstance(self._engine, WeightStager):
@@ -278,7 +365,7 @@ class WeightRoutes:
             raise ApiError(400, message, code="unsupported_by_engine", param="mode")
         return self._engine
 
-    def _pair(self, data: Mapping[str, Any]) -> Linked:
+    def _pair(self, data: Mapping[str, Any]) -> WeightPair:
         name = _text(data, "pair_name")
         if name not in self._pairs:
             raise ApiError(404, f"pair {name!r} is not connected here", code="pair_not_found", param="pair_name")
@@ -286,7 +373,7 @@ class WeightRoutes:
 
 
 @contextlib.contextmanager
-def _kept() -> Iterator[None]:
+def _storage_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -14,9 +14,14 @@ nothing. ``Capabilities.logprobs`` says where an engine falls short of this.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from areal.wire.sampling import GREEDY_BELOW, SamplingParams
+
+if TYPE_CHECKING:
+    pass
 
 
 class FinishReason(StrEnum):
@@ -24,37 +29,13 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
 
-
-GREEDY_BELOW = 1e-5  # a temperature below it is greedy, and is recorded as 0
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen; names and meanings are those of the embedded engine's ``/generate``. ``temperature`` 0 is
-    greedy; nothing between 0 and ``GREEDY_BELOW``."""
-
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    n: int = 1
-    top_logprobs: int = 0
-
-    def changed(self) -> dict[str, Any]:
-        """Only what differs from the defaults: what goes on the wire."""
-        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
+    @classmethod
+    def read(cls, text: object) -> FinishReason:
+        """Of an engine's answer: any reason but these two ended the answer early."""
+        return cls(text) if text in ("stop", "length") else cls.ABORT
 
 
-_DEFAULTS: tuple[tuple[str, Any], ...] = tuple((item.name, getattr(Sampling(), item.name)) for item in fields(Sampling))
+UNKNOWN_VERSION = -1
 
 
 @dataclass(frozen=True)
@@ -63,12 +44,12 @@ class EngineCall:
     prompt only where the engine has ``many_prompts``. ``request_id`` is unique to the call. ``response_format`` only
     where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with a field of that name.
     ``adapter`` is one of those that ``EngineState`` lists, None the model itself.
-    ``stream`` false: nobody reads along, and an engine with ``whole_answers`` answers once, at the end.
+    ``stream`` false: only the whole answer is needed, and an engine with ``whole_answers`` answers once, at the end.
     ``stream_interval``: how many tokens of a choice an event of the stream may wait for."""
 
     request_id: str
     prompts: Sequence[Sequence[int]]
-    sampling: Sampling
+    sampling: SamplingParams
     response_format: Mapping[str, Any] | None = None
     adapter: str | None = None
     stream: bool = True
@@ -85,7 +66,8 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class EngineDelta:
-    """New tokens of choice ``index``; the lists run in step. ``versions`` is -1 where the engine does not say.
+    """New tokens of choice ``index``; the lists run in step. ``versions`` is ``UNKNOWN_VERSION`` where the engine
+    does not say.
     ``after_first_s``: how long ago the call had its first token, where these are the first to come."""
 
     index: int
@@ -136,9 +118,9 @@ class LogprobsMode:
     before_penalties: bool = True
     before_grammars: bool = True
 
-    def conflict(self, sampling: Sampling, *, grammar: bool) -> str | None:
+    def conflict(self, sampling: SamplingParams, *, grammar: bool) -> str | None:
         """The first sampling parameter with which the logprobs would be of another distribution than the contract's,
-        under its name in ``Sampling``; ``response_format`` for a grammar."""
+        under its name in ``SamplingParams``; ``response_format`` for a grammar."""
         if not self.tempered and sampling.temperature not in (0.0, 1.0):
             return "temperature"
         shaping: tuple[str, ...] = ()
@@ -146,12 +128,15 @@ class LogprobsMode:
             shaping += _FILTERS
         if not self.before_penalties:
             shaping += _PENALTIES
-        changed = sampling.changed()
         if not self.before_grammars and grammar:
             return "response_format"
+        if not shaping:
+            return None
+        changed = sampling.changed()
         return next((name for name in shaping if name in changed), None)
 
 
+SAMPLING_FIELDS = frozenset(item.name for item in fields(SamplingParams))
 _FILTERS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_new_tokens")
 
@@ -163,13 +148,13 @@ class Capabilities:
     No value but what is known by now: some of it an engine tells once it is up (``TokenEngine.state``).
     """
 
-    sampling_fields: frozenset[str] = frozenset(item.name for item in fields(Sampling))
+    sampling_fields: frozenset[str] = SAMPLING_FIELDS
     response_format: bool = False
     no_response_format: str = ""  # why not, where that is known
     max_top_logprobs: int = 20
     prompt_logprobs: bool = False  # ``PromptScorer``
     many_prompts: bool = False  # in one call
-    whole_answers: bool = False  # it says with each token, at the end too, which weights sampled it
+    whole_answers: bool = False  # it reports each token's weight version in a whole answer too
     lowest_temperature: float = GREEDY_BELOW  # above 0
     logprobs: LogprobsMode = LogprobsMode()
     swaps_between_steps: bool = False  # staged weights: it need not be paused for that
@@ -184,7 +169,7 @@ class EngineUnavailable(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The engine says that the request is wrong; ``code`` is its own word for it, if it has one."""
+    """The engine rejects the request; ``code`` is its own error code, if it has one."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -200,11 +185,11 @@ class EngineUnsupported(EngineError):
 
 
 class WeightsDiffer(EngineFailed):
-    """The engine said that it took new weights, and computes with others: nothing it samples now can be trusted."""
+    """The engine accepted new weights and computes with others: nothing it samples now can be trusted."""
 
 
-class Flow(Protocol):
-    """What can be held back while nobody takes what it brings."""
+class Backpressure(Protocol):
+    """A source that can be paused while its consumer is busy."""
 
     def pause(self) -> None: ...
 
@@ -212,7 +197,7 @@ class Flow(Protocol):
 
 
 DeltaSink = Callable[[EngineDelta], None]
-OnFlow = Callable[[Flow], None]
+OnFlow = Callable[[Backpressure], None]
 
 
 class TokenEngine(Protocol):
@@ -227,7 +212,7 @@ class TokenEngine(Protocol):
         """
         ...
 
-    async def pour(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         """As ``generate``, but each delta is given to ``sink`` as it comes, without a task switch, and what ``sink``
         raises ends the call. ``flowing`` is given what holds the engine back, before the first delta."""
         ...
@@ -245,7 +230,7 @@ class TokenEngine(Protocol):
         ...
 
     async def pause(self) -> None:
-        """Returns when no token of these weights can still be sampled. Running calls are kept and go on at ``resume``.
+        """Returns when no token of these weights can still be sampled. Running calls continue at ``resume``.
 
         This and the controls below raise EngineError; EngineUnsupported where the engine cannot do it at all.
         """
@@ -268,7 +253,7 @@ class TokenEngine(Protocol):
         then on carry ``version``. The caller has paused the engine.
 
         When the engine refuses the folder (EngineRefused) the old weights and their version stay. That it accepted is
-        no proof: ``weight_check.check_weights``.
+        no proof: ``checks.check_weights``.
         """
         ...
 
@@ -351,3 +336,10 @@ class GroupReceiver(Protocol):
     async def leave_group(self, name: str) -> None:
         """Idempotent."""
         ...
+
+
+class Dialect(StrEnum):
+    """What is spoken over there."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"

@@ -1,4 +1,4 @@
-"""``python -m areal.services.inference.gateway``: one relay process, or a supervisor and ``--relays`` of them."""
+"""``python -m areal.services.inference.gateway``: one relay process, or a supervisor and ``relays`` of them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from areal.services.inference.gateway.options import gateway_parser
-from areal.services.inference.gateway.shared_metrics import VARIABLE, held
-from areal.services.inference.gateway.supervisor import supervise
-from areal.services.web.options import exit_on_failure
+from areal.services.http.process import exit_on_failure, read_config, serve_options
+from areal.services.inference.gateway.supervisor import VARIABLE, held, supervise
+from areal.wire.processes import GatewayConfig
 
 
 def main() -> None:
-    args = gateway_parser().parse_args()
-    if args.relays > 1 and args.relay_index is None:
-        supervise(args, sys.argv[1:])
+    config = read_config(GatewayConfig, "areal-inference-gateway")
+    # Always shared: other relays listen on the port too, and so does a successor to which this gateway hands over.
+    options = serve_options(config, reuse_port=True)
+    if config.relays > 1 and config.relay_index is None:
+        supervise(config.relays, options, sys.argv[1:])
         return
-    from areal.services.inference.gateway.process import run_relay  # the supervisor itself needs no web server
+    from areal.services.http.serve import run_service  # the supervisor itself needs no web server
+    from areal.services.inference.gateway.app import gateway
 
     shared = os.environ.get(VARIABLE)
     with held(Path(shared)) if shared else nullcontext():
-        run_relay(args)
+        run_service(lambda: gateway(config, options), options)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,29 @@
-"""The gateway's routes: model calls are relayed, models listed from the table, admin routes passed to the router."""
+"""The gateway's routes and its relay process: model calls are relayed, models listed from the table, admin routes
+passed to the router.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 import orjson
 
-from areal.services.inference.gateway.live_table import LiveTable
-from areal.services.inference.gateway.relay import Relay
-from areal.services.inference.gateway.router_client import RouterClient
-from areal.services.inference.gateway.session_keys import SessionKeys
-from areal.services.inference.router.scrape_targets import TARGET, target
-from areal.services.inference.router.table import ModelEntry
-from areal.services.web.access import Access, presented_key
-from areal.services.web.errors import ApiError
-from areal.services.web.server import AnyResponse, Request, Response
-from areal.services.web.service import Handler, Service, json_response
+from areal.services.http.auth import Access, presented_key
+from areal.services.http.client import HttpClient
+from areal.services.http.errors import ApiError
+from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.process import ServeOptions
+from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.tasks import background
+from areal.services.inference.gateway.control import Registration, WorkerControl
+from areal.services.inference.gateway.exports import ExportRoutes
+from areal.services.inference.gateway.relay import Admission, Relay, RelayMetrics
+from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
+from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, SessionRoutes
+from areal.services.inference.router.app import TARGET, target
+from areal.wire.processes import GatewayConfig
+from areal.wire.routing import GatewayLimits, ModelEntry
 
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
 PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
@@ -85,6 +95,36 @@ def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
     return [entry, *adapters]
 
 
-def not_ready(table: LiveTable) -> str | None:
-    """A relay is ready once it has a whole table, and stays so while the router is away."""
-    return None if table.whole else "the router has not told all of its routing table yet"
+@contextlib.asynccontextmanager
+async def gateway(config: GatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    """One relay process, wired together."""
+    async with HttpClient() as http:
+        yield build_relay(config.router_url, options, config.limits, http)
+
+
+def build_relay(router_url: str, options: ServeOptions, limits: GatewayLimits, http: HttpClient) -> Service:
+    """The relay's service; its follower starts and stops with the application."""
+    table = LiveTable(limits)
+    headers = options.headers
+    follower = Follower(table, http, router_url, headers)
+    service = Service(
+        "gateway",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
+        details=lambda: {"router_connected": follower.connected, "table": table.summary()},
+    )
+    metrics = RelayMetrics(service.metrics)
+    admission = Admission(table, metrics.queued)
+    relay = Relay(table, follower, admission, http, metrics)
+    router = RouterClient(http, router_url, headers)
+    keys = SessionKeys(table, follower, router, options.key)
+    journals = JournalClient(http, table, admission, keys, headers)
+    GatewayRoutes(table, relay, router, keys).add_to(service)
+    SessionRoutes(table, relay, router, journals, keys).add_to(service)
+    ExportRoutes(journals).add_to(service)
+    WorkerControl(http, router, headers).add_to(service)
+    Registration(http, router, headers).add_to(service)
+
+    service.add_lifespan(lambda: background("router-watch", follower.run))
+    return service

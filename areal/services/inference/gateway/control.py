@@ -1,4 +1,5 @@
-"""Control of workers through the gateway: pause, memory, versions and published weights, of one data proxy or of all.
+"""Control of workers through the gateway: pause, memory, versions and published weights, of one data proxy or of all;
+and models that are registered by hand.
 
 The router says who the workers are; each is asked directly, all at once, and each has its own result. 207 when some
 failed. What succeeded on the others stands: the caller sees who is who, and decides. A body that no worker would take
@@ -8,18 +9,21 @@ is refused before any is asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal.services.inference.gateway.router_client import RouterClient
+import orjson
+
+from areal.services.http.auth import Access
+from areal.services.http.client import CallFailed, Fetched, HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
+from areal.services.http.service import Handler, Service, json_response
+from areal.services.inference.gateway.routing import RouterClient
+from areal.services.inference.router.registry import worker_base_url
 from areal.services.inference.versions import check_grows, read_version
-from areal.services.web.access import Access
-from areal.services.web.body import decode_object, read_body
-from areal.services.web.client import CallFailed, HttpClient
-from areal.services.web.errors import ApiError
-from areal.services.web.server import AnyResponse, Request, Response
-from areal.services.web.service import Handler, Service, json_response
 
 _BODY_BYTES = 64 * 1024
 _DEADLINE_S = 180.0  # longer than the data proxy's own on its engine
@@ -67,7 +71,7 @@ class WorkerControl:
 
     def _fan_out(self, method: str, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
-            body = await read_body(request, _BODY_BYTES)
+            body = await request.read(_BODY_BYTES)
             if body:
                 decode_object(body)
             workers = await self._workers(request.match_info["worker_id"])
@@ -77,7 +81,7 @@ class WorkerControl:
 
     async def set_version(self, request: Request) -> Response:
         """Refused as a whole where a worker has a newer one."""
-        body = await read_body(request, _BODY_BYTES)
+        body = await request.read(_BODY_BYTES)
         version, force = read_version(decode_object(body))
         workers = await self._workers(request.match_info["worker_id"])
         if not force:
@@ -103,28 +107,190 @@ class WorkerControl:
         worker_id, addr = worker
         headers = {**self._headers, "Content-Type": "application/json"}
         try:
-            said = await self._http.fetch(method, addr, path, headers=headers, body=body, timeout_s=_DEADLINE_S)
+            reply = await self._http.fetch(method, addr, path, headers=headers, body=body, timeout_s=_DEADLINE_S)
         except (CallFailed, TimeoutError) as error:
             return Result(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
-        data = said.object()
-        return Result(worker_id, addr, said.status, data, None if said.status == 200 else _reason(said.status, data))
+        refusal = None
+        if reply.status != 200:
+            refusal = str(reply.error().get("message") or f"the worker answered {reply.status}")
+        return Result(worker_id, addr, reply.status, reply.object(), refusal)
 
 
 def _answer(path: str, results: list[Result]) -> Response:
     answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
     if path.endswith("_version"):
-        answer["version"] = _common_version(results)
+        versions = {result.answer.get("version") for result in results}
+        version = versions.pop() if len(versions) == 1 else None
+        answer["version"] = version if isinstance(version, int) else None  # of all of them
     return json_response(answer, status=200 if all(result.ok for result in results) else 207)
 
 
-def _common_version(results: list[Result]) -> int | None:
-    """The version of all of them; None where they differ, or one did not tell."""
-    versions = {result.answer.get("version") for result in results}
-    version = versions.pop() if len(versions) == 1 else None
-    return version if isinstance(version, int) else None
+# Models that are registered by hand: data proxies that already run, put behind this gateway under a model's name.
+#
+# With a ``url`` the data proxies are told first that they serve that external API too, by default all that are
+# healthy. All or nothing: every data proxy is asked first whether it serves that model, or can reach that API; a
+# registration that fails after that leaves the router with what it had before.
+
+_REGISTRATION_BYTES = 1024 * 1024
+_PROBE_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0  # the data proxy itself asks an external API within 10
+_EXTERNAL_OPTIONS = ("url", "api_key", "api", "allow_private")
 
 
-def _reason(status: int, data: Mapping[str, Any]) -> str:
-    error = data.get("error")
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message or f"the worker answered {status}")
+class Registration:
+    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._router = router
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._lock = asyncio.Lock()
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/register_model", self.register, Access.ADMIN)
+        service.route("POST", "/deregister_model", self.deregister, Access.ADMIN)
+
+    async def register(self, request: Request) -> Response:
+        data = await read_object(request, _REGISTRATION_BYTES)
+        model, external = _name(data), data.get("url") not in (None, "")
+        if not external and data.get("api_key") is not None:
+            raise bad_request("api_key belongs to a url, and there is none", param="api_key")
+        async with self._lock:
+            every_proxy = external and data.get("data_proxy_addrs") in (None, [])
+            addrs = await self._healthy() if every_proxy else _addresses(data)
+            before = await self._registered(model)
+            if external:
+                await self._register_external(model, data, addrs)
+            try:
+                await asyncio.gather(*(self._check(addr, model) for addr in addrs))
+                await self._put(model, addrs, external=external)
+            except BaseException:
+                restore = self._restore(model, before, addrs if external else [])
+                await asyncio.shield(asyncio.create_task(restore, name="restore-registration"))
+                raise
+        return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
+
+    async def deregister(self, request: Request) -> Response:
+        """``untold``: data proxies of an external model that may still serve it, for they do not answer."""
+        model = _name(await read_object(request, _REGISTRATION_BYTES))
+        async with self._lock:
+            known = await self._registered(model)
+            await self._router.post("/remove_model", {"model": model})
+            untold: list[str] = []
+            if known is not None and known["external"]:
+                untold = await self._forget_external(model, [worker["worker_addr"] for worker in known["workers"]])
+        return json_response({"status": "ok", "model": model, **({"untold": untold} if untold else {})})
+
+    async def _healthy(self) -> list[str]:
+        """Every healthy data proxy. Raises 503 where there is none."""
+        workers = (await self._router.get("/workers"))["workers"]
+        addrs = list(dict.fromkeys(worker["worker_addr"] for worker in workers if worker["healthy"]))
+        if not addrs:
+            raise ApiError(503, "there is no healthy data proxy", code="no_worker_available", param="data_proxy_addrs")
+        return addrs
+
+    async def _register_external(self, model: str, data: Mapping[str, Any], addrs: Sequence[str]) -> None:
+        """Each data proxy tries the API before any of them takes it. Raises ApiError; then none has it that had it not
+        before. ``provider_model``: the model's name at the provider."""
+        options = {name: data[name] for name in _EXTERNAL_OPTIONS if data.get(name) is not None}
+        body = {**options, "name": model, "model": data.get("provider_model") or model}
+        await self._post_to_each(addrs, {**body, "dry_run": True})
+        try:
+            await self._post_to_each(addrs, body)
+        except BaseException:
+            forget = self._forget_external(model, addrs)
+            await asyncio.shield(asyncio.create_task(forget, name="forget-external-model"))
+            raise
+
+    async def _forget_external(self, name: str, addrs: Sequence[str]) -> list[str]:
+        """Tell the data proxies that they serve it no longer; those that could not be told."""
+
+        async def tell(addr: str) -> bool:
+            try:
+                return (await self._post(addr, "/deregister_model", {"name": name})).status in (200, 404)
+            except ApiError:
+                return False
+
+        told = await asyncio.gather(*map(tell, addrs))
+        return [addr for addr, done in zip(addrs, told, strict=True) if not done]
+
+    async def _post_to_each(self, addrs: Sequence[str], body: Mapping[str, Any]) -> None:
+        answers = await asyncio.gather(*(self._post(addr, "/register_model", body) for addr in addrs))
+        for addr, answer in zip(addrs, answers, strict=True):
+            if answer.status != 200:
+                refusal, status = answer.error(), answer.status if 400 <= answer.status < 500 else 502
+                message = f"the data proxy at {addr} does not take it: {refusal.get('message') or answer.status}"
+                code = refusal.get("code") or "data_proxy_refused"
+                raise ApiError(status, message, code=code, param=refusal.get("param"))
+
+    async def _post(self, addr: str, path: str, body: Mapping[str, Any]) -> Fetched:
+        return await self._fetch("POST", addr, path, _TIMEOUT_S, orjson.dumps(body))
+
+    async def _fetch(self, method: str, addr: str, path: str, timeout_s: float, body: bytes = b"") -> Fetched:
+        try:
+            return await self._http.fetch(method, addr, path, headers=self._headers, body=body, timeout_s=timeout_s)
+        except (CallFailed, TimeoutError) as error:
+            raise ApiError(502, f"no data proxy answers at {addr}: {error!r}", code="data_proxy_unavailable") from error
+
+    async def _check(self, addr: str, model: str) -> None:
+        """Raises ApiError when there is no data proxy ready for ``model`` at ``addr``."""
+        answer = await self._fetch("GET", addr, "/ready", _PROBE_TIMEOUT_S)
+        about = answer.object()
+        if about.get("component") != "data-proxy":
+            raise ApiError(409, f"what answers at {addr} is no data proxy", code="not_a_data_proxy")
+        served = about.get("models") or [about.get("model")]
+        if model not in served:
+            message = f"the data proxy at {addr} serves {', '.join(map(repr, served))}, not {model!r}"
+            raise ApiError(409, message, code="model_mismatch", param="model")
+        if answer.status != 200:
+            message = f"the data proxy at {addr} is not ready: {about.get('reason')}"
+            raise ApiError(503, message, code="data_proxy_not_ready")
+
+    async def _registered(self, model: str) -> dict[str, Any] | None:
+        """What the router has under this name, as what would register it again."""
+        models = {entry["name"]: entry for entry in (await self._router.get("/models"))["models"]}
+        if (entry := models.get(model)) is None:
+            return None
+        workers = [{"worker_id": worker["id"], "worker_addr": worker["addr"]} for worker in entry["workers"]]
+        about = {"expected": entry["expected"], "external": entry["external"]}
+        return {"model": model, "workers": workers, **about}
+
+    async def _put(self, model: str, addrs: list[str], *, external: bool) -> None:
+        known = await self._registered(model)
+        ids = {worker["worker_addr"]: worker["worker_id"] for worker in known["workers"]} if known else {}
+        workers = [{"worker_id": ids.get(addr, _worker_id(model, addr)), "worker_addr": addr} for addr in addrs]
+        body = {"model": model, "workers": workers, "external": external}
+        reply = await self._router.post("/register_model", body)
+        if lost := [worker["worker_addr"] for worker in reply["workers"] if not worker["healthy"]]:
+            message = f"the router does not reach the data proxy at {', '.join(lost)}"
+            raise ApiError(502, message, code="data_proxy_unavailable")
+
+    async def _restore(self, model: str, before: dict[str, Any] | None, told: list[str]) -> None:
+        """``told``: data proxies that were told of an external model. Where the model was registered before, its API
+        is the new one from now on: nobody but them knew the old one's key."""
+        if before is None:
+            await self._forget_external(model, told)
+        if before is not None:
+            await self._router.post("/register_model", before)
+        elif await self._registered(model) is not None:
+            await self._router.post("/remove_model", {"model": model})
+
+
+def _name(data: Mapping[str, Any]) -> str:
+    model = data.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("model is required: the name under which callers know it", param="model")
+    return model
+
+
+def _addresses(data: Mapping[str, Any]) -> list[str]:
+    given = data.get("data_proxy_addrs")
+    if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
+        raise bad_request("data_proxy_addrs must be a list of addresses, not empty", param="data_proxy_addrs")
+    try:
+        return list(dict.fromkeys(map(worker_base_url, given)))
+    except ValueError as error:
+        raise bad_request(str(error), param="data_proxy_addrs") from error
+
+
+def _worker_id(model: str, addr: str) -> str:
+    """The same for the same pair, and nobody else's: an id taken from another model would replace its worker."""
+    return "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest()

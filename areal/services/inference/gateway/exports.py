@@ -7,24 +7,29 @@ nothing unless all can; then their rows are put together in the order of the req
 from __future__ import annotations
 
 import asyncio
+import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from areal.services.inference.gateway.journal_client import JournalClient, Said
-from areal.services.inference.gateway.sessions import passed_on, read_limit, tag_of_session
-from areal.services.inference.recording.names import ExportName, GroupName, LeaseName
-from areal.services.inference.recording.packing import CorruptRecord
-from areal.services.inference.recording.rows import RewardOverflow
-from areal.services.inference.recording.session import read_kind
-from areal.services.inference.router.table import WorkerEntry
-from areal.services.web import headers as names
-from areal.services.web.access import Access
-from areal.services.web.body import decode_object, read_body, read_object
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import Request, Response
-from areal.services.web.service import Service, json_response
+from areal.services.http import headers as names
+from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, Response, decode_object, read_object
+from areal.services.http.service import Service, json_response
+from areal.services.inference.gateway.sessions import (
+    JournalClient,
+    WorkerReply,
+    read_limit,
+    tag_of_session,
+    to_response,
+)
+from areal.services.inference.recorder.records import CorruptRecord
+from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz
+from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, parse_kind
+from areal.wire.routing import WorkerEntry
 
 _BODY_BYTES = 4 * 1024 * 1024
 _EXPORT_S = 600.0
@@ -45,14 +50,14 @@ class ExportRoutes:
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
     async def export(self, request: Request) -> Response:
-        body = await read_body(request, _BODY_BYTES)
+        body = await request.read(_BODY_BYTES)
         data = decode_object(body)
         places = _places(data)
         if len(places) == 1:
             headers = self._journals.for_admin(request)
-            said = await self._journals.ask(next(iter(places)), "POST", _PATH, headers, body, _EXPORT_S)
-            answer = passed_on(said)
-            if (export_id := said.headers.get(names.EXPORT_ID)) is not None:
+            reply = await self._journals.ask(next(iter(places)), "POST", _PATH, headers, body, _EXPORT_S)
+            answer = to_response(reply)
+            if (export_id := reply.headers.get(names.EXPORT_ID)) is not None:
                 answer.headers[names.EXPORT_ID] = export_id
             return answer
         return await self._several(data, places, self._journals.for_admin(request))
@@ -65,27 +70,25 @@ class ExportRoutes:
             raise bad_request("format must be json or npz", param="format")
         common = {name: value for name, value in data.items() if name != "group_id"} | {"format": "json"}
         checks = await self._ask_each(places, {**common, "format": form, "dry_run": True}, headers)
-        damaged = {tag: said for tag, said in zip(places, checks, strict=True) if _is_damaged(said)}
-        refusals = [said for said in checks if said.status != 200 and not _is_damaged(said)]
+        damaged = {tag: reply for tag, reply in zip(places, checks, strict=True) if _is_damaged(reply)}
+        refusals = [reply for reply in checks if reply.status != 200 and not _is_damaged(reply)]
         if refusals or len(damaged) == len(places):
-            return passed_on((refusals or checks)[0])
+            return to_response((refusals or checks)[0])
         sound = {tag: ids for tag, ids in places.items() if tag not in damaged}
         parts = await self._ask_each(sound, common, headers)
-        if (refusal := next((said for said in parts if said.status != 200), None)) is not None:
-            return passed_on(refusal)
+        if (refusal := next((reply for reply in parts if reply.status != 200), None)) is not None:
+            return to_response(refusal)
         errors = [
-            {"session_id": session_id, "trajectory_id": None, **_error_of(said)}
-            for tag, said in damaged.items()
+            {"session_id": session_id, "trajectory_id": None, **_error_of(reply)}
+            for tag, reply in damaged.items()
             for session_id in places[tag]
         ]
-        from areal.services.inference.gateway.export_merging import merged_answer
-
-        bodies = [said.body for said in parts]
+        bodies = [reply.body for reply in parts]
         return await asyncio.to_thread(merged_answer, bodies, data["session_ids"], form, errors)
 
     async def _ask_each(
         self, places: Mapping[str, list[str]], common: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> list[Said]:
+    ) -> list[WorkerReply]:
         bodies = {tag: orjson.dumps({**common, "session_ids": ids}) for tag, ids in places.items()}
         asks = [self._journals.ask(tag, "POST", _PATH, headers, body, _EXPORT_S) for tag, body in bodies.items()]
         return list(await asyncio.gather(*asks))
@@ -100,10 +103,10 @@ class ExportRoutes:
         for name in parsed:
             assert name is not None
             body = orjson.dumps({"export_id": str(name)})
-            said = await self._journals.ask(name.tag, "POST", f"{_PATH}/ack", self._journals.for_admin(request), body)
-            if said.status != 200:
-                return passed_on(said)
-            released = released or orjson.loads(said.body)["released"]
+            reply = await self._journals.ask(name.tag, "POST", f"{_PATH}/ack", self._journals.for_admin(request), body)
+            if reply.status != 200:
+                return to_response(reply)
+            released = released or orjson.loads(reply.body)["released"]
         return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
@@ -111,11 +114,11 @@ class ExportRoutes:
         keepers, headers = self._journals.keepers(), self._journals.for_admin(request)
         wait_s = _wait(request.query.get("wait"))
         if len(keepers) == 1:
-            said = await self._journals.at(keepers[0], request.target, headers, wait_s + 30.0)
-            if said is not None and said.status != 503:
-                return passed_on(said)
+            reply = await self._journals.at(keepers[0], request.target, headers, wait_s + 30.0)
+            if reply is not None and reply.status != 503:
+                return to_response(reply)
         limit = read_limit(request.query.get("limit"), default=1, most=1024)
-        wanted = read_kind(request.query.get("kind"))
+        wanted = parse_kind(request.query.get("kind"))
         kind = f"&kind={wanted.name.lower()}" if wanted is not None else ""
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -137,11 +140,11 @@ class ExportRoutes:
         for worker in keepers:
             if len(items) == limit:
                 break
-            said = await self._journals.at(worker, f"/trajectories?limit={limit - len(items)}{kind}", headers, 60.0)
-            if said is None or said.status != 200:
+            reply = await self._journals.at(worker, f"/trajectories?limit={limit - len(items)}{kind}", headers, 60.0)
+            if reply is None or reply.status != 200:
                 away += worker.journals
                 continue
-            answer = said.object()
+            answer = reply.object()
             items += answer["items"]
             skipped += answer["skipped"]
             count += answer["skipped_count"]
@@ -180,10 +183,10 @@ class ExportRoutes:
         headers = self._journals.for_admin(request)
         for tag, leases in by_tag.items():
             body = orjson.dumps({"lease_ids": leases})
-            said = await self._journals.ask(tag, "POST", "/trajectories/ack", headers, body)
-            if said.status != 200:
-                return passed_on(said)
-            released += orjson.loads(said.body)["released"]
+            reply = await self._journals.ask(tag, "POST", "/trajectories/ack", headers, body)
+            if reply.status != 200:
+                return to_response(reply)
+            released += orjson.loads(reply.body)["released"]
         return json_response({"status": "ok", "released": released})
 
 
@@ -203,18 +206,18 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
     return places
 
 
-def _is_damaged(said: Said) -> bool:
+def _is_damaged(reply: WorkerReply) -> bool:
     """Whether nothing of what this data proxy was asked for can be exported."""
-    return said.status == 500 and _error_of(said)["code"] in UNEXPORTABLE
+    return reply.status == 500 and _error_of(reply)["code"] in UNEXPORTABLE
 
 
-def _error_of(said: Said) -> dict[str, Any]:
-    error = said.object()["error"]
+def _error_of(reply: WorkerReply) -> dict[str, Any]:
+    error = reply.object()["error"]
     return {"code": error["code"], "message": error["message"]}
 
 
-def _has_some(said: Said | None) -> bool:
-    return said is not None and said.status == 200 and orjson.loads(said.body).get("ready", 0) > 0
+def _has_some(reply: WorkerReply | None) -> bool:
+    return reply is not None and reply.status == 200 and orjson.loads(reply.body).get("ready", 0) > 0
 
 
 def _wait(text: str | None) -> float:
@@ -225,3 +228,74 @@ def _wait(text: str | None) -> float:
     if not 0 <= wait_s <= 300.0:
         raise bad_request("wait must be between 0 and 300 seconds", param="wait")
     return wait_s
+
+
+# Exports of several data proxies as one: the same columns, padded to one width, rows in the order of the request.
+
+_BY_TOKEN = "token_temperatures"
+
+
+def merged_answer(
+    parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, Any]] = ()
+) -> Response:
+    """``parts`` are whole JSON exports; ``errors`` are of those that gave none. To be run off the event loop."""
+    exports = [orjson.loads(part) for part in parts]
+    export_id = "~".join(export["export_id"] for export in exports)
+    tokens, texts = _order(exports, session_ids, "tokens"), _order(exports, session_ids, "text")
+    more = {
+        "rows": [about for _, about, _ in (*tokens, *texts)],
+        "failures": [failure for export in exports for failure in export["failures"]],
+        "errors": [error for export in exports for error in export["errors"]] + list(errors),
+        "export_id": export_id,
+    }
+    interactions = [part["traj"]["interactions"][row] for part, _, row in texts]
+    differing = any(_BY_TOKEN in part["traj"] for part, _, _ in tokens)
+    traj = {
+        name: _column([_cell(part["traj"], name, row) for part, _, row in tokens], name)
+        for name in (KINDS if tokens or not texts else ())
+        if name != _BY_TOKEN or differing
+    }
+    if form == "json":
+        return json_response({"traj": {**traj, **({"interactions": interactions} if texts else {})}, **more})
+    about = orjson.dumps({**more, "interactions": interactions})
+    body = npz([_packed(name, values) for name, values in traj.items()], {"about.json": about})
+    return Response(body=body, content_type="application/octet-stream", headers={names.EXPORT_ID: export_id})
+
+
+def _order(
+    exports: Sequence[dict[str, Any]], session_ids: Sequence[str], kind: str
+) -> list[tuple[dict[str, Any], dict[str, Any], int]]:
+    """Export, entry in ``rows`` and place among the rows of this kind, by the session's place in the request."""
+    place = {session_id: number for number, session_id in enumerate(session_ids)}
+    rows = [
+        (place[about["session_id"]], part, row)
+        for part, export in enumerate(exports)
+        for row, about in enumerate(each for each in export["rows"] if each["kind"] == kind)
+    ]
+    of_kind = [[each for each in export["rows"] if each["kind"] == kind] for export in exports]
+    return [(exports[part], of_kind[part][row], row) for _, part, row in sorted(rows)]
+
+
+def _cell(traj: dict[str, Any], name: str, row: int) -> Any:
+    """``_BY_TOKEN`` is there only where rows of its export need it. JSON's null is NaN."""
+    if name == _BY_TOKEN and name not in traj:
+        temperature = traj["temperatures"][row]
+        return [temperature if is_answer else 1.0 for is_answer in traj["loss_mask"][row]]
+    value = traj[name][row]
+    return math.nan if value is None else value
+
+
+def _column(values: list[Any], name: str) -> list[Any]:
+    if not values or not isinstance(values[0], list):
+        return values
+    width, padding = max(map(len, values)), PADDINGS[name]
+    return [row + [padding] * (width - len(row)) for row in values]
+
+
+def _packed(name: str, values: list[Any]) -> ArrayColumn:
+    kind = KINDS[name]
+    nested = bool(values) and isinstance(values[0], list)
+    flat = [item for row in values for item in row] if nested else values
+    shape = (len(values), len(values[0])) if nested else (len(values),)
+    data = bytes(flat) if kind == "|b1" else array({"<i8": "q", "<i4": "i", "<f4": "f"}[kind], flat).tobytes()
+    return ArrayColumn(name, kind, shape, data)

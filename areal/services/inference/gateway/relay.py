@@ -14,24 +14,205 @@ After the first byte a failure is an error event in the stream.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import math
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
-from areal.services.inference.gateway.admission import Admission
-from areal.services.inference.gateway.envelope import Envelope, read_envelope
-from areal.services.inference.gateway.follow import Follower
-from areal.services.inference.gateway.live_table import LiveTable
-from areal.services.inference.gateway.metrics import RelayMetrics
-from areal.services.inference.router.table import ModelEntry, WorkerEntry
-from areal.services.web import headers as names
-from areal.services.web.body import read_body
-from areal.services.web.client import Answering, Connection, HttpClient, Lost, NotConnected
-from areal.services.web.errors import ApiError
-from areal.services.web.fields import Headers
-from areal.services.web.server import AnyResponse, Request, Response, StreamResponse
-from areal.services.web.streaming import EventCutter
-from areal.services.web.watchdog import Watchdog
+from prometheus_client import Gauge, Histogram
+
+from areal.services.http import headers as names
+from areal.services.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.headers import Headers
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
+from areal.services.http.metrics import Metrics
+from areal.services.http.service import EventCutter
+from areal.services.http.tasks import Watchdog
+from areal.services.inference.gateway.routing import Follower, LiveTable
+from areal.services.inference.router.picking import CallKey, Picker
+from areal.wire.routing import ModelEntry, WorkerEntry
+
+_BYTES_PER_TOKEN = 4
+_DEFAULT_ANSWER_TOKENS = 256
+_MOST_ANSWER_TOKENS = 131_072  # a call that asks for more should not keep a worker empty
+_PREFIX_CHARS = 4096
+_PREFIX_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Envelope:
+    model: str | None
+    key: CallKey
+
+
+def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> Envelope:
+    """``journal``: that of the caller's session. Raises 400 for a body that is no JSON object, or whose model is no
+    string."""
+    data = decode_object(body)
+    model = data.get("model")
+    if model is not None and not isinstance(model, str):
+        raise bad_request("model must be a string", param="model")
+    prefix = prompt_prefix(data) if with_prefix else None
+    tokens = len(body) / _BYTES_PER_TOKEN + _answer_tokens(data)
+    return Envelope(model, CallKey(tokens, prefix, journal))
+
+
+def _answer_tokens(data: dict[str, Any]) -> float:
+    names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+    asked = next((data[name] for name in names if data.get(name) is not None), None)
+    if type(asked) is not int or asked <= 0:
+        return _DEFAULT_ANSWER_TOKENS
+    return float(min(asked, _MOST_ANSWER_TOKENS))
+
+
+def prompt_prefix(data: dict[str, Any]) -> bytes | None:
+    """A digest that equal beginnings share. None where there is no prompt to speak of.
+
+    For a chat: everything up to and with the first user message, so that each later turn of a conversation, and
+    each sample of a group, has the same one. For a completion: the first characters, or the first token ids.
+    """
+    messages, prompt = _messages(data), data.get("prompt")
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(messages, list) and messages:
+        for message in messages:
+            if not isinstance(message, dict):
+                return None
+            digest.update(f"{message.get('role')}\0{message.get('content')}"[:_PREFIX_CHARS].encode())
+            if message.get("role") == "user":
+                break
+    elif isinstance(prompt, str):
+        digest.update(prompt[:_PREFIX_CHARS].encode())
+    elif isinstance(prompt, list) and prompt:
+        first = prompt[0] if isinstance(prompt[0], list | str) else prompt
+        digest.update(repr(first[:_PREFIX_TOKENS]).encode())
+    else:
+        return None
+    return digest.digest()
+
+
+def _messages(data: dict[str, Any]) -> object:
+    """A chat's messages; for the other APIs, with what comes before them, and from where they have them."""
+    before = data.get("system", data.get("instructions"))
+    messages = data.get("messages", data.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if before is None or not isinstance(messages, list):
+        return messages
+    return [{"role": "system", "content": before}, *messages]
+
+
+class RelayMetrics:
+    def __init__(self, metrics: Metrics) -> None:
+        self._overhead = metrics.overhead
+        self._overheads: dict[str, Histogram] = {}
+        self.queued = metrics.gauge("areal_gateway_queued", "Model requests waiting for a worker.")
+        self.retries = metrics.counter(
+            "areal_gateway_retries_total", "Attempts that failed and went to another worker.", ("reason",)
+        )
+
+    def overhead_of(self, path: str) -> Histogram:
+        found = self._overheads.get(path)
+        if found is None:
+            found = self._overheads[path] = self._overhead.labels(path)
+        return found
+
+
+# Where calls wait for a worker. Back-pressure, not shedding: only past ``max_queued_requests`` is a call refused.
+#
+# A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
+# each of them has just refused it. Where every worker says that waiting will not help (an external API that refuses
+# our key), it ends at once. A call of a session waits for the one worker that holds its journal. It ends as 503 after
+# ``request_timeout_seconds`` without a worker, and much sooner where that worker drains and keeps the session.
+
+_MOVING_S = 5.0  # for a session to move from a worker that drains; a call that runs there may hold it longer
+_JOURNAL_S = 1.0  # a call that a journal's holder refused may ask it again: it came back, as the table says
+
+
+class Admission:
+    """Picks workers and counts the tokens each holds for this relay."""
+
+    def __init__(self, table: LiveTable, queued: Gauge) -> None:
+        self._table = table
+        self._picker = Picker()
+        self._tokens: defaultdict[str, float] = defaultdict(float)
+        self._waiting = 0
+        self._gauge = queued
+
+    def begin(self, worker: WorkerEntry, key: CallKey) -> None:
+        self._tokens[worker.addr] += key.tokens + 1.0
+        self._picker.loaded(worker.addr, self._tokens[worker.addr])
+
+    def end(self, worker: WorkerEntry, key: CallKey) -> None:
+        self._tokens[worker.addr] -= key.tokens + 1.0
+        if self._tokens[worker.addr] < 1.0:
+            del self._tokens[worker.addr]
+        self._picker.loaded(worker.addr, self._load(worker))
+
+    def _load(self, worker: WorkerEntry) -> float:
+        return self._tokens.get(worker.addr, 0.0)
+
+    async def worker(self, model: str, key: CallKey, refused: Collection[str], since: float) -> WorkerEntry:
+        """The worker for one attempt, rather none of ``refused``; ``since`` (loop time) the call is without one.
+
+        Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
+        """
+        ready = self._table.routable(model, even_suspects=True, journal=key.journal)
+        if refused:
+            ready = [worker for worker in ready if worker.addr not in refused]
+        chosen = self._pick(ready, key)
+        return chosen if chosen is not None else await self._wait(model, key, since)
+
+    def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
+        if not candidates:
+            return None
+        if key.journal is not None:
+            return candidates[0]
+        return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
+
+    async def _wait(self, model: str, key: CallKey, since: float) -> WorkerEntry:
+        if self._waiting >= self._table.limits.max_queued_requests:
+            message = f"{self._waiting} requests already wait for a worker"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        self._waiting += 1
+        self._gauge.inc()
+        try:
+            while True:
+                await self._table.changed(self._patience(model, key, since))
+                # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
+                chosen = self._pick(self._table.routable(model, even_suspects=False, journal=key.journal), key)
+                if chosen is not None:
+                    return chosen
+        finally:
+            self._waiting -= 1
+            self._gauge.dec()
+
+    def _patience(self, model: str, key: CallKey, since: float) -> float:
+        """Seconds until the next look without a new table. Raises ApiError when the wait is over."""
+        if model not in self._table.snapshot.models:
+            raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
+        waited = asyncio.get_running_loop().time() - since
+        left = self._table.limits.request_timeout_seconds - waited
+        look_again_s = math.inf
+        if key.journal is not None:
+            look_again_s = _JOURNAL_S
+            moving = self._table.moving(model, key.journal)
+            if moving is not None:
+                left = min(left, (_MOVING_S if moving else 0.0) - waited)
+            if moving is not None and left <= 0:
+                message = "the session's worker drains and the session is still there: try again"
+                raise ApiError(503, message, code="session_moving", headers={"Retry-After": "2"})
+        if fault := self._table.fault(model):
+            message = f"the model {model!r} cannot be served: {fault}"
+            raise ApiError(503, message, code="engine_unavailable", headers={"Retry-After": "5"})
+        if left <= 0:
+            message = f"no worker of model {model!r} took the request in {waited:.1f} s"
+            raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "5"})
+        return min(left, look_again_s, self._table.suspicion_left_s(model))
+
 
 _RETRY_COUNT = b"x-stainless-retry-count"
 _REQUEST_FIELDS = (b"authorization", b"x-api-key", b"idempotency-key", b"anthropic-version")
@@ -43,13 +224,13 @@ _GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedAttempt:
     """An attempt that gave the caller nothing. ``begun``: the worker may have worked on it."""
 
     worker: WorkerEntry
     begun: bool
     reason: str
-    answer: Response | None = None  # what the worker said, if it said something
+    answer: Response | None = None  # what the worker answered, if it did
 
 
 @dataclass
@@ -88,7 +269,7 @@ class Relay:
 
     async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
         """Answer ``request`` from a worker's ``path``: from the one that holds ``journal`` where it is a session's."""
-        body = await read_body(request, self._table.limits.max_body_bytes)
+        body = await request.read(self._table.limits.max_body_bytes)
         started = time.perf_counter()
         # Calls of the admin are recorded too: the turns of one conversation belong into one journal.
         with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
@@ -119,7 +300,7 @@ class Relay:
             call.elsewhere += time.perf_counter() - waiting_since
             call.attempts += 1
             outcome = await self._attempt(call, worker)
-            if not isinstance(outcome, Failed):
+            if not isinstance(outcome, FailedAttempt):
                 self._table.trust(worker.addr)
                 return outcome
             if outcome.begun:
@@ -133,7 +314,7 @@ class Relay:
             self._metrics.retries.labels(outcome.reason).inc()
             refused = {worker.addr} if worker.addr in refused else refused | {worker.addr}
 
-    async def _attempt(self, call: Call, worker: WorkerEntry) -> AnyResponse | Failed:
+    async def _attempt(self, call: Call, worker: WorkerEntry) -> AnyResponse | FailedAttempt:
         self._admission.begin(worker, call.envelope.key)
         waiting_since = time.perf_counter()
         try:
@@ -141,14 +322,14 @@ class Relay:
                 async with self._post(call, worker) as upstream:
                     call.elsewhere += time.perf_counter() - waiting_since
                     watchdog.kick()
-                    return await self._pass_on(call, worker, upstream, watchdog)
+                    return await self._relay_answer(call, worker, upstream, watchdog)
         except NotConnected:
-            return Failed(worker, begun=False, reason="connect")
+            return FailedAttempt(worker, begun=False, reason="connect")
         except TimeoutError as error:
             raise ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout") from error
-        except (Lost, OSError) as error:
+        except (ResponseLost, OSError) as error:
             if not call.answering:
-                return Failed(worker, begun=True, reason="lost")
+                return FailedAttempt(worker, begun=True, reason="lost")
             raise ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost") from error
         finally:
             self._admission.end(worker, call.envelope.key)
@@ -163,7 +344,7 @@ class Relay:
             excused=lambda: self._follower.connected and self._table.is_serving(call.model.name, worker.addr),
         )
 
-    def _post(self, call: Call, worker: WorkerEntry) -> Answering:
+    def _post(self, call: Call, worker: WorkerEntry) -> PendingCall:
         """The caller's fields go on as they came: the server's parser lets no line break pass."""
         given = call.request.headers.raw
         lines = [b"%b: %b\r\n" % (name, given[name]) for name in _REQUEST_FIELDS if name in given]
@@ -176,29 +357,29 @@ class Relay:
         lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._idle_s():g}\r\n".encode())
         return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 
-    async def _pass_on(
+    async def _relay_answer(
         self, call: Call, worker: WorkerEntry, upstream: Connection, watchdog: Watchdog
-    ) -> AnyResponse | Failed:
-        said = upstream.headers
-        headers = {name: value for name in _RESPONSE_HEADERS if (value := said.get(name)) is not None}
+    ) -> AnyResponse | FailedAttempt:
+        theirs = upstream.headers
+        headers = {name: value for name in _RESPONSE_HEADERS if (value := theirs.get(name)) is not None}
         headers[names.ATTEMPTS] = str(call.attempts)
         if upstream.status == 200 and headers.get("Content-Type", "").startswith("text/event-stream"):
             return await self._stream(call, upstream, headers, watchdog)
         waiting_since = time.perf_counter()
         body = await upstream.whole()
         call.elsewhere += time.perf_counter() - waiting_since
-        headers[names.OVERHEAD] = self._overhead(call, said)
+        headers[names.OVERHEAD] = self._overhead(call, theirs)
         answer = Response(upstream.status, body, headers=headers)
-        final = upstream.status == 503 and said.get(names.FINAL) is not None
+        final = upstream.status == 503 and theirs.get(names.FINAL) is not None
         if not final and (reason := _RETRIED.get(upstream.status)) is not None:
-            return Failed(worker, begun=upstream.status == 502, reason=reason, answer=answer)
+            return FailedAttempt(worker, begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
 
-    def _overhead(self, call: Call, said: Headers) -> str:
-        """Our own microseconds and the data proxy's, which left the engine's out."""
+    def _overhead(self, call: Call, headers: Headers) -> str:
+        """The gateway's own microseconds and the data proxy's, which left the engine's out."""
         ours = call.overhead_us()
         self._metrics.overhead_of(call.path).observe(ours / 1e6)
-        theirs = said.get(names.OVERHEAD, "")
+        theirs = headers.get(names.OVERHEAD, "")
         return str(ours + (int(theirs) if theirs.isdecimal() else 0))
 
     async def _stream(
@@ -207,19 +388,19 @@ class Relay:
         """Events go to the caller from inside the callback that brings them. Each holds the other back."""
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream.headers)
-        passing = _Passing(call, upstream, StreamResponse(headers=headers), watchdog)
+        stream = _StreamRelay(call, upstream, StreamResponse(headers=headers), watchdog)
         try:
-            await upstream.pour(passing.part, passing.chunk)
-            passing.end()
+            await upstream.stream_to(stream.part, stream.chunk)
+            stream.end()
         except ConnectionResetError:  # the caller is gone; leaving closes the worker's connection, which ends its work
-            return passing.out
+            return stream.out
         finally:
-            if passing.out.prepared:
-                passing.out.hold_back(None)
-        return passing.out
+            if stream.out.prepared:
+                stream.out.set_backpressure(None)
+        return stream.out
 
 
-class _Passing:
+class _StreamRelay:
     """One stream on its way through: whole events only, so that a worker that breaks off leaves no half one behind."""
 
     def __init__(self, call: Call, upstream: Connection, out: StreamResponse, watchdog: Watchdog) -> None:
@@ -228,39 +409,39 @@ class _Passing:
         self._upstream = upstream
         self._watchdog = watchdog
         self._cutter = EventCutter()
-        self._feed_framed: Callable[[bytes], None] | None = None
+        self._write_chunk: Callable[[bytes], None] | None = None
 
     def part(self, part: bytes) -> None:
         self._watchdog.kick()
         if events := self._cutter.push(part):
-            self._feed(events)
+            self._write(events)
 
     def chunk(self, chunk: bytes) -> bool:
         """A chunk of whole events goes on with its framing, not a byte of it copied."""
-        feed = self._feed_framed
-        if feed is None or self._cutter.held or not chunk.endswith(b"\n\n\r\n"):
+        write = self._write_chunk
+        if write is None or self._cutter.held or not chunk.endswith(b"\n\n\r\n"):
             return False
         self._watchdog.kick()
-        feed(chunk)
+        write(chunk)
         return True
 
     def end(self) -> None:
         """The worker's answer is whole."""
         if rest := self._cutter.rest():
-            self._feed(rest)
+            self._write(rest)
 
-    def _feed(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         call, out = self._call, self.out
         if not call.answering:
             call.answering = True
             out.begin(call.request, data)
-            out.hold_back(self._upstream)
-            self._feed_framed = out.framed_feed()
+            out.set_backpressure(self._upstream)
+            self._write_chunk = out.chunk_writer()
         else:
-            out.feed(data)
+            out.write_nowait(data)
 
 
-def _give_up(failed: Failed) -> AnyResponse:
+def _give_up(failed: FailedAttempt) -> AnyResponse:
     if failed.answer is not None:
         return failed.answer
     raise ApiError(502, "the workers that took this request were lost before they answered", code="worker_lost")

@@ -1,25 +1,313 @@
-"""``/rl/*`` at the gateway: sessions are started where the router says, and spoken to where they are recorded."""
+"""``/rl/*`` at the gateway: sessions are started where the router says, and spoken to where they are recorded. Which
+session a caller's key belongs to, which data proxy holds its journal, and the sessions of the human in the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from areal.services.inference.gateway.human import Human
-from areal.services.inference.gateway.journal_client import JournalClient, Said
-from areal.services.inference.gateway.live_table import LiveTable
-from areal.services.inference.gateway.relay import Relay
-from areal.services.inference.gateway.router_client import ROUTER_AWAY, RouterClient
-from areal.services.inference.gateway.session_keys import SessionKeys
-from areal.services.inference.recording.names import HITL, GroupName, SessionName, tag_of_answer
-from areal.services.web.access import Access
-from areal.services.web.body import decode_object, read_body
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import AnyResponse, Request, Response
-from areal.services.web.service import Service, json_response
+from areal.services.http import headers as names
+from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
+from areal.services.http.client import CallFailed, HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object
+from areal.services.http.service import Service, json_response
+from areal.services.inference.gateway.relay import Admission, Relay
+from areal.services.inference.gateway.routing import ROUTER_AWAY, Follower, LiveTable, RouterClient
+from areal.services.inference.recorder.session import (
+    HITL,
+    GroupName,
+    SessionName,
+    key_digest,
+    tag_of_answer,
+    tag_of_key,
+)
+from areal.services.inference.router.picking import CallKey
+from areal.wire.routing import CORDONED, READY, WorkerEntry
+
+# A session's key names its journal by the journal's tag. A key that a caller chose is looked up at the router, and
+# the answer is remembered for a while, also that nobody has it.
+
+_REMEMBERED = 10_000
+_FOUND_S = 60.0
+_MISSED_S = 0.5
+_AWAY = ("session_away", ROUTER_AWAY)
+_AWAY_S = 60.0
+_ASK_AGAIN_S = 0.5
+_ASKS_AT_ONCE = 16
+_UNHEARD_S = 10.0
+_REFRESH_S = 0.1
+
+
+class SessionKeys:
+    """``key`` None: a service without keys, where whoever presents no session's key is admin."""
+
+    def __init__(self, table: LiveTable, follower: Follower, router: RouterClient, key: AdminKey | None) -> None:
+        self._table = table
+        self._follower = follower
+        self._router = router
+        self._key = key
+        self._chosen: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # digest -> (tag, until)
+        self._refreshed_at = -_REFRESH_S
+        self._asking = asyncio.Semaphore(_ASKS_AT_ONCE)
+
+    async def journal_of(self, headers: Mapping[str, str]) -> str | None:
+        """The tag of the caller's session's journal; None for the admin. Raises 401 for anybody else."""
+        try:
+            key = presented_key(headers)
+        except ApiError:
+            if self._key is not None:
+                raise
+            return None
+        if self._key is not None and self._key.matches(key):
+            return None
+        tag = tag_of_key(key.decode("ascii"))
+        if tag is not None and await self.is_known(tag):
+            return tag
+        chosen = await self._chosen_key(key_digest(key)) if self._table.records else None
+        if chosen is None and self._key is not None:
+            self._table.require_whole()
+            raise unknown_key()
+        return chosen
+
+    async def is_known(self, tag: str) -> bool:
+        """Whether some data proxy has this journal, or will have it again. Raises 503 where one that might have it was
+        not heard from yet."""
+        if self._table.model_of_journal(tag) is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._refreshed_at >= _REFRESH_S:  # keys that were made up must not keep the router busy
+            await self._follower.refresh()  # it may have been made a moment ago
+            self._refreshed_at = loop.time()
+        deadline = loop.time() + _UNHEARD_S
+        while self._table.model_of_journal(tag) is None:
+            if self._table.all_heard:
+                return False
+            if (left := deadline - loop.time()) <= 0:
+                message = "no data proxy has this session, but one of them was not heard from yet"
+                raise ApiError(503, message, code="session_away", headers={"Retry-After": "1"})
+            await self._table.changed(left)
+        return True
+
+    async def _chosen_key(self, digest: bytes) -> str | None:
+        loop = asyncio.get_running_loop()
+        known = self._chosen.get(digest)
+        if known is not None and known[1] > loop.time():
+            return known[0]
+        try:
+            tag = await self._found(digest, loop.time() + (_AWAY_S if known is None else 0.0))
+        except ApiError:
+            if known is None:
+                raise
+            tag = known[0]  # while who could tell is away, what was known holds
+        self._chosen[digest] = (tag, loop.time() + (_FOUND_S if tag is not None else _MISSED_S))
+        self._chosen.move_to_end(digest)
+        if len(self._chosen) > _REMEMBERED:
+            self._chosen.popitem(last=False)
+        return tag
+
+    async def _found(self, digest: bytes, deadline: float) -> str | None:
+        """Raises 503 where the router, or a data proxy that may have the session, stays away until ``deadline``."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with self._asking:
+                    return await self._ask(digest)
+            except ApiError as error:
+                if error.code not in _AWAY or loop.time() >= deadline:
+                    raise
+            await self._table.changed(_ASK_AGAIN_S)
+
+    async def _ask(self, digest: bytes) -> str | None:
+        try:
+            journal = (await self._router.post("/route", {"api_key_digest": digest.hex()})).get("journal")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return journal if isinstance(journal, str) else None
+
+    def forget(self, key: bytes) -> None:
+        """Forget which session has the key: another one may have it now."""
+        self._chosen.pop(key_digest(key), None)
+
+
+# Small calls to the data proxy that holds a journal. It is waited for while it is away, or its journal moves. Only
+# what may be asked twice is asked here: a call whose answer was lost is asked again.
+
+_DEADLINE_S = 120.0
+_UNREADY_S = 5.0  # who is not ready may not answer at all
+_AGAIN = (421, 503)
+_AUTH = ("Authorization", "x-api-key")
+
+
+@dataclass(frozen=True)
+class WorkerReply:
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    journals: tuple[str, ...] = ()
+    """Tags of what the data proxy held when it was asked."""
+
+    def object(self) -> dict[str, Any]:
+        """The JSON object in the body. Raises ValueError where there is none."""
+        return dict(orjson.loads(self.body))
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("Content-Type", "application/json")
+
+
+class JournalClient:
+    def __init__(
+        self,
+        http: HttpClient,
+        table: LiveTable,
+        admission: Admission,
+        keys: SessionKeys,
+        admin: Mapping[str, str],
+    ) -> None:
+        self._http = http
+        self._table = table
+        self._admission = admission
+        self._keys = keys
+        self._admin = dict(admin)
+
+    def for_admin(self, request: Request) -> dict[str, str]:
+        """The headers of calls on behalf of an admin's request."""
+        return {**self._admin, names.REQUEST_ID: request.id}
+
+    def for_caller(self, request: Request) -> dict[str, str]:
+        """The headers of calls with the caller's own key."""
+        given = {name: request.headers[name] for name in _AUTH if name in request.headers}
+        return {**given, names.REQUEST_ID: request.id}
+
+    async def ask(
+        self,
+        tag: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        timeout_s: float = _DEADLINE_S,
+    ) -> WorkerReply:
+        """The answer of whoever holds the journal. Raises 404 for a journal of nobody, 503 where its holder stays
+        away."""
+        if not await self._keys.is_known(tag):
+            raise ApiError(404, "no data proxy has this session", code="session_not_found")
+        since = asyncio.get_running_loop().time()
+        refused: set[str] = set()
+        while True:
+            model = self._table.model_of_journal(tag)
+            if model is None:
+                raise ApiError(404, "no data proxy has this session any more", code="session_not_found")
+            if not self._table.routable(model, even_suspects=True, journal=tag):
+                for worker in self._unready(tag):
+                    reply = await self._try(worker, method, path, headers, body, min(timeout_s, _UNREADY_S))
+                    if reply is not None and reply.status not in _AGAIN:
+                        return reply
+            worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
+            reply = await self._try(worker, method, path, headers, body, timeout_s)
+            if reply is not None and reply.status not in _AGAIN:
+                self._table.trust(worker.addr)
+                return reply
+            if reply is None or reply.status == 503:
+                self._table.suspect(worker.addr)
+            refused = {worker.addr}
+
+    def _unready(self, tag: str) -> list[WorkerEntry]:
+        """Holders of the journal that take no calls now. One whose engine is gone still has what is recorded: rewards
+        and exports need no engine."""
+        workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
+        return list({worker.addr: worker for worker in workers if tag in worker.journals}.values())
+
+    async def each(
+        self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0, model: str | None = None
+    ) -> dict[str, WorkerReply]:
+        """The answers of the data proxies that record to a GET, by address, as far as they answer."""
+        workers = self.keepers(model)
+        replies = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
+        return {worker.addr: answer for worker, answer in zip(workers, replies, strict=True) if answer is not None}
+
+    def away(self, answers: Mapping[str, WorkerReply], model: str | None = None) -> list[str]:
+        """Tags of the journals of which these answers do not speak: of data proxies that did not answer, of those that
+        none serves, and of those that came to a data proxy after it was asked."""
+        models = [each for each in self._table.snapshot.models.values() if model in (None, each.name)]
+        known = {tag for each in models for worker in each.workers for tag in worker.journals}
+        known |= {tag for each in models for tag in each.orphans}
+        return sorted(known - {tag for reply in answers.values() for tag in reply.journals})
+
+    def keepers(self, model: str | None = None) -> list[WorkerEntry]:
+        """Data proxies that record and serve, each once."""
+        models = self._table.snapshot.models.values()
+        found = {
+            worker.addr: worker
+            for each in models
+            for worker in each.workers
+            if worker.state in (READY, CORDONED) and worker.journals and model in (None, each.name)
+        }
+        return list(found.values())
+
+    async def at(
+        self, worker: WorkerEntry, path: str, headers: Mapping[str, str], timeout_s: float
+    ) -> WorkerReply | None:
+        """This data proxy's answer to a GET; None where it does not answer."""
+        return await self._try(worker, "GET", path, headers, None, timeout_s)
+
+    async def _try(
+        self,
+        worker: WorkerEntry,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_s: float,
+    ) -> WorkerReply | None:
+        sent = {**headers, "Content-Type": "application/json"}
+        try:
+            reply = await self._http.fetch(
+                method, worker.addr, path, headers=sent, body=body or b"", timeout_s=timeout_s
+            )
+        except (CallFailed, TimeoutError):
+            return None
+        return WorkerReply(reply.status, reply.body, reply.headers, tuple(worker.journals))
+
+
+# The human in the loop has no session's key: each journal has a session of theirs, and a reward is for the one where
+# they spoke last.
+
+_ASK_S = 5.0
+_PATIENCE_S = 30.0
+_ASK_LATER_S = 0.5
+
+
+class HitlSessions:
+    def __init__(self, table: LiveTable, journals: JournalClient) -> None:
+        self._table = table
+        self._journals = journals
+
+    async def session(self, model: str | None, headers: Mapping[str, str]) -> str:
+        """The id of the session. A journal that is away may be the one: it is waited for. Raises 503."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _PATIENCE_S
+        while True:
+            answers = await self._journals.each("/rl/human", headers, _ASK_S, model)
+            told = [reply.object() for reply in answers.values() if reply.status == 200]
+            away = self._journals.away(answers, model)
+            if told and not away:
+                latest = max(told, key=lambda each: (each["spoke_at"] or 0.0, each["session_id"]))
+                return str(latest["session_id"])
+            if loop.time() >= deadline:
+                message = "it cannot be told where the human spoke last: name the session or the interaction"
+                raise ApiError(503, message, code="session_away", headers={"Retry-After": "5"})
+            await self._table.changed(_ASK_LATER_S)
+
 
 _BODY_BYTES = 1024 * 1024
 _LOOK_AGAIN_S = 0.5
@@ -34,7 +322,7 @@ class SessionRoutes:
         self._router = router
         self._journals = journals
         self._keys = keys
-        self._human = Human(table, journals)
+        self._hitl = HitlSessions(table, journals)
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
@@ -44,7 +332,7 @@ class SessionRoutes:
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
-        data = decode_object(await read_body(request, _BODY_BYTES))
+        data = decode_object(await request.read(_BODY_BYTES))
         name, key = data.get("model"), data.get("api_key")
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be a string", param="model")
@@ -61,11 +349,11 @@ class SessionRoutes:
         deadline = loop.time() + self._table.limits.request_timeout_seconds
         while True:
             try:
-                said = await self._router.send("POST", "/register_session", body, request_id)
-                forgot = b'"model_not_found"' in said[1] and model in self._table.snapshot.models
-                away = said[0] == 503 or (said[0] == 404 and forgot)
+                reply = await self._router.send("POST", "/register_session", body, request_id)
+                forgot = b'"model_not_found"' in reply[1] and model in self._table.snapshot.models
+                away = reply[0] == 503 or (reply[0] == 404 and forgot)
                 if not away or loop.time() >= deadline:
-                    return said
+                    return reply
             except ApiError as error:
                 if error.code != ROUTER_AWAY or loop.time() >= deadline:
                     raise
@@ -74,22 +362,22 @@ class SessionRoutes:
     def _of_a_session(self, path: str) -> Any:
         async def handle(request: Request) -> AnyResponse:
             tag = await self._keys.journal_of(request.headers)
-            body = await read_body(request, _BODY_BYTES) or b"{}"
+            body = await request.read(_BODY_BYTES) or b"{}"
             if tag is None:
                 data = await self._named(decode_object(body), self._journals.for_admin(request))
                 tag, body = _tag_of(data), orjson.dumps(data)
-            return passed_on(await self._journals.ask(tag, "POST", path, self._journals.for_caller(request), body))
+            return to_response(await self._journals.ask(tag, "POST", path, self._journals.for_caller(request), body))
 
         return handle
 
     async def _named(self, data: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """What an admin says, with the session that is meant: where none is named, the human in the loop's."""
+        """An admin's body with its session: where none is named, that of the human in the loop."""
         if data.get("session_id") not in (None, HITL) or data.get("group_id") is not None:
             return data
         interaction, model = data.get("interaction_id"), data.get("model")
         if isinstance(interaction, str) and (tag := tag_of_answer(interaction)) is not None:
             return {**data, "session_id": str(SessionName(HITL, tag, 0))}
-        return {**data, "session_id": await self._human.session(model if isinstance(model, str) else None, headers)}
+        return {**data, "session_id": await self._hitl.session(model if isinstance(model, str) else None, headers)}
 
     async def sessions(self, request: Request) -> Response:
         """One page over all data proxies, in the order of journals and numbers. ``journals_away``: those of which
@@ -98,10 +386,10 @@ class SessionRoutes:
         answers = await self._journals.each(f"/rl/sessions?{request.query_string}", self._journals.for_admin(request))
         found: list[dict[str, Any]] = []
         more = False
-        for said in answers.values():
-            if said.status != 200:
-                return passed_on(said)
-            page = orjson.loads(said.body)
+        for reply in answers.values():
+            if reply.status != 200:
+                return to_response(reply)
+            page = orjson.loads(reply.body)
             found += page["sessions"]
             more = more or page["next"] is not None
         found.sort(key=_place)
@@ -115,10 +403,10 @@ class SessionRoutes:
         session_id = request.match_info["session_id"]
         headers = self._journals.for_admin(request)
         if session_id == HITL:
-            session_id = await self._human.session(None, headers)
+            session_id = await self._hitl.session(None, headers)
             path = request.target.replace(HITL, session_id, 1)
-            return passed_on(await self._journals.ask(tag_of_session(session_id), "GET", path, headers))
-        return passed_on(await self._journals.ask(tag_of_session(session_id), "GET", request.target, headers))
+            return to_response(await self._journals.ask(tag_of_session(session_id), "GET", path, headers))
+        return to_response(await self._journals.ask(tag_of_session(session_id), "GET", request.target, headers))
 
 
 def _place(session: Mapping[str, Any]) -> tuple[str, int]:
@@ -156,6 +444,6 @@ def tag_of_session(session_id: str) -> str:
     return name.tag
 
 
-def passed_on(said: Said) -> Response:
-    again = {"Retry-After": said.headers["Retry-After"]} if "Retry-After" in said.headers else {}
-    return Response(said.status, said.body, headers={"Content-Type": said.content_type, **again})
+def to_response(reply: WorkerReply) -> Response:
+    again = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
+    return Response(reply.status, reply.body, headers={"Content-Type": reply.content_type, **again})

@@ -7,20 +7,65 @@ server, so it costs next to nothing.
 
 from __future__ import annotations
 
-import argparse
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from areal.services.inference.gateway import shared_metrics
-from areal.services.web.options import bind, die_with_parent, serve_options
+from areal.services.http.process import ServeOptions, bind, die_with_parent
+
+# The folder in which a gateway's relays add their numbers up: the supervisor and each relay hold it, and the last to
+# leave removes it. A supervisor that is killed leaves it to its relays. Where all of them are killed it stays until
+# the next gateway begins: below the run's own folder where areal runs us, else among the temporary files.
+
+VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
+_RUN_FOLDER = "AREAL_RUN_DIR"
+_PREFIX = "areal-relays-"
+_YOUNG_S = 60.0
+
+
+def make_folder() -> Path:
+    run = os.environ.get(_RUN_FOLDER)
+    if not run:
+        _clear_abandoned(Path(tempfile.gettempdir()))
+        return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder = Path(run) / "metrics"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _clear_abandoned(parent: Path) -> None:
+    """Whoever has just made one is about to hold it: a young one is let be."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another's, or gone already
+            if time.time() - folder.stat().st_mtime > _YOUNG_S:
+                with held(folder):
+                    """Who leaves last removes it."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        with suppress(BlockingIOError):  # not the last
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gives the shared one up in any case
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +76,7 @@ _STEADY_S = 10.0  # who lived this long starts again at once
 
 
 @dataclass
-class _Child:
+class _GatewayProcess:
     index: int
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
@@ -44,7 +89,7 @@ class Supervisor:
 
     def __init__(self, argv: Sequence[str], count: int) -> None:
         self._argv = [sys.executable, "-m", "areal.services.inference.gateway", *argv]
-        self._children = [_Child(index) for index in range(count)]
+        self._children = [_GatewayProcess(index) for index in range(count)]
         self._stopping = False
 
     def run(self) -> None:
@@ -99,7 +144,7 @@ class Supervisor:
 
 def _forget_gauges(pid: int) -> None:
     """What a dead relay had in flight or queued is no more; its counters stay in the sum."""
-    for file in Path(os.environ[shared_metrics.VARIABLE]).glob(f"gauge_live*_{pid}.db"):
+    for file in Path(os.environ[VARIABLE]).glob(f"gauge_live*_{pid}.db"):
         file.unlink(missing_ok=True)
 
 
@@ -109,14 +154,13 @@ def _begin_child(supervisor: int) -> None:
     die_with_parent(supervisor)
 
 
-def supervise(args: argparse.Namespace, argv: Sequence[str]) -> None:
-    """Run ``args.relays`` relays until told to stop. Raises when the key or the port cannot be used."""
-    options = serve_options(args, reuse_port=True)
+def supervise(relays: int, options: ServeOptions, argv: Sequence[str]) -> None:
+    """Run ``relays`` relays of the same command line until told to stop. Raises when the port cannot be used."""
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     socket = bind(options.host, options.port, reuse_port=True)
     port = socket.getsockname()[1]
-    metrics = shared_metrics.make_folder()
-    os.environ[shared_metrics.VARIABLE] = str(metrics)
-    with socket, shared_metrics.held(metrics):
-        _log.info("%d relays share %s port %d", args.relays, options.host, port)
-        Supervisor([*argv, "--port", str(port)], args.relays).run()
+    metrics = make_folder()
+    os.environ[VARIABLE] = str(metrics)
+    with socket, held(metrics):
+        _log.info("%d relays share %s port %d", relays, options.host, port)
+        Supervisor([*argv, "--port", str(port)], relays).run()

@@ -1,4 +1,4 @@
-"""The router's routes, all for the admin key. Each reads its body by hand, changes the registry, answers.
+"""The router's routes, all for the admin key, and its process. A route reads its body, changes the registry, answers.
 
 Registering waits for the first probe of the new workers, so that the answer, and the table behind it, already
 tell whether they serve.
@@ -7,26 +7,175 @@ tell whether they serve.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
+from areal.services.http.auth import Access
+from areal.services.http.client import Fetched, HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_object
+from areal.services.http.metrics import Metrics
+from areal.services.http.process import ServeOptions
+from areal.services.http.service import Lifetime, Service, json_response
+from areal.services.http.tasks import background, until_beat
 from areal.services.inference.router.declared_file import DeclaredFile
-from areal.services.inference.router.health import DEFAULT, Readiness
 from areal.services.inference.router.picking import CallKey, Picker
-from areal.services.inference.router.prober import Prober, answer_of, report_of
-from areal.services.inference.router.registry import Lease, Registry, Worker, worker_base_url
-from areal.services.inference.router.scrape_targets import RegisteredTargets, target, targets_of
-from areal.services.inference.router.session_placing import Said, SessionPlacing
-from areal.services.inference.router.table import READY, STRATEGIES, Snapshot, WorkerEntry
-from areal.services.inference.router.watch import Watch
-from areal.services.web.access import Access
-from areal.services.web.body import read_object
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import Request, Response
-from areal.services.web.service import Service, json_response
+from areal.services.inference.router.prober import Prober, answer_of, expire_leases, report_of
+from areal.services.inference.router.registry import WorkerLease, WorkerRecord, WorkerRegistry, worker_base_url
+from areal.services.inference.router.sessions import SessionPlacing
+from areal.wire.processes import RouterConfig
+from areal.wire.routing import (
+    CORDONED,
+    DEAD,
+    DEFAULT_READINESS,
+    DRAINING,
+    READY,
+    STRATEGIES,
+    Readiness,
+    Snapshot,
+    WorkerEntry,
+)
+
+# GET /watch: the table now, then after each change the whole table again, or with ``?changes`` only what has changed;
+# one JSON object a line, and heartbeats between. A follower gets all changes since its last line at once; one that
+# has fallen far behind gets the whole table again. Fast changes are sent together: sending takes a small part of our
+# time.
+
+HEARTBEAT_S = 2.0
+_DEAR_S = 0.002
+_REST = 5.0  # times as long as the last line took
+_LONGEST_REST_S = 0.5
+
+
+class Watch:
+    """The followers of one registry."""
+
+    def __init__(self, registry: WorkerRegistry, lifetime: Lifetime) -> None:
+        self._registry = registry
+        self._lifetime = lifetime
+        self._wakers: set[asyncio.Event] = set()
+        self._lines: dict[tuple[int | None, int], bytes] = {}  # by the serials from and to
+        self._cost_s = 0.0
+        registry.on_change = self._wake
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            waker.set()
+
+    def _line_after(self, sent: int | None) -> bytes:
+        """The changes since the table of serial ``sent``, encoded once for all followers."""
+        place = sent, self._registry.serial
+        if (line := self._lines.get(place)) is None:
+            began = time.perf_counter()
+            changes = self._registry.changes_since(sent) if sent is not None else None
+            kind, table = ("changes", changes) if changes is not None else ("snapshot", self._registry.snapshot())
+            line = orjson.dumps({"type": kind, **table.to_json()}) + b"\n"
+            self._lines = {known: kept for known, kept in self._lines.items() if known[1] == place[1]}
+            self._lines[place] = line
+            self._cost_s = time.perf_counter() - began
+        return line
+
+    async def handle(self, request: Request) -> AnyResponse:
+        response = StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        waker = asyncio.Event()
+        self._wakers.add(waker)
+        leaving = asyncio.create_task(self._lifetime.wait_draining(), name="watch-until-draining")
+        leaving.add_done_callback(lambda _: waker.set())
+        try:
+            await self._feed(response, waker, whole="changes" not in request.query_string)
+        finally:
+            leaving.cancel()
+            self._wakers.discard(waker)
+        return response
+
+    async def _feed(self, response: StreamResponse, waker: asyncio.Event, *, whole: bool) -> None:
+        sent: int | None = None
+        while not self._lifetime.draining:
+            waker.clear()
+            if sent != self._registry.serial:
+                line, sent = self._line_after(None if whole else sent), self._registry.serial
+                await response.write(line)
+                await asyncio.sleep(min(self._cost_s * _REST, _LONGEST_REST_S) if self._cost_s > _DEAR_S else 0)
+            else:
+                beat = {"type": "heartbeat", "epoch": self._registry.epoch, "serial": sent}
+                await response.write(orjson.dumps(beat) + b"\n")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until_beat(HEARTBEAT_S)):
+                    await waker.wait()
+
+
+# What Prometheus is to scrape, as its HTTP service discovery reads it: a list of ``{"targets", "labels"}``. The
+# router knows the data proxies and their engines at each moment, also after a rolling update gave them other ports.
+# Trainers register themselves, for a time that they renew. The label ``job`` tells the components apart.
+
+LONGEST_TTL_S = 3600.0
+_MOST = 1000
+TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
+_LONGEST_VALUE = 200
+
+Target = dict[str, Any]
+
+
+def target(url: str, job: str, **labels: str | None) -> Target:
+    """``url``: of a service that answers /metrics."""
+    known = {name: value for name, value in labels.items() if value}
+    return {"targets": [urlsplit(url).netloc.rpartition("@")[2]], "labels": {"job": f"areal-{job}", **known}}
+
+
+def targets_of(workers: Iterable[WorkerRecord]) -> list[Target]:
+    """Each data proxy and each engine once, also where they serve several models."""
+    found: dict[str, Target] = {}
+    for worker in workers:
+        about = {"model": worker.model, "worker_id": worker.id}
+        found.setdefault(worker.addr, target(worker.addr, "data-proxy", **about))
+        if (engine := worker.report.engine_url) is not None:
+            found.setdefault(engine, target(engine, "engine", **about))
+    return list(found.values())
+
+
+@dataclass
+class RegisteredTargets:
+    """Those that registered themselves. Times are monotonic seconds."""
+
+    _until: dict[str, tuple[Mapping[str, str], float]] = field(default_factory=dict)
+
+    def register(self, data: Mapping[str, Any], now: float) -> None:
+        """``{"target", "labels", "ttl_seconds"}``; 0 seconds remove it. Raises ValueError."""
+        name, labels, ttl_s = data.get("target"), data.get("labels") or {}, data.get("ttl_seconds", 60)
+        if not isinstance(name, str) or (match := TARGET.fullmatch(name)) is None or int(match[2]) > 65535:
+            raise ValueError("target must be host:port")
+        if not isinstance(labels, dict) or not all(_is_label(*each) for each in labels.items()):
+            raise ValueError("labels must be an object of texts, each named as Prometheus names labels")
+        if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s <= LONGEST_TTL_S:
+            raise ValueError(f"ttl_seconds must be between 0 and {LONGEST_TTL_S:g}")
+        self._until = {each: kept for each, kept in self._until.items() if kept[1] > now}
+        self._until.pop(name, None)
+        if ttl_s:
+            if len(self._until) >= _MOST:
+                raise ValueError(f"{_MOST} targets are registered already")
+            self._until[name] = dict(labels), now + ttl_s
+
+    def all(self, now: float) -> list[Target]:
+        return [
+            {"targets": [name], "labels": dict(labels)} for name, (labels, until) in self._until.items() if until > now
+        ]
+
+
+def _is_label(name: object, value: object) -> bool:
+    is_name = isinstance(name, str) and _LABEL.fullmatch(name) is not None
+    return is_name and isinstance(value, str) and len(value) <= _LONGEST_VALUE
+
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
 _ON_ITS_WAY_S = 0.1  # what a lease says is as old as this at most; sessions that were placed since count on top
@@ -37,7 +186,7 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
 
 class RouterRoutes:
     def __init__(
-        self, registry: Registry, prober: Prober, watch: Watch, placing: SessionPlacing, kept: DeclaredFile
+        self, registry: WorkerRegistry, prober: Prober, watch: Watch, placing: SessionPlacing, kept: DeclaredFile
     ) -> None:
         self._kept = kept
         self._placing = placing
@@ -184,20 +333,20 @@ class RouterRoutes:
         chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens)
         return self._there(ready[chosen.addr])
 
-    def _there(self, worker: Worker, **more: Any) -> Response:
+    def _there(self, worker: WorkerRecord, **more: Any) -> Response:
         """``api_key`` is None: a data proxy takes the caller's own, and a provider's key never leaves it."""
         where = {"worker_id": worker.id, "worker_addr": worker.addr, "url": worker.addr, "api_key": None}
         return json_response({**where, "model": worker.model, **more})
 
     async def register_session(self, request: Request) -> Response:
-        return _passed_on(await self._placing.start(await read_object(request), request.id))
+        return _to_response(await self._placing.start(await read_object(request), request.id))
 
     async def remove_session(self, request: Request) -> Response:
         """End every session of a group: ``removed`` says whether there was any."""
-        said = await self._placing.end(await read_object(request), request.id)
-        if said.status != 200:
-            return _passed_on(said)
-        ended = orjson.loads(said.body)["ended"]
+        reply = await self._placing.end(await read_object(request), request.id)
+        if reply.status != 200:
+            return _to_response(reply)
+        ended = orjson.loads(reply.body)["ended"]
         return json_response({"status": "ok", "removed": bool(ended), "ended": ended})
 
     async def models(self, request: Request) -> Response:
@@ -230,7 +379,7 @@ class RouterRoutes:
         return json_response(self._registry.snapshot().to_json())
 
     def _accepted(self, **more: Any) -> Response:
-        """What was declared is kept before anybody hears that it was."""
+        """Answer once the declaration is on disk."""
         try:
             self._kept.write()
         except OSError as error:
@@ -244,7 +393,7 @@ class RouterRoutes:
         await asyncio.gather(*(self._placing.move(worker) for worker in workers))
         return self._accepted(workers=[worker.to_json() for worker in workers])
 
-    def _named(self, data: dict[str, Any]) -> Worker:
+    def _named(self, data: dict[str, Any]) -> WorkerRecord:
         worker_id = _optional(data, "worker_id", _WORKER_ID)
         if worker_id is None and "worker_addr" not in data:
             raise bad_request("worker_id or worker_addr is required", param="worker_id")
@@ -269,21 +418,21 @@ class RouterRoutes:
         return pairs
 
 
-def _passed_on(said: Said) -> Response:
-    return Response(said.status, said.body, content_type="application/json")
+def _to_response(reply: Fetched) -> Response:
+    return Response(reply.status, reply.body, content_type="application/json")
 
 
-def _lease(data: dict[str, Any]) -> Lease:
+def _lease(data: dict[str, Any]) -> WorkerLease:
     expected = data.get("expected", 1)
     if type(expected) is not int or expected < 1:
         raise bad_request("expected must be a whole number from 1", param="expected")
-    return Lease(
+    return WorkerLease(
         _required(data, "worker_id", _WORKER_ID),
         _address(data.get("worker_addr"), "worker_addr"),
         _required(data, "model", _MODEL_NAME),
         expected,
         data.get("external") is True,
-        _readiness(data.get("readiness")) or DEFAULT,
+        _readiness(data.get("readiness")) or DEFAULT_READINESS,
         data.get("held") is True,
     )
 
@@ -322,3 +471,40 @@ def _optional(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str 
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise bad_request(f"{name} has characters or a length that is not allowed", param=name)
     return value
+
+
+def count_workers(metrics: Metrics, registry: WorkerRegistry) -> None:
+    workers = metrics.gauge("areal_router_workers", "Data proxies, by what the router makes of them.", ("state",))
+    for state in (READY, CORDONED, DRAINING, DEAD):
+        workers.labels(state).set_function(partial(_in_state, registry, state))
+
+
+def _in_state(registry: WorkerRegistry, state: str) -> float:
+    return float(sum(worker.state == state for worker in registry.workers()))
+
+
+@contextlib.asynccontextmanager
+async def router(config: RouterConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    """The router process, wired together."""
+    service = Service("router", key=options.key, loopback=options.loopback)
+    registry = WorkerRegistry(strategy=config.strategy, readiness=Readiness(period_seconds=config.health_period))
+    kept = DeclaredFile(Path(config.state_file) if config.state_file else None, registry)
+    kept.read()
+    async with HttpClient() as http:
+        prober = Prober(registry, http, options.headers)
+        placing = SessionPlacing(registry, http, options.headers)
+        count_workers(service.metrics, registry)
+        RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing, kept).add_to(service)
+
+        @contextlib.asynccontextmanager
+        async def probing() -> AsyncIterator[None]:
+            kept.announce(service.address)
+            async with (
+                background("worker-probes", prober.run),
+                background("leases", lambda: expire_leases(registry)),
+                background("declared-file", kept.run),
+            ):
+                yield
+
+        service.add_lifespan(probing)
+        yield service

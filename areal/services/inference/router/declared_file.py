@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from areal.services.inference.router.registry import Registry
-from areal.services.web.tasks import until_beat
+from areal.services.http.tasks import until_beat
+from areal.services.inference.router.registry import WorkerRegistry
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
@@ -27,7 +27,7 @@ _LEARNING_S = 6.0  # every data proxy that lives has renewed its lease by then
 class DeclaredFile:
     """``path`` None: nothing is kept, and a router that starts is told everything."""
 
-    def __init__(self, path: Path | None, registry: Registry) -> None:
+    def __init__(self, path: Path | None, registry: WorkerRegistry) -> None:
         self._path = path
         self._registry = registry
         self._written: dict[str, Any] | None = None

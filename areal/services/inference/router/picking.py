@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from areal.services.inference.router.table import WorkerEntry
+from areal.wire.routing import WorkerEntry
 
 _BOUND = 1.25
 _SLACK_TOKENS = 2048.0

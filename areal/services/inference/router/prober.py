@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from areal.services.inference.recording.names import is_tag
-from areal.services.inference.router.health import Answer
-from areal.services.inference.router.registry import Registry, Report, Worker
-from areal.services.web.client import CallFailed, HttpClient
-from areal.services.web.tasks import until_beat
+from areal.services.http.client import CallFailed, HttpClient
+from areal.services.http.tasks import until_beat
+from areal.services.inference.recorder.session import is_tag
+from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
 
 _MOST_BYTES = 1024 * 1024
 _ASKED_AT_ONCE = 256
@@ -27,7 +26,7 @@ _NOBODY_S = 1.0  # between two looks where every worker has a lease; who registe
 class Prober:
     """Every worker has a rhythm of its own: one that answers late delays nobody else's probe."""
 
-    def __init__(self, registry: Registry, http: HttpClient, headers: Mapping[str, str]) -> None:
+    def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
         self._http = http
         self._headers = headers
@@ -40,7 +39,7 @@ class Prober:
 
     def _ask_due(self, probes: asyncio.TaskGroup) -> float:
         """Ask every worker whose time has come; in how many seconds to look again."""
-        now, next_s, due, periods = time.monotonic(), math.inf, list[Worker](), dict[str | None, float]()
+        now, next_s, due, periods = time.monotonic(), math.inf, list[WorkerRecord](), dict[str | None, float]()
         for worker in self._registry.workers():
             if worker.expires_at is not None:
                 continue
@@ -62,7 +61,7 @@ class Prober:
         took_s = time.monotonic() - now
         return max(min(next_s, _LOOK_AGAIN_S), took_s * _REST)
 
-    async def probe(self, workers: Iterable[Worker]) -> None:
+    async def probe(self, workers: Iterable[WorkerRecord]) -> None:
         """Ask these now, and wait for their answers: of thousands some at a time."""
         asked = [worker for worker in workers if worker.expires_at is None]
         for worker in asked:
@@ -80,24 +79,24 @@ class Prober:
             for worker in left:
                 worker.probed_at = -math.inf
 
-    async def _probe(self, worker: Worker) -> None:
+    async def _probe(self, worker: WorkerRecord) -> None:
         answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
         self._registry.observe(worker, answer, report)
 
-    async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, Report | None]:
+    async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, WorkerReport | None]:
         asked_at = time.monotonic()
         try:
-            said = await self._http.fetch(
+            reply = await self._http.fetch(
                 "GET", addr, "/ready", headers=self._headers, timeout_s=timeout_s, most=_MOST_BYTES
             )
         except (CallFailed, TimeoutError):
             return Answer.LOST, None
-        data = said.object()
-        answer = Answer.READY if said.status == 200 else answer_of(data)
+        data = reply.object()
+        answer = Answer.READY if reply.status == 200 else answer_of(data)
         return answer, report_of(data, asked_at)
 
 
-async def expire_leases(registry: Registry) -> None:
+async def expire_leases(registry: WorkerRegistry) -> None:
     """A router that was itself held still has heard nobody meanwhile."""
     looked = time.monotonic()
     while True:
@@ -115,7 +114,7 @@ def answer_of(data: Mapping[str, Any]) -> Answer:
     return known.get(str(data.get("status")), Answer.NOT_READY)
 
 
-def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
+def report_of(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
     def number(name: str) -> int | None:
         value = data.get(name)
         return value if isinstance(value, int) else None
@@ -128,7 +127,7 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> Report:
 
     root, adapters, fault = data.get("root"), data.get("adapters"), data.get("fault")
     engine_url = data.get("engine_url")
-    return Report(
+    return WorkerReport(
         in_flight=number("in_flight") or 0,
         in_flight_tokens=number("in_flight_tokens") or 0,
         version=number("version"),

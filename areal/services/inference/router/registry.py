@@ -1,4 +1,4 @@
-"""What the router knows: models, their workers, drains and health. No I/O; every change makes a new snapshot.
+"""The router's state: models, their workers, drains and health. No I/O; every change makes a new snapshot.
 
 A worker belongs to one model (or to none yet). ``register_model`` is declarative: it replaces a model's workers;
 a worker that stays keeps its health and its drain, and one that is removed stays out, whatever it says itself. A data
@@ -14,18 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
-from areal.services.inference.router.health import DEFAULT, Answer, Health, Readiness
-from areal.services.inference.router.table import (
+from areal.wire.routing import (
     CORDONED,
     DEAD,
+    DEFAULT_READINESS,
     DRAINING,
     READY,
     Changes,
-    Limits,
+    GatewayLimits,
     ModelEntry,
+    Readiness,
     Snapshot,
     WorkerEntry,
 )
@@ -35,8 +37,50 @@ _CHANGES_KEPT = 50_000
 _RENEWALS_PER_S = 500.0  # of all workers together
 
 
+# Health with hysteresis: one lost probe is noise, some in a row are a death, some answers in a row a recovery. A worker
+# that itself answers "not ready" is believed at once; one that was never ready becomes so at its first good answer.
+
+
+class Answer(Enum):
+    """What one probe found."""
+
+    READY = "ready"
+    DRAINING = "draining"  # the worker says so: it was told to stop
+    NOT_READY = "not ready"  # the worker says so
+    LOST = "lost"  # no answer in time, or none at all
+
+
 @dataclass(frozen=True)
-class Report:
+class WorkerHealth:
+    healthy: bool = False
+    leaving: bool = False
+    failures: int = 0
+    successes: int = 0
+    seen: bool = False
+    was_healthy: bool = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Some more answers decide whether it is dead, or back."""
+        return self.failures > 0 if self.healthy else self.successes > 0
+
+    def after(self, answer: Answer, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:
+        if answer is Answer.READY:
+            successes = self.successes + 1
+            up = self.healthy or not self.was_healthy or successes >= rules.success_threshold
+            return WorkerHealth(healthy=up, successes=successes, seen=True, was_healthy=up or self.was_healthy)
+        if answer is Answer.DRAINING:
+            return WorkerHealth(healthy=True, leaving=True, seen=True, was_healthy=True)
+        if answer is Answer.NOT_READY:
+            return WorkerHealth(False, failures=rules.failure_threshold, seen=True, was_healthy=self.was_healthy)
+        failures = self.failures + 1
+        return replace(
+            self, healthy=self.healthy and failures < rules.failure_threshold, failures=failures, successes=0
+        )
+
+
+@dataclass(frozen=True)
+class WorkerReport:
     """What a worker said of itself at the last probe, which was sent at ``asked_at`` (monotonic).
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
@@ -60,15 +104,15 @@ class Report:
 
 
 @dataclass
-class Worker:
+class WorkerRecord:
     id: str
     addr: str
     model: str | None = None
     drained: bool = False
     stopping: bool = False  # drained because it is about to be stopped: its sessions wait for its successor
     cordoned: bool = False
-    health: Health = field(default_factory=Health)
-    report: Report = field(default_factory=Report)
+    health: WorkerHealth = field(default_factory=WorkerHealth)
+    report: WorkerReport = field(default_factory=WorkerReport)
     probed_at: float = -1e9  # monotonic: when it was last asked
     expires_at: float | None = None  # monotonic: its lease's end; None: it has none, and is probed
     granted_s: float = math.inf  # how long its lease was
@@ -112,7 +156,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Lease:
+class WorkerLease:
     """How a data proxy registers itself. ``expected``, ``external`` and ``readiness`` count until somebody declares the
     model. ``held``: it gets no calls until it is declared."""
 
@@ -121,7 +165,7 @@ class Lease:
     model: str
     expected: int = 1
     external: bool = False
-    readiness: Readiness = DEFAULT
+    readiness: Readiness = DEFAULT_READINESS
     held: bool = False
 
 
@@ -139,10 +183,10 @@ class _Model:
     journals_due: bool = False  # some worker told others than before
 
 
-class Registry:
+class WorkerRegistry:
     """Mutable, and only changed from the event loop. ``on_change`` is called after every change."""
 
-    def __init__(self, *, strategy: str = "auto", readiness: Readiness = DEFAULT) -> None:
+    def __init__(self, *, strategy: str = "auto", readiness: Readiness = DEFAULT_READINESS) -> None:
         self.epoch = secrets.token_hex(8)
         self.serial = 0
         self.synced = False
@@ -152,17 +196,17 @@ class Registry:
         self._readiness = readiness  # of models that do not say
         self.on_change: Callable[[], None] = lambda: None
         self._models: dict[str, _Model] = {}
-        self._workers: dict[str, Worker] = {}
-        self._members: dict[str | None, dict[str, Worker]] = {}  # the same, by model
-        self._by_addr: dict[str, dict[str, Worker]] = {}  # the same, by address
+        self._workers: dict[str, WorkerRecord] = {}
+        self._members: dict[str | None, dict[str, WorkerRecord]] = {}  # the same, by model
+        self._by_addr: dict[str, dict[str, WorkerRecord]] = {}  # the same, by address
         self._changes: deque[tuple[int, str | None, str]] = deque(maxlen=_CHANGES_KEPT)  # serial, model, worker
         self._whole_at = 0  # the serial of the last change that was more than some workers'
         self._removed: dict[str, None] = {}  # ids of removed workers: their leases do not bring them back
 
-    def workers(self, model: str | None = None) -> list[Worker]:
+    def workers(self, model: str | None = None) -> list[WorkerRecord]:
         return list((self._workers if model is None else self._members.get(model, {})).values())
 
-    def readiness(self, worker: Worker) -> Readiness:
+    def readiness(self, worker: WorkerRecord) -> Readiness:
         """How this worker is probed."""
         model = self._models.get(worker.model) if worker.model is not None else None
         return model.readiness if model is not None else self._readiness
@@ -170,12 +214,12 @@ class Registry:
     def has_model(self, name: str) -> bool:
         return name in self._models
 
-    def find(self, *, worker_id: str | None = None, addr: str | None = None) -> Worker | None:
+    def find(self, *, worker_id: str | None = None, addr: str | None = None) -> WorkerRecord | None:
         if worker_id is not None:
             return self._workers.get(worker_id)
         return next(iter(self._by_addr.get(addr or "", {}).values()), None)
 
-    def register(self, worker_id: str | None, addr: str, model: str | None) -> Worker:
+    def register(self, worker_id: str | None, addr: str, model: str | None) -> WorkerRecord:
         """Add one worker, or move it. The same id with another address is the replica's successor."""
         known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
         former = known.model if known is not None else None
@@ -186,19 +230,19 @@ class Registry:
         self._changed(worker if former in (None, model) else None)
         return worker
 
-    def unregister(self, worker: Worker) -> None:
+    def unregister(self, worker: WorkerRecord) -> None:
         self._remove(worker)
         self._changed(worker)
 
-    def _remove(self, worker: Worker) -> None:
+    def _remove(self, worker: WorkerRecord) -> None:
         self._drop(worker)
         if worker.expires_at is not None:
             self._removed[worker.id] = None
             if len(self._removed) > _REMOVED_KEPT:
                 del self._removed[next(iter(self._removed))]
 
-    def renew(self, lease: Lease, answer: Answer, report: Report, now: float) -> Worker | None:
-        """A data proxy says that it is there, and how it is. None: it was removed, and stays out."""
+    def renew(self, lease: WorkerLease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
+        """Register a data proxy, or renew its lease, with its present state. None: it was removed, and stays out."""
         if lease.worker_id in self._removed:
             return None
         worker = self._workers.get(lease.worker_id)
@@ -210,7 +254,7 @@ class Registry:
         self._publish(worker)
         return worker
 
-    def _join(self, lease: Lease, former: Worker | None) -> Worker:
+    def _join(self, lease: WorkerLease, former: WorkerRecord | None) -> WorkerRecord:
         if (model := self._models.get(lease.model)) is None:
             created = int(time.time())
             self._models[lease.model] = _Model(lease.expected, lease.external, created, lease.readiness, withheld=True)
@@ -228,7 +272,7 @@ class Registry:
         self._changed(worker if was in (None, lease.model) else None)
         return worker
 
-    def _publish(self, worker: Worker) -> None:
+    def _publish(self, worker: WorkerRecord) -> None:
         """Nothing is counted before as many were ready as there have to be."""
         name = str(worker.model)
         model = self._models[name]
@@ -247,19 +291,19 @@ class Registry:
             model.withheld = False
             self._changed()
 
-    def renew_s(self, worker: Worker) -> float:
+    def renew_s(self, worker: WorkerRecord) -> float:
         """How often it has to renew its lease: more seldom the more there are, so that we keep up with all, but as
         often as its model says while it is in doubt."""
         period_s = self.readiness(worker).period_seconds
         return period_s if worker.health.in_doubt else max(period_s, len(self._workers) / _RENEWALS_PER_S)
 
-    def lease_s(self, worker: Worker) -> float:
+    def lease_s(self, worker: WorkerRecord) -> float:
         rules = self.readiness(worker)
         return self.renew_s(worker) * rules.failure_threshold + rules.timeout_seconds
 
     def expire(self, now: float) -> None:
-        """Who has not renewed its lease is dead. Where many have joined since it did, it waited for them: it has as
-        long as they have."""
+        """Mark workers dead whose lease has run out. Where many have joined since a renewal, its lease is as long as
+        theirs."""
         for worker in self._workers.values():
             if worker.expires_at is None or worker.expires_at >= now or not worker.health.healthy:
                 continue
@@ -268,7 +312,7 @@ class Registry:
                 self._changed(worker)
 
     def extend(self, seconds: float) -> None:
-        """We have heard nobody for so long, and know of nobody whether that was its fault."""
+        """Prolong every lease: the router itself was stopped for so long and could hear nobody."""
         for worker in self._workers.values():
             if worker.expires_at is not None:
                 worker.expires_at += seconds
@@ -308,12 +352,12 @@ class Registry:
         self._changed()
         return True
 
-    def set_drained(self, worker: Worker, drained: bool, *, stopping: bool = False) -> None:
+    def set_drained(self, worker: WorkerRecord, drained: bool, *, stopping: bool = False) -> None:
         if (worker.drained, worker.stopping) != (drained, stopping):
             worker.drained, worker.stopping = drained, stopping
             self._changed(worker)
 
-    def observe(self, worker: Worker, answer: Answer, report: Report | None) -> None:
+    def observe(self, worker: WorkerRecord, answer: Answer, report: WorkerReport | None) -> None:
         """One probe's finding. Load alone is no change of the table: relays count their own."""
         before = worker.public
         worker.health = worker.health.after(answer, self.readiness(worker))
@@ -353,7 +397,7 @@ class Registry:
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
         """Raises ValueError for a limit that is none."""
-        Limits().updated(limits)
+        GatewayLimits().updated(limits)
         updated = {**self.limits, **limits}
         if (strategy or self.strategy, updated) != (self.strategy, self.limits):
             self.strategy, self.limits = strategy or self.strategy, updated
@@ -459,7 +503,7 @@ class Registry:
     def restore(self, declared: Mapping[str, Any], now: float) -> None:
         """The inverse of ``declared``: what it says is all that there is. Raises ValueError, KeyError, TypeError; then
         nothing has changed."""
-        Limits().updated(declared["limits"])
+        GatewayLimits().updated(declared["limits"])
         models = {
             str(name): _Model(
                 int(told["expected"]),
@@ -473,7 +517,7 @@ class Registry:
         }
         workers = {}
         for told in declared["workers"]:
-            worker = Worker(str(told["id"]), worker_base_url(told["addr"]), told["model"])
+            worker = WorkerRecord(str(told["id"]), worker_base_url(told["addr"]), told["model"])
             worker.drained, worker.cordoned = bool(told["drained"]), bool(told["cordoned"])
             worker.stopping = bool(told.get("stopping"))
             worker.expires_at = now if told["leased"] else None
@@ -486,25 +530,25 @@ class Registry:
         self.synced = True
         self._changed()
 
-    def _place(self, worker_id: str, addr: str, model: str | None) -> Worker:
+    def _place(self, worker_id: str, addr: str, model: str | None) -> WorkerRecord:
         worker = self._workers.get(worker_id)
         if worker is not None and (worker.addr, worker.model) == (addr, model):
             return worker
         if worker is not None:
             self._drop(worker)
         if worker is None or worker.addr != addr:
-            worker = Worker(worker_id, addr)
+            worker = WorkerRecord(worker_id, addr)
         worker.model = model
         self._keep(worker)
         return worker
 
-    def _keep(self, worker: Worker) -> None:
+    def _keep(self, worker: WorkerRecord) -> None:
         self._workers[worker.id] = worker
         self._members.setdefault(worker.model, {})[worker.id] = worker
         self._by_addr.setdefault(worker.addr, {})[worker.id] = worker
         self._journals_changed(worker.model)
 
-    def _drop(self, worker: Worker) -> None:
+    def _drop(self, worker: WorkerRecord) -> None:
         self._note_journals(worker.model)
         del self._workers[worker.id]
         for index, key in ((self._members, worker.model), (self._by_addr, worker.addr)):
@@ -513,7 +557,7 @@ class Registry:
                 del index[key]  # type: ignore[arg-type]
         self._journals_changed(worker.model)
 
-    def _changed(self, worker: Worker | None = None) -> None:
+    def _changed(self, worker: WorkerRecord | None = None) -> None:
         """``worker``: nothing else has."""
         self.serial += 1
         if worker is None:
@@ -535,7 +579,7 @@ def worker_base_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _adapters(ready: Sequence[Worker]) -> tuple[str, ...]:
+def _adapters(ready: Sequence[WorkerRecord]) -> tuple[str, ...]:
     """Those that every ready worker serves: a call that names one may go to any of them."""
     shared = set(ready[0].report.adapters).intersection(*(worker.report.adapters for worker in ready)) if ready else ()
     return tuple(sorted(shared))

@@ -1,29 +1,43 @@
-"""``FSDPEngine``: forward passes, and updates normalised over all micro-batches and ranks.
+"""``FSDPEngine``: forward passes, updates normalized over all micro-batches and ranks, weights and checkpoints.
 
-The engine alone owns normalisation: a loss function returns the mean over its micro-batch, a weight function how much
-that mean counts (tokens, sequences, pairs), and every micro-batch contributes ``mean * weight / total weight``. FSDP
-averages gradients over ranks, hence the factor of their number. So 1 rank and N ranks, one micro-batch and many, give
-the same gradient.
+FSDP averages gradients over ranks, hence the factor of their number in ``_backward``. Checkpoints are written by
+torch.distributed.checkpoint: each rank's shards, which any number of ranks reads back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
+from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, Update, WeightFn
 from areal.errors import UsageFault
 from areal.training.data.batches import Batch, lengths, moved, rows, select
-from areal.training.data.packed_rows import Cost, PackedRows, pack
-from areal.training.data.packing import MicroBatches, micro_batches
-from areal.training.engines.fsdp.model import compute_dtype, cost_of, load_model, set_training, sharded
-from areal.training.engines.fsdp.optimizer import clipped_norm, make_optimizer, set_learning_rate
-from areal.training.failures import NonFinite
+from areal.training.data.packing import Cost, MicroBatches, PackedRows, micro_batches, pack
+from areal.training.engines.fsdp.model import (
+    clipped_norm,
+    cost_of,
+    dtype_named,
+    load_model,
+    make_optimizer,
+    set_learning_rate,
+    set_training,
+    sharded,
+)
 from areal.training.ranks import Ranks
+from areal.training.run_folder import copy_missing
 
 if TYPE_CHECKING:
     from areal.api.cli_args import MicroBatchSpec, TrainEngineConfig
@@ -31,28 +45,18 @@ if TYPE_CHECKING:
 # On a CPU a large micro-batch is no faster than a few, which have rows of like length together and less padding.
 _CPU_TOKENS = 2048
 
-LossFn = Callable[[Tensor, Batch], Tensor]
-WeightFn = Callable[[Batch], Tensor]
-
-
-@dataclass(frozen=True)
-class Update:
-    """One optimizer step: ``loss`` is the mean over all micro-batches of all ranks."""
-
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    micro_batches: int
+_COUNTERS = "engine"
+_TORCH_WRITERS = ("inline_container", "PytorchStreamWriter")
 
 
 @dataclass
 class FSDPEngine:
-    """One model on the ranks of a run. ``total_steps`` is the number of updates that the schedule spans."""
+    """See ``areal.api.engine_api.TrainEngine``."""
 
     config: TrainEngineConfig
     ranks: Ranks
     total_steps: int = 1
-    steps: int = 0  # updates done, restored from a checkpoint
+    steps: int = 0
     version: int = 0
     model: torch.nn.Module = field(init=False)
     optimizer: torch.optim.Optimizer | None = field(init=False, default=None)
@@ -65,6 +69,18 @@ class FSDPEngine:
         if self.config.optimizer is not None:
             self.optimizer = make_optimizer(self.model, self.config.optimizer)
         self._leave_evaluation()
+
+    @property
+    def is_trained(self) -> bool:
+        return self.optimizer is not None
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.vocab_size)  # type: ignore[arg-type, union-attr]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_named(self.config.dtype)
 
     # -- forward
 
@@ -89,7 +105,6 @@ class FSDPEngine:
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
-        """``of(outputs, micro-batch)`` [b, T] or [b] for every row of ``batch``, in its order, padded with zeros."""
         parts, results = self._cut(batch), []
         with self._evaluating():
             for part, real in parts:
@@ -99,10 +114,14 @@ class FSDPEngine:
                     results.append((part, result))
         return _in_order(results, batch)
 
+    @torch.no_grad()
+    def next_token_logprobs(self, input_ids: Tensor) -> Tensor:
+        ids = input_ids[None].to(self.ranks.device)
+        return torch.log_softmax(self.outputs({"input_ids": ids})[0, -1].float(), -1).cpu()
+
     # -- updates
 
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
-        """One optimizer step over this rank's ``batch``. Raises NonFinite before the step, changing nothing."""
         if self.optimizer is None or self.config.optimizer is None:
             raise UsageFault(
                 f"the model {self.config.path} is to be trained, and its optimizer is null",
@@ -112,13 +131,13 @@ class FSDPEngine:
         self.optimizer.zero_grad(set_to_none=True)
         micros = [(*self._micro(batch, part), real) for part, real in self._cut(batch)]
         weights = [loss_weight_fn(micro).double() * real for micro, _, real in micros]
-        total = self.ranks.summed(torch.stack(weights).sum()).clamp(min=1e-12)
+        total = self.ranks.all_sum(torch.stack(weights).sum()).clamp(min=1e-12)
         losses = [
             self._backward(micro, packed, loss_fn, weight / total, last=number == len(micros) - 1)
             for number, ((micro, packed, _), weight) in enumerate(zip(micros, weights, strict=True))
         ]
         norm = clipped_norm(self.optimizer, self.config.optimizer.gradient_clipping)
-        loss = self.ranks.summed(torch.stack(losses).sum())
+        loss = self.ranks.all_sum(torch.stack(losses).sum())
         self._refuse_non_finite(loss, norm)
         self.optimizer.step()
         self.steps += 1
@@ -129,7 +148,7 @@ class FSDPEngine:
     ) -> Tensor:
         """Add this micro-batch's gradient; its part of the whole loss. A share of 0 still runs both passes: the other
         ranks' collectives wait for them."""
-        with self._synchronised(last):
+        with self._synchronized(last):
             loss = loss_fn(self.outputs(micro, packed), micro)
             part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
             (part * self.ranks.size).float().backward()  # type: ignore[no-untyped-call]
@@ -137,14 +156,13 @@ class FSDPEngine:
 
     @torch.no_grad()
     def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
-        """The loss as ``train_batch`` would have it, over all ranks."""
         parts: list[Tensor] = []
         with self._evaluating():
             for part, real in self._cut(batch):
                 micro, packed = self._micro(batch, part)
                 weight = loss_weight_fn(micro).double() * real
                 parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
-        weighted, total = self.ranks.summed(torch.stack(parts).sum(0))
+        weighted, total = self.ranks.all_sum(torch.stack(parts).sum(0))
         return float(weighted / total.clamp(min=1e-12))
 
     def _refuse_non_finite(self, loss: Tensor, norm: Tensor) -> None:
@@ -155,7 +173,91 @@ class FSDPEngine:
                 hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
             )
 
-    # -- how
+    # -- weights
+
+    def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        model = _base(self.model)
+        tied = bool(getattr(model.config, "tie_word_embeddings", False))
+        merged = _merged_adapters(model) if self.config.use_lora else {}
+        for name, tensor in model.state_dict().items():
+            plain = name.replace(".base_layer.", ".")
+            if ".lora_" in name or (tied and plain == "lm_head.weight"):
+                continue
+            whole = _gathered(tensor)
+            if plain in merged:
+                whole = whole + merged[plain].to(whole.dtype)
+            yield plain, whole.detach().to(dtype) if dtype is not None else whole.detach()
+
+    def save_model(self, folder: Path, tokenizer: str = "") -> None:
+        weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}
+        if not self.ranks.is_first:
+            return
+        partial = folder.with_name(f"{folder.name}.tmp")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            self._write_model(weights, partial, tokenizer)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # what is half written may be what fills the disk
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+    def _write_model(self, weights: dict[str, Tensor], folder: Path, tokenizer: str) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True)
+        model = _base(self.model)
+        try:
+            save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error), str(folder)) from error
+        model.config.save_pretrained(folder)
+        if (generation := getattr(model, "generation_config", None)) is not None:
+            generation.save_pretrained(folder)
+        if tokenizer:
+            copy_missing(tokenizer, folder)
+
+    # -- checkpoints
+
+    def save_checkpoint(self, folder: Path) -> None:
+        try:
+            with _no_process_group_expected():
+                save(self._state(), checkpoint_id=folder, no_dist=self.ranks.group is None)
+        except CheckpointException as error:
+            refused = next(filter(None, (_disk_error(cause) for cause, _ in error.failures.values())), None)
+            if refused is None:
+                raise
+            raise refused from None  # one sentence for whoever runs out of space, not the stacks of all ranks
+
+    def load_checkpoint(self, folder: Path) -> None:
+        state = self._state()
+        try:
+            with _no_process_group_expected():
+                load(state, checkpoint_id=folder, no_dist=self.ranks.group is None)
+        except CheckpointException as error:
+            failure = next((cause for cause, _ in error.failures.values()), error)
+            raise CheckpointUnreadable(f"{type(failure).__name__}: {failure}") from error
+        set_state_dict(
+            self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state.get("optim", {})
+        )
+        counters = state[_COUNTERS]
+        self.steps, self.version = int(counters["steps"]), int(counters["version"])
+        torch.set_rng_state(counters["random"].cpu())  # the ranks of a run draw alike
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self._optimizers())
+        counters = {
+            "steps": torch.tensor(self.steps),
+            "version": torch.tensor(self.version),
+            "random": torch.get_rng_state(),
+        }
+        return {"model": model, _COUNTERS: counters} | ({"optim": optimizer} if self.is_trained else {})
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [] if self.optimizer is None else [self.optimizer]
+
+    # -- micro-batches and modes
 
     def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
         """Rows of each micro-batch, and whether it counts: a rank with fewer than the others repeats its first
@@ -164,19 +266,18 @@ class FSDPEngine:
         how = cut_of(spec, _CPU_TOKENS if self.ranks.device.type == "cpu" else None)
         sizes = lengths(batch)
         mine = micro_batches(sizes, how)
-        most = self.ranks.largest(len(mine))
+        most = self.ranks.all_max(len(mine))
         if most > len(mine):
             mine = micro_batches(sizes, how, at_least=most)
         return [(part, True) for part in mine] + [(list(range(spec.granularity)), False)] * (most - len(mine))
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        dtype = compute_dtype(self.config)
-        if self.ranks.group is not None or dtype == torch.float32:
+        if self.ranks.group is not None or self.dtype == torch.float32:
             return contextlib.nullcontext()  # FSDP's own policy casts
-        return torch.autocast(self.ranks.device.type, dtype=dtype)
+        return torch.autocast(self.ranks.device.type, dtype=self.dtype)
 
     @contextlib.contextmanager
-    def _synchronised(self, last: bool) -> Iterator[None]:
+    def _synchronized(self, last: bool) -> Iterator[None]:
         """Gradients travel with the last micro-batch only."""
         if self.ranks.group is not None:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
@@ -224,3 +325,47 @@ def _in_order(results: Sequence[tuple[list[int], Tensor]], batch: Mapping[str, T
         else:
             whole[part] = result
     return whole
+
+
+def _base(model: nn.Module) -> Any:
+    """The Hugging Face model under the adapters."""
+    peeled = getattr(model, "get_base_model", None)
+    return peeled() if peeled is not None else model
+
+
+def _gathered(tensor: Tensor) -> Tensor:
+    """A sharded tensor whole, on every rank."""
+    full = getattr(tensor, "full_tensor", None)
+    whole: Tensor = full() if full is not None else tensor
+    return whole
+
+
+def _merged_adapters(model: nn.Module) -> dict[str, Tensor]:
+    """Weight name -> B A * scale, for every adapted layer."""
+    deltas: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        get_delta = getattr(module, "get_delta_weight", None)
+        if get_delta is not None:
+            for adapter in module.active_adapters:
+                deltas[f"{name}.weight"] = _gathered(get_delta(adapter).detach())
+    return deltas
+
+
+@contextlib.contextmanager
+def _no_process_group_expected() -> Iterator[None]:
+    """torch warns that a run of one process has no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield
+
+
+def _disk_error(error: BaseException) -> OSError | None:
+    """The OSError behind a failed write. On a full disk torch's writer of archives complains of its own position."""
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, OSError):
+            return reason
+        reason = reason.__cause__ or reason.__context__
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in _TORCH_WRITERS):
+        return OSError(errno.EIO, f"a file could not be written whole ({error})")  # of another rank: without its cause
+    return None

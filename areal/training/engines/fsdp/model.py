@@ -1,4 +1,4 @@
-"""Load a Hugging Face model as it is trained: dtype, adapters, checkpointed activations, shards."""
+"""A Hugging Face model as it is trained: dtype, adapters, checkpointed activations, shards; and its optimizer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from areal.errors import NotFound, UsageFault
 from areal.hub import model_folder
 from areal.installation import install_command
 from areal.resources.suggest import did_you_mean
-from areal.training.data.packed_rows import Cost
+from areal.training.data.packing import Cost
 from areal.training.ranks import Ranks
+from areal.training.schedules import learning_rate_factor
 
 if TYPE_CHECKING:
-    from areal.api.cli_args import TrainEngineConfig
+    from areal.api.cli_args import OptimizerConfig, TrainEngineConfig
 
 _log = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -38,7 +39,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.is_critic:
         about.num_labels = 1
     settings = _attention(config.attn_impl)
-    dtype = _dtype(config.optimizer_dtype)
+    dtype = dtype_named(config.optimizer_dtype)
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
     else:
@@ -79,7 +80,9 @@ def sharded(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Mod
 
     mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("dp_shard",))
     policy = MixedPrecisionPolicy(
-        param_dtype=_dtype(config.dtype), reduce_dtype=_dtype(config.grad_reduce_dtype), cast_forward_inputs=False
+        param_dtype=dtype_named(config.dtype),
+        reduce_dtype=dtype_named(config.grad_reduce_dtype),
+        cast_forward_inputs=False,
     )
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -121,10 +124,6 @@ def cost_of(model: nn.Module) -> Cost | None:
         return None
     pair = 2 * int(about.num_hidden_layers) * int(about.hidden_size)
     return Cost(token=sum(parameter.numel() for parameter in model.parameters()), pair=pair)
-
-
-def compute_dtype(config: TrainEngineConfig) -> torch.dtype:
-    return _dtype(config.dtype)
 
 
 def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
@@ -171,8 +170,50 @@ def _about(loader: Any, path: str) -> Any:
         raise NotFound(f"{path} is no model: {str(error).splitlines()[0]}") from error
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
     try:
         return DTYPES[name]
     except KeyError:
         raise UsageFault(f"unknown dtype {name!r}: it is one of {', '.join(DTYPES)}") from None
+
+
+# -- optimizer
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Vectors (norms, biases) are not decayed."""
+    if config.type not in ("adam", "adamw", "sgd"):
+        raise UsageFault(f"unknown optimizer {config.type!r}: it is one of adam, adamw, sgd")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.type == "sgd":
+        return torch.optim.SGD(groups, lr=config.lr)
+    betas, fused = (config.beta1, config.beta2), all(parameter.is_floating_point() for parameter in trained)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """For the update number ``step``, from 0."""
+    factor = learning_rate_factor(
+        step,
+        total_steps=total_steps,
+        warmup_proportion=config.warmup_steps_proportion,
+        shape=config.lr_scheduler_type,
+        min_ratio=config.min_lr_ratio,
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr * factor
+    return config.lr * factor
+
+
+def clipped_norm(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
+    """Scale the gradients to a norm of at most ``most``; the norm as it was, over all ranks, as a scalar tensor."""
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    norm = torch.nn.utils.clip_grad_norm_(trained, most if most > 0 else float("inf"))
+    full = getattr(norm, "full_tensor", None)
+    whole: Tensor = full() if full is not None else norm
+    return whole

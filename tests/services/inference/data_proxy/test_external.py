@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.errors import UsageFault
-from areal.services.inference.data_proxy.options import external_url
+from areal.resources.addresses import UrlError, parse_external_url
 from tests.services.inference.houses import CHAT, House
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
@@ -95,7 +94,7 @@ def test_external_api_that_does_not_answer_is_503(processes: Processes) -> None:
     ],
 )
 def test_external_url_is_the_apis_base(given: str, used: str) -> None:
-    assert external_url(given).text == used
+    assert parse_external_url(given).text == used
 
 
 @pytest.mark.parametrize(
@@ -106,5 +105,5 @@ def test_external_url_is_the_apis_base(given: str, used: str) -> None:
     ],
 )
 def test_external_url_that_is_none_or_reaches_metadata_is_refused(url: str) -> None:
-    with pytest.raises(UsageFault):
-        external_url(url)
+    with pytest.raises(UrlError):
+        parse_external_url(url)

@@ -11,10 +11,9 @@ from typing import Any, TypeVar, cast
 import aiohttp
 import pytest
 
-from areal.resources.external_url import parse_external_url
-from areal.services.inference.engines.clients.dialect import Dialect
-from areal.services.inference.engines.clients.external import ANTHROPIC_VERSION, ExternalApi, Redirected
-from areal.services.inference.engines.clients.outside import open_outside
+from areal.resources.addresses import parse_external_url
+from areal.services.inference.engines.base import Dialect
+from areal.services.inference.engines.external import ANTHROPIC_VERSION, ExternalApi, Redirected, open_outside
 from tests.services.inference.houses import CHAT, later
 from tests.services.processes import Answer, Process, Processes
 from tests.services.scripted_api import ScriptedApi, scripted_api

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from areal.services.http.client import HttpClient, Window
+from areal.services.inference.engines import TOKEN_ENGINES, open_engine, transport
 from areal.services.inference.engines.base import (
     EngineCall,
     EngineDelta,
@@ -15,15 +17,13 @@ from areal.services.inference.engines.base import (
     EngineRefused,
     EngineUnavailable,
     FinishReason,
-    Sampling,
     TokenEngine,
 )
-from areal.services.inference.engines.clients import TOKEN_ENGINES, open_engine, transport
-from areal.services.web.client import HttpClient, Window
+from areal.wire.sampling import SamplingParams
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 CALL = EngineCall(
-    "call-1", ((1, 2, 3),), Sampling(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2)
+    "call-1", ((1, 2, 3),), SamplingParams(max_new_tokens=4, temperature=0.5, stop_token_ids=(9,), top_logprobs=2)
 )
 PATHS = {"embedded": "POST /generate", "vllm": "POST /v1/completions", "sglang": "POST /generate"}
 VLLM_MODELS = (200, {"data": [{"id": "/models/tiny", "max_model_len": 77}]})
@@ -105,7 +105,7 @@ async def test_vllm_tokens_that_came_before_an_update_have_the_version_of_before
         {"choices": [_vllm_choice([9], finish="stop")]},
         "[DONE]",
     ]
-    pouring = asyncio.create_task(client.pour(CALL, sink, lambda flow: None), name="pour")
+    pouring = asyncio.create_task(client.stream_to(CALL, sink, lambda flow: None), name="pour")
     async with asyncio.timeout(10):
         await second.wait()
         await client.set_version(3)
@@ -183,7 +183,7 @@ async def test_sglang_does_not_promise_a_seed_and_aborts_by_id(http: HttpClient,
 
 async def test_response_format_reaches_the_engines_that_have_it(http: HttpClient, api: ScriptedApi) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}
-    call = EngineCall("c", ((1,),), Sampling(), response_format=wanted)
+    call = EngineCall("c", ((1,),), SamplingParams(), response_format=wanted)
     api.replies["POST /generate"] = api.replies["POST /v1/completions"] = ["[DONE]"]
     await collect(await engine("sglang", http, api.url), call)
     assert api.bodies("POST /generate")[-1]["sampling_params"]["json_schema"] == '{"type":"array"}'
@@ -232,5 +232,5 @@ async def test_engine_is_called_with_our_key(http: HttpClient, api: ScriptedApi,
 
 
 def test_sampling_on_the_wire_is_only_what_differs() -> None:
-    assert Sampling().changed() == {}
-    assert Sampling(seed=0, n=2).changed() == {"seed": 0, "n": 2}
+    assert SamplingParams().changed() == {}
+    assert SamplingParams(seed=0, n=2).changed() == {"seed": 0, "n": 2}

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.engines.base import EngineDelta, EngineFailed, FinishReason
-from areal.services.inference.engines.clients.deltas import JsonEvents, JsonLines, check_event, merged
-from areal.services.inference.engines.clients.embedded import read_delta
+from areal.services.inference.engines.embedded_client import read_delta
+from areal.services.inference.engines.transport import JsonEvents, JsonLines, check_event, merged
 
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 99), min_size=1, max_size=3)), max_size=12)
 CUTS = st.lists(st.integers(0, 2000), max_size=8)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.router.health import DEFAULT, Answer, Health, Readiness
+from areal.services.inference.router.registry import Answer, WorkerHealth
+from areal.wire.routing import DEFAULT_READINESS, Readiness
 
 
-def after(*answers: Answer) -> Health:
-    return reduce(Health.after, answers, Health())
+def after(*answers: Answer) -> WorkerHealth:
+    return reduce(WorkerHealth.after, answers, WorkerHealth())
 
 
 def test_worker_never_seen_is_not_healthy_and_becomes_so_at_its_first_answer() -> None:
@@ -20,16 +21,16 @@ def test_worker_never_seen_is_not_healthy_and_becomes_so_at_its_first_answer() -
 
 
 def test_one_lost_probe_is_noise_and_three_in_a_row_are_a_death() -> None:
-    assert after(Answer.READY, *[Answer.LOST] * (DEFAULT.failure_threshold - 1)).healthy
-    assert not after(Answer.READY, *[Answer.LOST] * DEFAULT.failure_threshold).healthy
+    assert after(Answer.READY, *[Answer.LOST] * (DEFAULT_READINESS.failure_threshold - 1)).healthy
+    assert not after(Answer.READY, *[Answer.LOST] * DEFAULT_READINESS.failure_threshold).healthy
     assert after(Answer.READY, Answer.LOST, Answer.LOST, Answer.READY, Answer.LOST, Answer.LOST).healthy
 
 
 def test_dead_worker_needs_two_good_answers_in_a_row() -> None:
-    dead = after(Answer.READY, *[Answer.LOST] * DEFAULT.failure_threshold)
+    dead = after(Answer.READY, *[Answer.LOST] * DEFAULT_READINESS.failure_threshold)
     assert not dead.after(Answer.READY).healthy
     assert not dead.after(Answer.READY).after(Answer.LOST).after(Answer.READY).healthy
-    assert reduce(Health.after, [Answer.READY] * DEFAULT.success_threshold, dead).healthy
+    assert reduce(WorkerHealth.after, [Answer.READY] * DEFAULT_READINESS.success_threshold, dead).healthy
 
 
 def test_worker_that_says_it_is_not_ready_is_believed_at_once() -> None:
@@ -67,7 +68,7 @@ def test_readiness_that_is_none_is_refused_by_name(given: dict[str, object]) -> 
 
 @given(st.lists(st.sampled_from(Answer)))
 def test_health_never_turns_on_an_answer_that_says_the_opposite(answers: list[Answer]) -> None:
-    health = Health()
+    health = WorkerHealth()
     for answer in answers:
         before, health = health, health.after(answer)
         if answer in (Answer.LOST, Answer.NOT_READY):

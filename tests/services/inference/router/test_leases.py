@@ -10,22 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.router.declared_file import DeclaredFile
-from areal.services.inference.router.health import Answer
-from areal.services.inference.router.registry import Lease, Registry, Report, Worker
-from areal.services.inference.router.table import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
+from areal.services.inference.router.registry import Answer, WorkerLease, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
 
 
-def renewed(registry: Registry, number: int, answer: Answer = Answer.READY, now: float = 0.0, **more: object) -> bool:
-    lease = Lease(f"w{number}", f"http://h:{number + 1}", "m", **more)  # type: ignore[arg-type]
-    return registry.renew(lease, answer, Report(journals=(f"tag{number}",)), now) is not None
+def renewed(
+    registry: WorkerRegistry, number: int, answer: Answer = Answer.READY, now: float = 0.0, **more: object
+) -> bool:
+    lease = WorkerLease(f"w{number}", f"http://h:{number + 1}", "m", **more)  # type: ignore[arg-type]
+    return registry.renew(lease, answer, WorkerReport(journals=(f"tag{number}",)), now) is not None
 
 
-def states(registry: Registry) -> dict[str, str]:
+def states(registry: WorkerRegistry) -> dict[str, str]:
     return {worker.id: worker.state for worker in registry.workers()}
 
 
 def test_pool_is_published_when_all_that_it_expects_were_ready_and_stays_so() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renewed(registry, 0, expected=2)
     renewed(registry, 1, Answer.NOT_READY, expected=2)
     assert not registry.snapshot().models["m"].published
@@ -36,7 +37,7 @@ def test_pool_is_published_when_all_that_it_expects_were_ready_and_stays_so() ->
 
 
 def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renewed(registry, 0)
     registry.expire(4.9)
     assert states(registry) == {"w0": READY}
@@ -48,7 +49,7 @@ def test_worker_whose_lease_runs_out_is_dead_and_is_back_with_its_next_one() -> 
 
 
 def test_worker_that_joined_first_has_as_long_as_those_that_it_waits_for() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     for number in range(2_000):
         renewed(registry, number, expected=2_000)
     registry.expire(5.1)  # as long as the first ones' leases were when they joined
@@ -59,7 +60,7 @@ def test_worker_that_joined_first_has_as_long_as_those_that_it_waits_for() -> No
 
 
 def test_worker_that_is_coming_back_is_heard_soon_however_many_there_are() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     for number in range(2_000):
         renewed(registry, number)
     first = registry.workers()[0]
@@ -76,19 +77,19 @@ def test_worker_that_is_coming_back_is_heard_soon_however_many_there_are() -> No
 def test_renewing_looks_at_its_own_worker_only_though_some_of_a_large_pool_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    registry, count, looked = Registry(), 300, 0
+    registry, count, looked = WorkerRegistry(), 300, 0
     for number in range(count - 1):
         renewed(registry, number, expected=count)
     registry.expire(100.0)
     renewed(registry, count - 1, expected=count, now=100.0)  # as many were ready as there have to be, not at one time
-    state_of = Worker.state
+    state_of = WorkerRecord.state
 
-    def counted(worker: Worker) -> str:
+    def counted(worker: WorkerRecord) -> str:
         nonlocal looked
         looked += 1
         return str(state_of.fget(worker))  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Worker, "state", property(counted))
+    monkeypatch.setattr(WorkerRecord, "state", property(counted))
     for number in range(100):
         renewed(registry, number, expected=count, now=101.0)
     assert looked < 10 * 100
@@ -99,7 +100,7 @@ def test_renewing_looks_at_its_own_worker_only_though_some_of_a_large_pool_are_g
 
 
 def test_lease_brings_back_nobody_that_was_removed_until_it_is_declared_again() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renewed(registry, 0)
     renewed(registry, 1)
     registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
@@ -113,7 +114,7 @@ def test_lease_brings_back_nobody_that_was_removed_until_it_is_declared_again() 
 
 
 def test_held_worker_gets_nothing_before_it_is_declared() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renewed(registry, 0, held=True)
     assert states(registry) == {"w0": CORDONED}
     assert not registry.snapshot().models["m"].published
@@ -124,15 +125,15 @@ def test_held_worker_gets_nothing_before_it_is_declared() -> None:
 
 
 def test_successor_at_a_dead_workers_address_replaces_it() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renewed(registry, 0)
-    registry.renew(Lease("other", "http://h:1", "m"), Answer.READY, Report(), 0.0)
+    registry.renew(WorkerLease("other", "http://h:1", "m"), Answer.READY, WorkerReport(), 0.0)
     assert states(registry) == {"other": READY}
 
 
 def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "routes.json"
-    before = Registry()
+    before = WorkerRegistry()
     kept = DeclaredFile(path, before)
     kept.read()
     assert before.synced, "a service that is new has nothing to be told of"
@@ -144,7 +145,7 @@ def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path)
     assert worker is not None
     before.set_drained(worker, True, stopping=True)
     kept.announce("http://127.0.0.1:1")
-    after = Registry()
+    after = WorkerRegistry()
     DeclaredFile(path, after).read()
     assert (after.synced, after.learning, after.declared()) == (True, False, before.declared())
     assert states(after) == {"w0": DEAD}, "it was not heard from yet"
@@ -158,7 +159,7 @@ def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path)
 def test_damaged_file_is_set_aside_and_the_router_learns(tmp_path: Path, text: str) -> None:
     path = tmp_path / "routes.json"
     path.write_text(text)
-    registry = Registry()
+    registry = WorkerRegistry()
     DeclaredFile(path, registry).read()
     assert (registry.learning, registry.synced, path.exists()) == (True, False, False)
     assert [each.read_text() for each in tmp_path.iterdir()] == [text]
@@ -173,7 +174,7 @@ _STEP = st.tuples(
 
 @given(st.lists(_STEP, max_size=40))
 def test_follower_that_is_told_changes_has_the_same_table(steps: list[tuple[str, int, Answer]]) -> None:
-    registry, table = Registry(), None
+    registry, table = WorkerRegistry(), None
     for now, (step, number, answer) in enumerate([*steps, ("tell", 0, Answer.READY)]):
         if step == "renew":
             renewed(registry, number, answer, float(now), expected=1 + number % 3)
@@ -207,7 +208,7 @@ def test_follower_that_is_told_changes_has_the_same_table(steps: list[tuple[str,
 
 
 def test_changes_of_one_among_many_name_that_one_only() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     for number in range(500):
         renewed(registry, number)
     serial = registry.serial

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal.services.inference.router import picking
 from areal.services.inference.router.picking import CallKey, Picker, rendezvous
-from areal.services.inference.router.table import WorkerEntry
+from areal.wire.routing import WorkerEntry
 
 WORKERS = [WorkerEntry(name, f"http://127.0.0.1:{port}") for port, name in enumerate("abcde", start=20000)]
 IDLE = dict.fromkeys((worker.addr for worker in WORKERS), 0.0)
@@ -140,3 +140,18 @@ def test_each_pair_of_candidates_is_as_likely_as_another() -> None:
     picker = Picker(random.Random(1))
     drawn = Counter((one.id, other.id) for one, other in (picker._two(workers) for _ in range(12_000)))
     assert len(drawn) == 12 and all(800 < times < 1200 for times in drawn.values())
+
+
+@pytest.mark.parametrize("strategy", ["auto", "round_robin", "least_loaded", "prefix"])
+@pytest.mark.parametrize("prefix", [None, b"beginning"])
+def test_one_worker_gets_every_call_at_no_cost_and_out_of_turn(strategy: str, prefix: bytes | None) -> None:
+    def no_load(worker: WorkerEntry) -> float:
+        raise AssertionError("the load of the only worker does not matter")
+
+    dice = random.Random(3)
+    before, picker = dice.getstate(), Picker(dice)
+    for _ in range(2):
+        assert picker.pick(strategy, WORKERS[2:3], CallKey(prefix=prefix), no_load) is WORKERS[2]
+    assert dice.getstate() == before
+    turns = [picker.pick("round_robin", WORKERS[:2], CallKey(), no_load).id for _ in range(3)]
+    assert turns == ["a", "b", "a"], "the lone picks took no turn"

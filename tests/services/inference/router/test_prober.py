@@ -6,10 +6,9 @@ import asyncio
 import math
 import time
 
-from areal.services.inference.router.health import Answer
+from areal.services.http.client import HttpClient
 from areal.services.inference.router.prober import Prober
-from areal.services.inference.router.registry import Registry
-from areal.services.web.client import HttpClient
+from areal.services.inference.router.registry import Answer, WorkerRegistry
 
 COUNT = 2_000
 
@@ -17,7 +16,7 @@ COUNT = 2_000
 class Asked(Prober):
     """Notes whom it would ask."""
 
-    def __init__(self, registry: Registry, http: HttpClient) -> None:
+    def __init__(self, registry: WorkerRegistry, http: HttpClient) -> None:
         super().__init__(registry, http, {})
         self.asked: list[str] = []
 
@@ -26,7 +25,7 @@ class Asked(Prober):
 
 
 async def test_one_look_at_many_workers_asks_only_those_that_are_due_and_rests_after_it() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     registry.register_model("m", [(f"w{n}", f"http://h:{n + 1}") for n in range(COUNT)], expected=1, external=False)
     now = time.monotonic()
     for worker in registry.workers():

@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from areal.services.inference.router.health import Answer
-from areal.services.inference.router.registry import Registry, Report, worker_base_url
-from areal.services.inference.router.table import DEAD, DRAINING, READY
+from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport, worker_base_url
+from areal.wire.routing import DEAD, DRAINING, READY
 
 
-def registry_with(*workers: tuple[str, str]) -> Registry:
-    registry = Registry()
+def registry_with(*workers: tuple[str, str]) -> WorkerRegistry:
+    registry = WorkerRegistry()
     registry.register_model("m", workers, expected=None, external=False)
     for worker in registry.workers():
-        registry.observe(worker, Answer.READY, Report())
+        registry.observe(worker, Answer.READY, WorkerReport())
     return registry
 
 
-def states(registry: Registry) -> dict[str, str]:
+def states(registry: WorkerRegistry) -> dict[str, str]:
     return {worker.id: worker.state for worker in registry.snapshot().models["m"].workers}
 
 
@@ -44,7 +43,7 @@ def test_register_model_keeps_a_drain_and_drops_it_with_a_new_address() -> None:
 
 
 def test_expected_more_than_known_is_not_published() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1")], expected=2, external=False)
     assert not registry.snapshot().models["m"].published
 
@@ -60,7 +59,7 @@ def test_register_of_one_worker_adds_to_its_model_and_is_found_again_by_address(
 def test_load_alone_makes_no_new_table_and_a_state_does() -> None:
     registry = registry_with(("a", "http://h:1"))
     worker, serial = registry.workers()[0], registry.serial
-    registry.observe(worker, Answer.READY, Report(3, 100, 7))
+    registry.observe(worker, Answer.READY, WorkerReport(3, 100, 7))
     assert registry.serial == serial
     assert worker.to_json() | {"in_flight": 3, "in_flight_tokens": 100, "version": 7} == worker.to_json()
     registry.observe(worker, Answer.NOT_READY, None)
@@ -77,7 +76,7 @@ def test_probe_of_a_worker_that_left_meanwhile_changes_nothing() -> None:
 
 
 def test_every_change_wakes_the_followers() -> None:
-    registry, woken = Registry(), []
+    registry, woken = WorkerRegistry(), []
     registry.on_change = lambda: woken.append(registry.serial)
     registry.register_model("m", [("a", "http://h:1")], expected=1, external=False)
     registry.configure("prefix", {"max_body_bytes": 10})
@@ -103,11 +102,11 @@ def test_worker_address_that_is_none_is_refused(text: str) -> None:
         worker_base_url(text)
 
 
-def told(*journals: str, elsewhere: tuple[str, ...] = ()) -> Report:
-    return Report(journals=journals, elsewhere=elsewhere)
+def told(*journals: str, elsewhere: tuple[str, ...] = ()) -> WorkerReport:
+    return WorkerReport(journals=journals, elsewhere=elsewhere)
 
 
-def observe(registry: Registry, worker_id: str, answer: Answer, report: Report | None) -> None:
+def observe(registry: WorkerRegistry, worker_id: str, answer: Answer, report: WorkerReport | None) -> None:
     worker = registry.find(worker_id=worker_id)
     assert worker is not None
     registry.observe(worker, answer, report)
@@ -157,7 +156,7 @@ def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
 
 
 def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     workers = [("a", "http://h:1"), ("b", "http://h:2")]
     registry.register_model("m", workers, expected=2, external=False, cordoned=["a"])
     for worker in registry.workers():
@@ -171,12 +170,12 @@ def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so
 
 
 def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     assert not registry.all_heard
     registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
     assert not registry.all_heard
     observe(registry, "a", Answer.READY, told("aaaaaaaa"))
     assert registry.all_heard
-    empty = Registry()
+    empty = WorkerRegistry()
     empty.mark_synced()
     assert empty.all_heard

@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.services.inference.router.health import Answer
-from areal.services.inference.router.registry import Lease, Registry, Report
-from areal.services.inference.router.scrape_targets import RegisteredTargets, targets_of
+from areal.services.inference.router.app import RegisteredTargets, targets_of
+from areal.services.inference.router.registry import Answer, WorkerLease, WorkerRegistry, WorkerReport
 
 
-def addresses(registry: Registry) -> list[tuple[str, str]]:
+def addresses(registry: WorkerRegistry) -> list[tuple[str, str]]:
     return [(each["labels"]["job"], each["targets"][0]) for each in targets_of(registry.workers())]
 
 
-def renew(registry: Registry, worker_id: str, port: int, model: str = "m") -> None:
-    report = Report(engine_url=f"http://user:secret@h:{port + 1}")
-    registry.renew(Lease(worker_id, f"http://h:{port}", model), Answer.READY, report, 0.0)
+def renew(registry: WorkerRegistry, worker_id: str, port: int, model: str = "m") -> None:
+    report = WorkerReport(engine_url=f"http://user:secret@h:{port + 1}")
+    registry.renew(WorkerLease(worker_id, f"http://h:{port}", model), Answer.READY, report, 0.0)
 
 
 def test_list_follows_a_rolling_update_that_changes_ports() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renew(registry, "w0", 10)
     assert addresses(registry) == [("areal-data-proxy", "h:10"), ("areal-engine", "h:11")]
     renew(registry, "w0-next", 20)  # its successor, while the old one still drains
@@ -36,7 +35,7 @@ def test_list_follows_a_rolling_update_that_changes_ports() -> None:
 
 
 def test_data_proxy_of_several_models_is_scraped_once() -> None:
-    registry = Registry()
+    registry = WorkerRegistry()
     renew(registry, "w0", 10, "m")
     renew(registry, "w1", 10, "n")
     assert len(addresses(registry)) == 2

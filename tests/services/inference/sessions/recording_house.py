@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal.services.inference.recording.names import HITL, SessionName
+from areal.services.inference.recorder.session import HITL, SessionName
 from tests.services.inference.houses import House
+from tests.services.inference.recorder.rollouts import Rollout, begin, begin_group
 from tests.services.processes import Answer, Process, Processes, wait_until
-from tests.services.recording.rollouts import Rollout, begin, begin_group
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.services.inference.recorder.rollouts import CHAT, Rollout
 from tests.services.inference.sessions.recording_house import RecordingHouse
 from tests.services.inference.test_refusals import refused
-from tests.services.recording.rollouts import CHAT, Rollout
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}]}
 ADMIN_ROUTES = [

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.services.inference.houses import CHAT, later
+from tests.services.inference.recorder.rollouts import Rollout
 from tests.services.inference.sessions.recording_house import RecordingHouse
 from tests.services.inference.sessions.test_outages import by_replica
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import chat_text, engine_calls, release, script, wait_until
-from tests.services.recording.rollouts import Rollout
 
 Build = Callable[..., RecordingHouse]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.services.inference.houses import later
+from tests.services.inference.recorder.rollouts import Rollout
 from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
 from tests.services.processes import engine_calls, script
-from tests.services.recording.rollouts import Rollout
 
 Build = Callable[..., RecordingHouse]
 

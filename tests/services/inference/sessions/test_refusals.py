@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.services.inference.recorder.rollouts import CHAT, Rollout
 from tests.services.inference.sessions.recording_house import RecordingHouse
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import Answer, engine_calls
-from tests.services.recording.rollouts import CHAT, Rollout
 
 USER = {"role": "user", "content": "Hello"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from areal.client.inference import AsyncInferenceClient
-from areal.workflow.agents import give, rows_of
+from areal.rollout.agents import reward_session, trajectory_rows
 from tests.services.inference.houses import CHAT
 from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
 from tests.services.inference.sessions.test_online import take
@@ -106,13 +106,13 @@ async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_po
         session = await client.start_session("task", model="tiny", online=False)
         for model in ("tiny", "friend"):
             await session.chat([{"role": "user", "content": "a"}], model=model)
-        await give(session, 0.5)
+        await reward_session(session, 0.5)
         exported = await session.export()
         assert exported.columns["rewards"].tolist() == [0.5]
         assert [each["reward"] for each in exported.interactions] == [0.5]
         assert [row["rewarded"] for row in exported.rows] == [True, True]
         assert exported.token_rows == exported.rows[:1]
-        assert len(rows_of(exported)["truncated"]) == 1
+        assert len(trajectory_rows(exported)["truncated"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin_group, export
 from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import chat_text, engine_calls, script
-from tests.services.recording.rollouts import CHAT, Rollout, begin_group, export
 
 
 def test_sessions_started_one_by_one_are_balanced(recording: RecordingHouse) -> None:

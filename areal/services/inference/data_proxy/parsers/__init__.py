@@ -15,21 +15,20 @@ from areal.services.inference.data_proxy.parsers.pieces import (
     Reasoning,
     Reply,
     ToolCall,
+    Tools,
     joined,
 )
-from areal.services.inference.data_proxy.parsers.reader import PLAIN, Reader
-from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
+from areal.services.inference.data_proxy.parsers.reader import PLAIN, ReasoningFormat, ResponseReader
 from areal.services.inference.data_proxy.parsers.registry import (
     NO_PARSER,
     REASONING_FORMATS,
     TOOL_FORMATS,
     ToolFormat,
+    detect_tool_format,
     reasoning_format,
-    spoken_by,
     tool_format,
     whole_format,
 )
-from areal.services.inference.data_proxy.parsers.tools import Tools
 
 __all__ = [
     "NO_PARSER",
@@ -41,16 +40,16 @@ __all__ = [
     "CallStart",
     "Content",
     "Piece",
-    "Reader",
     "Reasoning",
     "ReasoningFormat",
     "Reply",
+    "ResponseReader",
     "ToolCall",
     "ToolFormat",
     "Tools",
+    "detect_tool_format",
     "joined",
     "reasoning_format",
-    "spoken_by",
     "tool_format",
     "whole_format",
 ]

@@ -1,23 +1,217 @@
-"""Reads one answer: text in as it comes, pieces out as soon as they are certain."""
+"""Text that arrives in pieces, parsed as if it were complete.
+
+A parser is a generator over a ``TextSource``: it reads with ``yield from`` and is suspended wherever it needs text that
+has not come yet. It decides by what it reads only, never by where a piece ended, so its outcome does not depend on how
+the text was cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from areal.services.inference.data_proxy.parsers.output import NewId, Output
-from areal.services.inference.data_proxy.parsers.pieces import CallEnd, Content, Piece
-from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
-from areal.services.inference.data_proxy.parsers.source import OnText, Source, Steps
-from areal.services.inference.data_proxy.parsers.tools import Tools
+from areal.services.inference.data_proxy.parsers.pieces import CallEnd, Content, NewId, Output, Piece, Tools
 
-Parse = Callable[[Source, Output, Tools], Steps[None]]
+_T = TypeVar("_T")
+
+Steps = Generator[None, None, _T]
+"""A parsing step that may be suspended; its value is the parsed result."""
+
+OnText = Callable[[str], None]
 
 
-class _Stage:
+class Extent(Protocol):
+    """Finds where something ends that starts at the source's place."""
+
+    def feed(self, text: str) -> int | None:
+        """How many characters of ``text`` still belong to it; None: all, and there may be more."""
+        ...
+
+
+class _Run:
+    """The extent of the characters that ``belongs`` holds for."""
+
+    def __init__(self, belongs: Callable[[str], bool]) -> None:
+        self._belongs = belongs
+
+    def feed(self, text: str) -> int | None:
+        return next((position for position, char in enumerate(text) if not self._belongs(char)), None)
+
+
+def discard(text: str) -> None:
+    """For text that is markup and nothing else."""
+
+
+class TextSource:
+    """``feed`` appends text; a parser reads on from its place."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._mark: int | None = None
+        self._ended = False
+
+    def feed(self, text: str) -> None:
+        keep = self._at if self._mark is None else self._mark
+        self._text = self._text[keep:] + text
+        self._at -= keep
+        if self._mark is not None:
+            self._mark = 0
+
+    def end(self) -> None:
+        """The text is complete."""
+        self._ended = True
+
+    def mark(self) -> None:
+        """Remember this place, so that the text from here on can be read again."""
+        self._mark = self._at
+
+    def since_mark(self) -> str:
+        """The text from the mark on, as it was written; the mark is forgotten."""
+        assert self._mark is not None
+        text, self._mark = self._text[self._mark : self._at], None
+        return text
+
+    def forget_mark(self) -> None:
+        self._mark = None
+
+    def peek(self) -> Steps[str]:
+        """The next character; empty at the end."""
+        while self._at >= len(self._text) and not self._ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def accept(self, literal: str) -> Steps[bool]:
+        """Pass ``literal`` if it is next."""
+        while True:
+            ahead = self._text[self._at : self._at + len(literal)]
+            if ahead == literal:
+                self._at += len(literal)
+                return True
+            if self._ended or not literal.startswith(ahead):
+                return False
+            yield
+
+    def space(self) -> Steps[None]:
+        """Pass white space."""
+        yield from self.span(_Run(str.isspace), discard)
+
+    def newlines(self) -> Steps[None]:
+        yield from self.span(_Run("\n\r".__contains__), discard)
+
+    def until(self, markers: Sequence[str], on_text: OnText) -> Steps[str | None]:
+        """Hand on the text before the first marker, pass the marker and return it; None at the end of all text.
+
+        The marker that is complete first counts, the longest of those. What may be the beginning of one waits.
+        """
+        while True:
+            found = first_marker(self._text, self._at, markers)
+            if found is not None:
+                start, marker = found
+                self._hand_on(start, on_text)
+                self._at += len(marker)
+                return marker
+            held = 0 if self._ended else possible_start(self._text, self._at, markers)
+            self._hand_on(len(self._text) - held, on_text)
+            if self._ended:
+                return None
+            yield
+
+    def span(self, extent: Extent, on_text: OnText) -> Steps[bool]:
+        """Hand on what ``extent`` covers. False when the text ended before it did."""
+        while True:
+            covered = extent.feed(self._text[self._at :])
+            self._hand_on(len(self._text) if covered is None else self._at + covered, on_text)
+            if covered is not None:
+                return True
+            if self._ended:
+                return False
+            yield
+
+    def _hand_on(self, end: int, on_text: OnText) -> None:
+        if end > self._at:
+            text = self._text[self._at : end]
+            self._at = end
+            on_text(text)
+
+
+def read_run(source: TextSource, belongs: Callable[[str], bool]) -> Steps[str]:
+    parts: list[str] = []
+    yield from source.span(_Run(belongs), parts.append)
+    return "".join(parts)
+
+
+def first_marker(text: str, at: int, markers: Sequence[str]) -> tuple[int, str] | None:
+    """The marker that is complete first, the longest of those, and where it starts."""
+    found = [(start + len(marker), start, marker) for marker in markers if (start := text.find(marker, at)) >= 0]
+    if not found:
+        return None
+    _, start, marker = min(found)
+    return start, marker
+
+
+def possible_start(text: str, at: int, markers: Sequence[str]) -> int:
+    """Length of the longest end of ``text`` that some marker starts with."""
+    longest = min(len(text) - at, max(map(len, markers), default=1) - 1)
+    for length in range(longest, 0, -1):
+        tail = text[len(text) - length :]
+        if any(marker.startswith(tail) for marker in markers):
+            return length
+    return 0
+
+
+# Reasoning before an answer: where it begins, where it ends. It is at the beginning of an answer or
+# nowhere. Whether the model writes the mark that begins it or the chat template did so already is seen from the
+# prompt's end.
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """``always``: an answer begins with reasoning unless the prompt has closed it, with the mark or without.
+    ``breaks`` are marks that end it too; they belong to what follows."""
+
+    start: str
+    end: str
+    always: bool = False
+    breaks: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self.start, self.end
+
+    def opened_by(self, prompt_tail: str) -> bool:
+        """Whether an answer to a prompt that ends like this begins within reasoning."""
+        tail = prompt_tail.rstrip()
+        return tail.endswith(self.start) or (self.always and not tail.endswith(self.end))
+
+    def parse(self, source: TextSource, on_reasoning: OnText, on_content: OnText, *, inside: bool) -> Steps[None]:
+        source.mark()
+        yield from source.space()
+        begins = yield from source.accept(self.start)
+        if begins or inside:
+            source.forget_mark()
+            yield from source.newlines()
+            marker = yield from source.until((self.end, *self.breaks), on_reasoning)
+            if marker == self.end:
+                yield from source.newlines()
+            elif marker is not None:
+                on_content(marker)
+        else:
+            on_content(source.since_mark())
+        yield from source.until((), on_content)
+
+
+# The reader of one answer: text in as it arrives, pieces out as soon as they are certain.
+
+Parse = Callable[[TextSource, Output, Tools], Steps[None]]
+
+
+class _ParserStage:
     """A parser and the text it reads."""
 
-    def __init__(self, parse: Callable[[Source], Steps[None]]) -> None:
-        self._source = Source()
+    def __init__(self, parse: Callable[[TextSource], Steps[None]]) -> None:
+        self._source = TextSource()
         self._steps = parse(self._source)
 
     def feed(self, text: str) -> None:
@@ -29,7 +223,7 @@ class _Stage:
         next(self._steps, None)
 
 
-class Reader:
+class ResponseReader:
     """Text to pieces for one choice. Without a format every text is content.
 
     ``inside``: the answer begins within reasoning. ``primer``: text that the prompt already has of the answer; its
@@ -52,15 +246,15 @@ class Reader:
         self.done = False
         self._output = Output(new_id)
         self._thought = ""  # white space that is part of the reasoning only if more of it follows
-        self._calls: _Stage | None = None
-        self._reasoning: _Stage | None = None
+        self._calls: _ParserStage | None = None
+        self._reasoning: _ParserStage | None = None
         self._before_content = reasoning is not None
         if parse is not None:
             output, known = self._output, tools or Tools([])
-            self._calls = _Stage(lambda source: parse(source, output, known))
+            self._calls = _ParserStage(lambda source: parse(source, output, known))
         if reasoning is not None:
             form = reasoning
-            self._reasoning = _Stage(lambda source: form.parse(source, self._think, self._answer, inside=inside))
+            self._reasoning = _ParserStage(lambda source: form.parse(source, self._think, self._answer, inside=inside))
         self.plain = self._calls is None and self._reasoning is None
         if primer:
             self._feed(primer)
@@ -76,8 +270,8 @@ class Reader:
         return self._drain()
 
     def flush(self) -> tuple[Piece, ...]:
-        """The rest, once no more comes. A call whose end was not seen stays open: why the text ended says whether it is
-        whole."""
+        """The rest, at the end of the answer. A call whose end was not seen stays open: why the text ended says whether
+        it is whole."""
         if self.plain:
             return ()
         if self._reasoning is not None:
@@ -117,5 +311,5 @@ class Reader:
             self._calls.feed(text)
 
 
-PLAIN = Reader()
+PLAIN = ResponseReader()
 """For every answer without a format: it has nothing to remember."""

@@ -1,4 +1,4 @@
-"""The formats by the names under which vLLM and SGLang know them, and which of them a chat template speaks."""
+"""Tool-call and reasoning formats under vLLM's and SGLang's names, and their detection from a chat template."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.parsers import harmony, sections, tagged_json, xml
-from areal.services.inference.data_proxy.parsers.output import NewId
-from areal.services.inference.data_proxy.parsers.pythonic import parse_pythonic
-from areal.services.inference.data_proxy.parsers.reader import Parse
-from areal.services.inference.data_proxy.parsers.reasoning import ReasoningFormat
-from areal.services.web.ids import unique_id
+from areal.services.http.headers import unique_id
+from areal.services.inference.data_proxy.parsers.json_calls import (
+    DEEPSEEK,
+    KIMI,
+    AfterTag,
+    BetweenTags,
+    parse_llama,
+    parse_mistral,
+)
+from areal.services.inference.data_proxy.parsers.pieces import NewId
+from areal.services.inference.data_proxy.parsers.reader import Parse, ReasoningFormat
+from areal.services.inference.data_proxy.parsers.text_calls import (
+    HARMONY_MARKERS,
+    PairCalls,
+    XmlCalls,
+    parse_harmony,
+    parse_pythonic,
+)
 
 NO_PARSER = "none"
 _T = TypeVar("_T")
@@ -54,34 +66,33 @@ class ToolFormat:
     @property
     def bare_arguments(self) -> bool:
         return self.named_call is not None and self.named_call.endswith(
-            (":", "```json\n", sections.DEEPSEEK.separator, "<|message|>")
+            (":", "```json\n", DEEPSEEK.separator, "<|message|>")
         )
 
 
-_HERMES = tagged_json.BetweenTags("<tool_call>", "</tool_call>")
-_JAMBA = tagged_json.BetweenTags("<tool_calls>", "</tool_calls>")
-_INTERNLM = tagged_json.BetweenTags("<|action_start|><|plugin|>", "<|action_end|>")
-_GRANITE = tagged_json.AfterTag("<|tool_call|>")
-_PHI = tagged_json.AfterTag("functools")
-_QWEN_XML = xml.XmlCalls(
+_HERMES = BetweenTags("<tool_call>", "</tool_call>")
+_JAMBA = BetweenTags("<tool_calls>", "</tool_calls>")
+_INTERNLM = BetweenTags("<|action_start|><|plugin|>", "<|action_end|>")
+_GRANITE = AfterTag("<|tool_call|>")
+_PHI = AfterTag("functools")
+_QWEN_XML = XmlCalls(
     "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
 )  # fmt: skip
-_SEED = xml.XmlCalls(
+_SEED = XmlCalls(
     "<seed:tool_call>", "</seed:tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
 )  # fmt: skip
-_MINIMAX = xml.XmlCalls(
+_MINIMAX = XmlCalls(
     "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
 )  # fmt: skip
-_DSML = xml.XmlCalls(
+_DSML = XmlCalls(
     "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
     "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
 )  # fmt: skip
-_DEEPSEEK, _KIMI = sections.DEEPSEEK, sections.KIMI
-_DEEPSEEK_CALL = _DEEPSEEK.begin + _DEEPSEEK.call
+_DEEPSEEK_CALL = DEEPSEEK.begin + DEEPSEEK.call
 
 TOOL_FORMATS = (
     ToolFormat(
-        "gpt_oss", harmony.parse_harmony, harmony.MARKERS,
+        "gpt_oss", parse_harmony, HARMONY_MARKERS,
         "<|channel|>commentary to=functions.", "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>",
         ("harmony", "openai"), ("<|channel|>", "<|constrain|>"), whole=True,
     ),
@@ -94,7 +105,7 @@ TOOL_FORMATS = (
         "<seed:tool_call>\n<function=", "<seed:tool_call>\n<function=%s>\n", (), ("<seed:tool_call>",),
     ),
     ToolFormat(
-        "glm45", xml.PairCalls().parse,
+        "glm45", PairCalls().parse,
         ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         "<tool_call>", "<tool_call>%s\n", ("glm", "glm47"), ("<arg_key>",),
     ),
@@ -108,19 +119,19 @@ TOOL_FORMATS = (
         ("deepseekv32",), (_DSML.function,),
     ),
     ToolFormat(
-        "deepseek_v3", _DEEPSEEK.parse, _DEEPSEEK.markers,
-        f"{_DEEPSEEK_CALL}function{_DEEPSEEK.separator}",
-        f"{_DEEPSEEK_CALL}function{_DEEPSEEK.separator}%s\n```json\n", ("deepseekv3",), (_DEEPSEEK.begin, "```json"),
+        "deepseek_v3", DEEPSEEK.parse, DEEPSEEK.markers,
+        f"{_DEEPSEEK_CALL}function{DEEPSEEK.separator}",
+        f"{_DEEPSEEK_CALL}function{DEEPSEEK.separator}%s\n```json\n", ("deepseekv3",), (DEEPSEEK.begin, "```json"),
     ),
     ToolFormat(
-        "deepseek_v31", _DEEPSEEK.parse, _DEEPSEEK.markers,
-        _DEEPSEEK_CALL, f"{_DEEPSEEK_CALL}%s{_DEEPSEEK.separator}", ("deepseekv31",), (_DEEPSEEK.begin,),
+        "deepseek_v31", DEEPSEEK.parse, DEEPSEEK.markers,
+        _DEEPSEEK_CALL, f"{_DEEPSEEK_CALL}%s{DEEPSEEK.separator}", ("deepseekv31",), (DEEPSEEK.begin,),
     ),
     ToolFormat(
-        "kimi_k2", _KIMI.parse, _KIMI.markers, f"{_KIMI.begin}{_KIMI.call}functions.", None, (), (_KIMI.separator,),
+        "kimi_k2", KIMI.parse, KIMI.markers, f"{KIMI.begin}{KIMI.call}functions.", None, (), (KIMI.separator,),
     ),
     ToolFormat(
-        "mistral", tagged_json.parse_mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+        "mistral", parse_mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         "[TOOL_CALLS]", None, (), ("[TOOL_CALLS]",), _mistral_id,
     ),
     ToolFormat(
@@ -145,7 +156,7 @@ TOOL_FORMATS = (
         'functools[{"name":', 'functools[{"name": "%s", "arguments":', ("phi4_mini",), ("functools",),
     ),
     ToolFormat(
-        "llama3_json", tagged_json.parse_llama, ("<|python_tag|>",),
+        "llama3_json", parse_llama, ("<|python_tag|>",),
         '{"name":', '{"name": "%s", "parameters":', ("llama3", "llama4_json"),
         ('{"name": function name, "parameters":',),
     ),
@@ -160,7 +171,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>", always=True),
     "deepseek_v3": ReasoningFormat("<think>", "</think>"),
     "glm45": ReasoningFormat("<think>", "</think>", breaks=("<tool_call>",)),
-    "kimi_k2": ReasoningFormat("<think>", "</think>", breaks=(_KIMI.begin,)),
+    "kimi_k2": ReasoningFormat("<think>", "</think>", breaks=(KIMI.begin,)),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "minimax_m2": ReasoningFormat("<think>", "</think>", always=True),
     "step3": ReasoningFormat("<think>", "</think>", always=True),
@@ -183,7 +194,7 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 
 def whole_format(name: str) -> ToolFormat | None:
-    """The format of this name, if it is one that tells reasoning apart as well."""
+    """The format of this name, if it separates reasoning too."""
     form = _TOOL_NAMES.get(_plain(name))
     return form if form is not None and form.whole else None
 
@@ -203,6 +214,6 @@ def _known(name: str, names: Sequence[str], kind: str) -> str:
     )
 
 
-def spoken_by(template: str) -> ToolFormat | None:
+def detect_tool_format(template: str) -> ToolFormat | None:
     """The format in which a model with this chat template writes its calls, where the template shows it."""
     return next((form for form in TOOL_FORMATS if form.signs and all(sign in template for sign in form.signs)), None)

@@ -1,18 +1,32 @@
-"""The engine's routes. All but the probes need the admin key, where there is one: only the data proxy calls them."""
+"""The engine process: HTTP from the start, the model loaded beside it, an end when either fails; and its routes.
+
+All routes but the probes need the admin key, where there is one: only the data proxy calls them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from areal.errors import ArealError, Conflict, UsageFault
-from areal.services.inference.engines.embedded.generation import (
+from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, read_object
+from areal.services.http.process import ServeOptions, report_stage
+from areal.services.http.serve import serve
+from areal.services.http.service import Handler, Service, json_response
+from areal.services.inference.engines.embedded.loading import LoadedModel, ModelFolder, load_model
+from areal.services.inference.engines.embedded.requests import (
+    Stream,
+    Streams,
     answer_stream,
     answer_whole,
     make_sequences,
@@ -22,14 +36,8 @@ from areal.services.inference.engines.embedded.generation import (
     read_prompts,
     read_sampling,
 )
-from areal.services.inference.engines.embedded.loading import Loaded
-from areal.services.inference.engines.embedded.streams import Stream, Streams
 from areal.services.inference.engines.embedded.weight_groups import WeightGroups
-from areal.services.web.access import Access
-from areal.services.web.body import read_object
-from areal.services.web.errors import ApiError, bad_request
-from areal.services.web.server import AnyResponse, Request, Response
-from areal.services.web.service import Handler, Service, json_response
+from areal.wire.processes import EmbeddedEngineConfig
 
 T = TypeVar("T")
 _SETTLE_S = 1.0
@@ -41,13 +49,13 @@ class EngineRoutes:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._requests: dict[str, Stream] = {}
         self._swapping = asyncio.Lock()
         self._groups = WeightGroups()
         self._forgetting: asyncio.TimerHandle | None = None
 
-    def serve_with(self, loaded: Loaded) -> None:
+    def serve_with(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
 
     def details(self) -> dict[str, Any]:
@@ -72,8 +80,8 @@ class EngineRoutes:
         for place, index in (("running", 0), ("waiting", 1)):
             gauge = metrics.gauge(f"areal_engine_{place}", f"Sequences {place} now.")
             gauge.set_function(partial(self._load, index))
-        service.route("POST", "/generate", self._generate, Access.CALLER)
-        service.route("POST", "/score", self._score, Access.CALLER)
+        service.route("POST", "/generate", self._generate, Access.INFERENCE)
+        service.route("POST", "/score", self._score, Access.INFERENCE)
         posts: dict[str, Handler] = {
             "/abort": self._abort,
             "/pause": self._pause,
@@ -118,7 +126,10 @@ class EngineRoutes:
         stream = self._streams.open(sequences, whole=whole, interval=interval)
         self._requests[request_id] = stream
         try:
-            _submit(loaded, stream, company=whole and len(sequences) > 1)
+            try:
+                loaded.engine.submit(stream.sequences, more_coming=whole and len(sequences) > 1)
+            except ArealError as error:
+                raise ApiError(503, error.message, code="engine_unavailable") from error
             if whole:
                 return await answer_whole(stream, prompt_tokens)
             return await answer_stream(request, stream)
@@ -189,8 +200,8 @@ class EngineRoutes:
         self._forget_later(loaded)
         return answer
 
-    async def _stage_broadcast(self, loaded: Loaded, group: str, layout: object, version: int) -> Response:
-        """Each tensor as it comes. What this engine refuses is received to its end all the same: the group goes on."""
+    async def _stage_broadcast(self, loaded: LoadedModel, group: str, layout: object, version: int) -> Response:
+        """Each tensor as it comes. Weights that are refused are received to the end, so that the group continues."""
         loaded.engine.drop_staged()  # which may be where these could arrive
         with _group_errors():
             path, arrival, received = await self._groups.receiving(group, layout)
@@ -209,8 +220,8 @@ class EngineRoutes:
             loaded.engine.forget_weights()
         return json_response({"status": "ok"})
 
-    def _forget_later(self, loaded: Loaded) -> None:
-        """A trainer that is gone without a word must not hold our memory for ever."""
+    def _forget_later(self, loaded: LoadedModel) -> None:
+        """A trainer that vanished must not hold our memory for ever."""
 
         def forget() -> None:
             if self._swapping.locked():
@@ -222,8 +233,8 @@ class EngineRoutes:
             self._forgetting.cancel()
         self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
 
-    async def _swap(self, loaded: Loaded, swap: Callable[[], object]) -> Response:
-        """What ``swap`` returns is freed behind its back: generation waits for our answer."""
+    async def _swap(self, loaded: LoadedModel, swap: Callable[[], object]) -> Response:
+        """The replaced weights are freed after the answer: generation waits for it."""
         async with self._swapping:
             try:
                 replaced = [await asyncio.to_thread(swap)]
@@ -244,19 +255,16 @@ class EngineRoutes:
 
     async def _receive_weights(self, request: Request) -> Response:
         loaded, body = self._model(), await read_object(request)
-        folder = await self._received(_text(body, "name"), body)
-        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, _version(body.get("version"))))
-
-    async def _received(self, group: str, body: dict[str, Any]) -> Path:
         with _group_errors():
-            return await self._groups.receive(group, body.get("layout"))
+            folder = await self._groups.receive(_text(body, "name"), body.get("layout"))
+        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, _version(body.get("version"))))
 
     async def _leave_group(self, request: Request) -> Response:
         self._groups.leave(_text(await read_object(request), "name"))
         return json_response({"status": "ok"})
 
     async def _load_adapter(self, request: Request) -> Response:
-        """What runs goes on with the adapter that it began with."""
+        """Running requests keep the adapter that they began with."""
         loaded, body = self._model(), await read_object(request)
         name, path = _text(body, "name"), _text(body, "path")
         try:
@@ -301,17 +309,10 @@ class EngineRoutes:
         body = dataclasses.asdict(stats)
         return json_response({"model": loaded.description, **body.pop("counters"), **body})
 
-    def _model(self) -> Loaded:
+    def _model(self) -> LoadedModel:
         if self._loaded is None:
             raise ApiError(503, "the model is not loaded yet", code="not_ready")
         return self._loaded
-
-
-def _submit(loaded: Loaded, stream: Stream, *, company: bool) -> None:
-    try:
-        loaded.engine.submit(stream.sequences, company=company)
-    except ArealError as error:
-        raise ApiError(503, error.message, code="engine_unavailable") from error
 
 
 @contextlib.contextmanager
@@ -341,3 +342,104 @@ def _version(value: Any) -> int:
 
 async def _done(future: Future[T]) -> T:
     return await asyncio.wrap_future(future)
+
+
+# -- process
+#
+# Loading runs in a thread of its own, so that probes see its stages. A load or a step that fails ends the process with
+# exit status 1, for the supervisor to start it again: an engine that lives but cannot compute is worse than none.
+
+logger = logging.getLogger(__name__)
+SERVING = "serving"
+
+
+class StartupStage:
+    """The startup stage, for probes and the stage file. Set by the loading thread."""
+
+    def __init__(self) -> None:
+        self.name, self.done, self.total = "starting", None, None
+        self._reported = -1.0
+
+    name: str
+    done: int | None
+    total: int | None
+
+    def report(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        share = done / total if done is not None and total else 0.0
+        changed = name != self.name
+        self.name, self.done, self.total = name, done, total
+        if changed or share == 1.0 or share - self._reported >= 0.01:  # a file a hundredth, not one a tensor
+            self._reported = share
+            report_stage(name, done=done, total=total)
+
+    def not_ready(self) -> str | None:
+        return None if self.name == SERVING else self.name
+
+    def details(self) -> dict[str, Any]:
+        return {"stage": self.name, "done": self.done, "total": self.total}
+
+
+async def run(
+    folder: ModelFolder, config: EmbeddedEngineConfig, lora: Mapping[str, Path], serving: ServeOptions
+) -> None:
+    """Serve until told to stop. Raises ArealError when the model cannot be loaded or a step fails."""
+    stage, streams = StartupStage(), Streams(asyncio.get_running_loop())
+    failed: Future[None] = _uncancellable()
+    loading = _in_thread(lambda: load_model(folder, config, lora, stage.report, streams.progress, failed.set_exception))
+    routes = EngineRoutes(streams)
+    service = Service(
+        "engine",
+        key=serving.key,
+        loopback=serving.loopback,
+        not_ready=stage.not_ready,
+        details=lambda: {**stage.details(), "model_path": str(folder.path), **routes.details()},
+    )
+    routes.add_to(service)
+
+    async def abort_paused(loaded: LoadedModel) -> None:
+        """Requests frozen by a pause would block a drain for ever."""
+        await service.lifetime.wait_draining()
+        loaded.engine.abort_if_paused()
+
+    async def living() -> None:
+        loaded = await asyncio.wrap_future(loading)
+        routes.serve_with(loaded)
+        stage.report(SERVING)
+        logger.info("serving: %s", loaded.description)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(abort_paused(loaded), name="abort-paused")
+            await asyncio.wrap_future(failed)
+
+    tasks = [asyncio.create_task(serve(service, serving), name="serve"), asyncio.create_task(living(), name="living")]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    if loading.done() and loading.exception() is None:
+        loading.result().engine.close()
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, asyncio.CancelledError):
+            while isinstance(outcome, BaseExceptionGroup):
+                outcome = outcome.exceptions[0]
+            raise outcome if isinstance(outcome, ArealError) else ArealError(f"the engine failed: {outcome!r}")
+
+
+def _in_thread(work: Callable[[], LoadedModel]) -> Future[LoadedModel]:
+    """A daemon thread: a process told to stop does not wait for a load."""
+    future: Future[LoadedModel] = _uncancellable()
+
+    def body() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (the boundary of the thread: the loop raises it)
+            future.set_exception(error)
+
+    threading.Thread(target=body, name="load", daemon=True).start()
+    return future
+
+
+def _uncancellable() -> Future[Any]:
+    """The thread that sets it must find it open, also when its waiter was cancelled."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

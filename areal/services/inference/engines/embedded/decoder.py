@@ -8,6 +8,7 @@ queries of one sequence, since they see the same keys: no key is repeated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,18 +16,122 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from areal.services.inference.engines.embedded.kv_cache import KVCache
-from areal.services.inference.engines.embedded.layout import buffers
 from areal.services.inference.engines.embedded.lora import Deltas
-from areal.services.inference.engines.embedded.matrix import Forms, Matrix
-from areal.services.inference.engines.embedded.model_config import ModelConfig
-from areal.services.inference.engines.embedded.rope import rotations
+from areal.services.inference.engines.embedded.matrix import Matrix, MatrixForms
+from areal.services.inference.engines.embedded.model_config import ModelConfig, Rope, buffer_shapes
+
+# -- rotary position embedding
+#
+# Unit complex numbers (RoFormer, arXiv:2104.09864), with linear and Llama 3 scaling.
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Angle per position of each rotary pair, [head_dim / 2] float32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / (rope.theta**exponents)
+    if rope.type == "linear":
+        return frequencies / rope.parameters["factor"]
+    if rope.type == "llama3":
+        return _llama3(frequencies, rope)
+    return frequencies
+
+
+def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
+    """Long waves are stretched by ``factor``, short ones kept, those between blended by where they lie."""
+    low, high = rope.parameters["low_freq_factor"], rope.parameters["high_freq_factor"]
+    factor, context = rope.parameters["factor"], rope.parameters["original_max_position_embeddings"]
+    waves = 2 * math.pi / frequencies
+    blend = (context / waves - low) / (high - low)
+    blended = (1 - blend) * frequencies / factor + blend * frequencies
+    stretched = torch.where(waves > context / low, frequencies / factor, frequencies)
+    between = (waves <= context / low) & (waves >= context / high)
+    return torch.where(between, blended, stretched)
+
+
+def rotations(rope: Rope, head_dim: int, positions: int) -> Tensor:
+    """exp(i * position * frequency), [positions, head_dim / 2] complex64."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+_STEP = 64  # positions
+
+
+class KVCache:
+    """Keys and values of all rows: one tensor a layer, [rows, 2 * kv_heads, positions, head_dim], keys first.
+
+    The tensors grow by doubling within a bound on rows * positions, and never shrink; a layer is grown at a time, so
+    that growing costs one layer's memory extra. What lies beyond a sequence's cached length is masked garbage.
+    """
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.rows = 0
+        self.width = 0
+        self._limit = limit  # rows * positions
+        self._heads, self._dim = 2 * kv_heads, head_dim
+        self._dtype, self._device = dtype, device
+        self.layers: list[Tensor] = [self._empty(0, 0) for _ in range(layers)]
+
+    def reserve(self, rows: int, width: int) -> None:
+        """Make room for a rectangle; what is cached stays."""
+        if rows <= self.rows and width <= self.width:
+            return
+        rows, width = self._grown(rows, width)
+        for index, old in enumerate(self.layers):
+            kept_rows, kept_width = min(self.rows, rows), min(self.width, width)
+            new = self._empty(rows, width)
+            new[:kept_rows, :, :kept_width] = old[:kept_rows, :, :kept_width]
+            self.layers[index] = new
+        self.rows, self.width = rows, width
+
+    def release(self) -> None:
+        """Forget all."""
+        self.rows = self.width = 0
+        self.layers = [self._empty(0, 0) for _ in self.layers]
+
+    def spread(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """The first positions of each source row, to its target row; all are read before any is written."""
+        if len(sources) == 1:
+            for layer in self.layers:
+                layer[targets[0], :, :length] = layer[sources[0], :, :length]
+            return
+        source, target = torch.tensor([sources, targets], device=self._device)
+        for layer in self.layers:
+            positions = layer.narrow(2, 0, length)
+            positions.index_copy_(0, target, positions.index_select(0, source))
+
+    def read(self, row: int, length: int) -> list[Tensor]:
+        """A copy of a row's first positions, layer by layer."""
+        return [layer[row, :, :length].clone() for layer in self.layers]
+
+    def write(self, row: int, values: list[Tensor], length: int) -> None:
+        """The first positions of what ``read`` gave, into a row."""
+        for layer, held in zip(self.layers, values, strict=True):
+            layer[row, :, :length] = held[:, :length]
+
+    def _grown(self, rows: int, width: int) -> tuple[int, int]:
+        """At least the requested size, and twice the present one where the bound allows; the other side gives way."""
+        width = -(-width // _STEP) * _STEP if rows * -(-width // _STEP) * _STEP <= self._limit else width
+        grown_rows = max(rows, self.rows if rows <= self.rows else 2 * self.rows)
+        grown_width = max(width, self.width if width <= self.width else 2 * self.width)
+        if grown_rows * grown_width <= self._limit:
+            return grown_rows, grown_width
+        if rows * grown_width <= self._limit:
+            return min(grown_rows, self._limit // grown_width), grown_width
+        return rows, min(grown_width, max(width, self._limit // rows))
+
+    def _empty(self, rows: int, width: int) -> Tensor:
+        # Zeros, because a masked score of garbage may be NaN, and NaN survives a mask.
+        return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
+
 
 _MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 
 
 @dataclass(frozen=True)
-class Layer:
+class DecoderLayer:
     """One layer's weights."""
 
     index: int
@@ -83,7 +188,7 @@ class DecodePart:
             store[self.rows, :, self.positions] = own
 
 
-class Decoder:
+class LlamaDecoder:
     """``deltas``, where a step has them, say what LoRA adapters add to the projections of which rows."""
 
     def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -91,7 +196,7 @@ class Decoder:
         self.dtype, self.device = dtype, device
         self._tensors: dict[str, Tensor] = {}
         self._matrices: dict[str, Matrix] = {}
-        for name, shape in buffers(config).items():
+        for name, shape in buffer_shapes(config).items():
             if name.rpartition(".")[2] in _MATRICES:
                 self._matrices[name] = Matrix(shape, dtype, device)
             else:
@@ -99,7 +204,7 @@ class Decoder:
         if config.tied:
             self._matrices["head"] = Matrix((config.vocab_size, config.hidden_size), dtype, device)
         self._head = self._matrices["head"]
-        self._embed_is_lent = False  # or may be: then it is not written
+        self._embed_is_borrowed = False  # or may be: then it is not written
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
 
@@ -107,44 +212,38 @@ class Decoder:
         """Give a buffer of the layout its values, which are copied; a tied head follows its embedding."""
         if name in self._matrices:
             self._matrices[name].assign(values)
-        elif name == "embed":
-            self._install_embed(values)
+        elif name == "embed" and (self._embed_is_borrowed or not self._tensors["embed"].numel()):
+            self._tensors["embed"] = values.to(self.device, self.dtype, copy=True)
+            self._embed_is_borrowed = False
         else:
             self._tensors[name].copy_(values)
+        if name == "embed" and self.config.tied:
+            self._head.adopt(self._head.forms(self._tensors["embed"], borrowed=True))
 
-    def _install_embed(self, values: Tensor) -> None:
-        if self._embed_is_lent or not self._tensors["embed"].numel():
-            self._tensors["embed"] = values.to(self.device, self.dtype, copy=True)
-            self._embed_is_lent = False
-        else:
-            self._tensors["embed"].copy_(values)
-        if self.config.tied:
-            self._head.adopt(self._head.forms(self._tensors["embed"], lent=True))
-
-    def aside(self, name: str, values: Tensor, *, lent: bool = False) -> Iterator[tuple[str, Tensor | Forms]]:
+    def stage(self, name: str, values: Tensor, *, borrowed: bool = False) -> Iterator[tuple[str, Tensor | MatrixForms]]:
         """What ``adopt`` takes to give a buffer these values; by any thread. They are copied, but for those that are
-        ``lent``, which stay what they are for as long as we compute with them."""
+        ``borrowed``, which stay what they are for as long as we compute with them."""
         if name in self._matrices:
-            yield name, self._matrices[name].forms(values, lent=lent)
+            yield name, self._matrices[name].forms(values, borrowed=borrowed)
         elif name == "embed":
-            kept = values.to(self.device, self.dtype, copy=not lent)
+            kept = values.to(self.device, self.dtype, copy=not borrowed)
             yield name, kept
             if self.config.tied:
-                yield "head", self._head.forms(kept, lent=True)
+                yield "head", self._head.forms(kept, borrowed=True)
         else:
             yield name, values.to(self.device, self.dtype, copy=True)
 
     @torch.inference_mode()
-    def adopt(self, new: Mapping[str, Tensor | Forms]) -> list[object]:
+    def adopt(self, new: Mapping[str, Tensor | MatrixForms]) -> list[object]:
         """Compute with these from now on: what is large changes hands, what is small is copied. What was in use is
-        returned, for whoever has the time to free it."""
+        returned, to be freed off the engine's thread."""
         old: list[object] = []
         for name, held in new.items():
-            if isinstance(held, Forms):
+            if isinstance(held, MatrixForms):
                 old.append(self._matrices[name].adopt(held))
             elif name == "embed":
                 old.append(self._tensors[name])
-                self._tensors[name], self._embed_is_lent = held, True
+                self._tensors[name], self._embed_is_borrowed = held, True
             else:
                 self._tensors[name].copy_(held)
         return old
@@ -166,11 +265,11 @@ class Decoder:
         for matrix in self._matrices.values():
             matrix.release()
 
-    def _layer(self, index: int) -> Layer:
+    def _layer(self, index: int) -> DecoderLayer:
         tensors = {
             name.rpartition(".")[2]: held for name, held in self._tensors.items() if name.startswith(f"{index}.")
         }
-        return Layer(
+        return DecoderLayer(
             index=index,
             input_norm=tensors["input_norm"],
             qkv=self._matrices[f"{index}.qkv"],
@@ -239,7 +338,7 @@ class Decoder:
         grouped = queries[own].view(part.stop - part.start, self.config.kv_heads, -1, self.config.head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=part.mask).flatten(1)
 
-    def _qkv(self, layer: Layer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> Tensor:
+    def _qkv(self, layer: DecoderLayer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> Tensor:
         """[tokens, heads + 2 * kv_heads, head_dim], queries and keys normed where the model does so, and rotated."""
         config = self.config
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
@@ -271,7 +370,7 @@ class Decoder:
         groups = self.config.heads // self.config.kv_heads
         return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
 
-    def _close(self, layer: Layer, hidden: Tensor, attended: Tensor, deltas: Deltas | None) -> Tensor:
+    def _close(self, layer: DecoderLayer, hidden: Tensor, attended: Tensor, deltas: Deltas | None) -> Tensor:
         """What follows attention: its output projection and the gated MLP, each added to the residual stream."""
         config = self.config
         hidden = layer.output.project_onto(hidden, attended, layer.output_bias)

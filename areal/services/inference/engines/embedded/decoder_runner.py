@@ -15,21 +15,36 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.checkpoint import Checkpoint, Reader, open_checkpoint
-from areal.services.inference.engines.embedded.decoder import DecodePart, Decoder, PrefillShape
-from areal.services.inference.engines.embedded.finite import is_finite
-from areal.services.inference.engines.embedded.kv_cache import KVCache
-from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, check, plan
+from areal.services.inference.engines.embedded.checkpoint import (
+    MappedWeights,
+    TensorReader,
+    WeightFiles,
+    is_finite,
+    open_checkpoint,
+)
+from areal.services.inference.engines.embedded.decoder import DecodePart, KVCache, LlamaDecoder, PrefillShape
 from areal.services.inference.engines.embedded.lora import Adapter, deltas_of, read_adapter
-from areal.services.inference.engines.embedded.matrix import Forms
-from areal.services.inference.engines.embedded.memory import free_bytes
-from areal.services.inference.engines.embedded.memory_maps import MemoryMaps
-from areal.services.inference.engines.embedded.model_config import ModelConfig
-from areal.services.inference.engines.embedded.runner import Adapters
-from areal.services.inference.engines.embedded.spans import Span
-from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
-from areal.services.inference.engines.embedded.steps import Copy, Drop, Keep, Limits, Move, Restore, Spread
-from areal.services.weight_update.arrival import Arrival
+from areal.services.inference.engines.embedded.matrix import MatrixForms
+from areal.services.inference.engines.embedded.model_config import (
+    BufferSlice,
+    Form,
+    ModelConfig,
+    buffer_shapes,
+    buffer_slices,
+    check,
+)
+from areal.services.inference.engines.embedded.runner import Adapters, WeightOffload, free_bytes, return_freed_memory
+from areal.services.inference.engines.embedded.steps import (
+    Copy,
+    Drop,
+    Keep,
+    Move,
+    Restore,
+    SchedulerLimits,
+    Span,
+    Spread,
+)
+from areal.services.weight_update.memory import TransferProgress
 
 _SCORED = 256  # tokens of a prompt that is scored at once: their logits are all in memory
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -39,18 +54,18 @@ _ROOM = 1.5  # times the weights that must be free for new ones to be made ready
 class DecoderRunner:
     keeps_prefixes = True
 
-    def __init__(self, config: ModelConfig, limits: Limits, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, limits: SchedulerLimits, dtype: torch.dtype, device: torch.device) -> None:
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_positions
         self.device = device
         self._config = config
-        self._pieces = sorted(plan(config), key=lambda piece: (piece.target, piece.start))
-        self._shapes = buffers(config)
-        self._decoder = Decoder(config, limits.max_length, dtype, device)
+        self._pieces = sorted(buffer_slices(config), key=lambda piece: (piece.target, piece.start))
+        self._shapes = buffer_shapes(config)
+        self._decoder = LlamaDecoder(config, limits.max_length, dtype, device)
         self._cache = KVCache(config.layers, config.kv_heads, config.head_dim, limits.kv_tokens, dtype, device)
-        self._spill: Spill | None = None
-        self._maps = MemoryMaps()
-        self._source: Reader | None = None  # of what we compute with, where that is lent
+        self._spill: WeightOffload | None = None
+        self._maps = MappedWeights()
+        self._source: TensorReader | None = None  # of what we compute with, where that is borrowed
         self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
         size = sum(math.prod(shape) for shape in self._shapes.values())
         self._bytes = size * dtype.itemsize
@@ -152,30 +167,27 @@ class DecoderRunner:
         check(self._pieces, checkpoint, tied=self._config.tied)
         self._copy(checkpoint, progress)
 
-    def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
+    def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
         checkpoint = open_checkpoint(folder)
         check(self._pieces, checkpoint, tied=self._config.tied)
         with checkpoint.reader(self._maps) as source:
             finite = _finite(source.read, folder, arrival)
-            if self._bytes_beside(source) * _ROOM < free_bytes(self.device):
-                new = self._aside(finite, source.in_memory, arrival)
+            borrowed = source.in_memory and self.device.type == "cpu" and not self._decoder.reorders
+            wanted = self._bytes_made if borrowed else self._bytes  # beside the weights in use
+            if wanted * _ROOM < free_bytes(self.device):
+                new = self._stage(finite, source.in_memory, arrival)
                 return lambda: self._adopt(new, source)
             for piece in self._pieces:
                 finite(piece.source)  # reads each page once, ahead of the swap
         return lambda: self._overwrite(checkpoint, source)
 
-    def _bytes_beside(self, source: Reader) -> int:
-        """Of what new weights take of our own memory, beside those in use."""
-        lent = source.in_memory and self.device.type == "cpu" and not self._decoder.reorders
-        return self._bytes_made if lent else self._bytes
-
     def forget(self) -> None:
         self._maps.forget()
 
     @torch.inference_mode()
-    def _aside(
-        self, read: Callable[[str], Tensor], in_memory: bool, arrival: Arrival | None
-    ) -> dict[str, Tensor | Forms]:
+    def _stage(
+        self, read: Callable[[str], Tensor], in_memory: bool, arrival: TransferProgress | None
+    ) -> dict[str, Tensor | MatrixForms]:
         """The weights as the decoder computes with them, beside those in use; in the order in which they arrive."""
         groups = [
             (target, list(group)) for target, group in itertools.groupby(self._pieces, key=lambda piece: piece.target)
@@ -183,26 +195,26 @@ class DecoderRunner:
         if arrival is not None:
             ends = arrival.ends
             groups.sort(key=lambda group: max(ends[piece.source] for piece in group[1]))
-        new: dict[str, Tensor | Forms] = {}
+        new: dict[str, Tensor | MatrixForms] = {}
         for target, pieces in groups:
             values, is_made = self._assemble(pieces, read)
-            new |= self._decoder.aside(target, values, lent=is_made or in_memory)
+            new |= self._decoder.stage(target, values, borrowed=is_made or in_memory)
         return new
 
-    def _adopt(self, new: dict[str, Tensor | Forms], source: Reader) -> object:
+    def _adopt(self, new: dict[str, Tensor | MatrixForms], source: TensorReader) -> object:
         old = self._decoder.adopt(new)
         self._end_lease()
         self._source = source
         return old
 
-    def _overwrite(self, checkpoint: Checkpoint, source: Reader) -> None:
+    def _overwrite(self, checkpoint: WeightFiles, source: TensorReader) -> None:
         """``source`` has kept it as it was found."""
         self._copy(checkpoint, lambda done, total: None)
         source.end()
         self._end_lease()
 
     def _end_lease(self) -> None:
-        """Nothing is computed with what was lent any more."""
+        """Nothing is computed with what was borrowed any more."""
         if self._source is not None:
             self._source.end()
             self._source = None
@@ -212,7 +224,7 @@ class DecoderRunner:
 
     @torch.inference_mode()
     def release(self) -> None:
-        spill = Spill(self.device)
+        spill = WeightOffload(self.device)
         try:
             for name, values in self._decoder.large():
                 spill.put(name, values)
@@ -236,7 +248,7 @@ class DecoderRunner:
         self._spill = None
 
     @torch.inference_mode()
-    def _copy(self, checkpoint: Checkpoint, progress: Progress) -> None:
+    def _copy(self, checkpoint: WeightFiles, progress: Progress) -> None:
         done, total = 0, sum(checkpoint.entries[piece.source].size for piece in self._pieces)
         with checkpoint.reader(self._maps) as source:
             for target, group in itertools.groupby(self._pieces, key=lambda piece: piece.target):
@@ -246,7 +258,7 @@ class DecoderRunner:
                 progress(done, total)
         source.end()
 
-    def _assemble(self, pieces: list[Piece], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
+    def _assemble(self, pieces: list[BufferSlice], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
         """The buffer that ``pieces`` make up, and whether it was made for us: plain pieces that follow each other in
         memory are it already. Rotary pairs are brought together."""
         tensors = [read(piece.source) for piece in pieces]
@@ -276,7 +288,7 @@ def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
     return len(storages) == 1 and joined and all(tensor.is_contiguous() for tensor in tensors)
 
 
-def _finite(read: Callable[[str], Tensor], folder: Path, arrival: Arrival | None) -> Callable[[str], Tensor]:
+def _finite(read: Callable[[str], Tensor], folder: Path, arrival: TransferProgress | None) -> Callable[[str], Tensor]:
     """``read`` of what has arrived; it raises ArealError for what is no number."""
 
     def checked(name: str) -> Tensor:

@@ -2,37 +2,108 @@
 
 Other threads talk to it by commands that it runs in order between steps, so that a reply to ``pause`` or
 ``load_weights`` means that no step is under way and, while paused, that none begins. A paused engine keeps its
-sequences and their cache; after a weight swap they go on from their tokens, with keys and values computed anew: each
+sequences and their cache; after a weight swap they continue from their tokens, with keys and values computed anew: each
 token carries the version of the weights that sampled it, and its log-probability is theirs alone.
 
 A step that fails is not survived: what the cache and the sequences hold is then unknown. Every sequence ends, the
-engine refuses all further calls, and ``on_failure`` is told.
+engine refuses all further calls, and ``on_failure`` is called.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.lora import Adapter
-from areal.services.inference.engines.embedded.mailbox import Mailbox
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
-from areal.services.inference.engines.embedded.scheduler import Scheduler
-from areal.services.inference.engines.embedded.sequence import Finish, Sequence, TopLogprobs
-from areal.services.inference.engines.embedded.spans import Span, cut
-from areal.services.inference.engines.embedded.steps import Copy, Decode, Limits, Prefill, joined
-from areal.services.weight_update.arrival import Arrival
+from areal.services.inference.engines.embedded.scheduler import BatchScheduler
+from areal.services.inference.engines.embedded.steps import (
+    Copy,
+    Decode,
+    Finish,
+    Prefill,
+    SchedulerLimits,
+    Span,
+    TokenSequence,
+    TopLogprobs,
+    cut,
+    joined,
+)
+from areal.services.weight_update.memory import TransferProgress
+
+# -- commands from other threads
+
+T = TypeVar("T")
+
+
+class CommandQueue:
+    """``call`` is for any thread, the rest for the one that owns the mailbox.
+
+    After ``close``, pending and later calls get the refusal.
+    """
+
+    def __init__(self) -> None:
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # between putting a command and refusing all further ones
+        self._refusal: Exception | None = None
+
+    def call(self, action: Callable[[], T]) -> Future[T]:
+        """The future of ``action()``; cancelling it before it is begun withdraws it."""
+        command = _Command(action)
+        with self._gate:
+            if self._refusal is not None:
+                raise self._refusal
+            self._commands.put(command)
+        return command.future
+
+    def run_next(self, *, wait: bool) -> None:
+        """Run one command if there is one; with ``wait``, wait for it."""
+        if wait or not self._commands.empty():
+            self._commands.get().run()
+
+    @property
+    def is_empty(self) -> bool:
+        return self._commands.empty()
+
+    def close(self, refusal: Exception) -> None:
+        with self._gate:
+            self._refusal = refusal
+        while not self._commands.empty():
+            self._commands.get().refuse(refusal)
+
+
+class _Command:
+    """An action, and its outcome for the calling thread."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self._action = action
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return  # its caller cancelled it before it began
+        try:
+            self.future.set_result(self._action())
+        except Exception as error:  # noqa: BLE001 (the asking thread gets it)
+            self.future.set_exception(error)
+
+    def refuse(self, refusal: Exception) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(refusal)
+
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +153,7 @@ class Engine:
     def __init__(
         self,
         runner: ModelRunner,
-        limits: Limits,
+        limits: SchedulerLimits,
         on_progress: Callable[[bool], None] = lambda urgent: None,
         on_failure: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
@@ -90,11 +161,11 @@ class Engine:
         self.version = 0
         self.counters = Counters()
         self._runner = runner
-        self._scheduler = Scheduler(
+        self._scheduler = BatchScheduler(
             limits if runner.keeps_prefixes else replace(limits, shortest_share=2**62, copies_rows=False)
         )
         self._on_progress, self._on_failure = on_progress, on_failure
-        self._mailbox = Mailbox()
+        self._commands = CommandQueue()
         self._paused = False
         self._released = False
         self._closing = False
@@ -136,31 +207,31 @@ class Engine:
         """End the thread; what has not ended is lost."""
         if self._thread.is_alive():
             with contextlib.suppress(ArealError):  # it is ending already
-                self._mailbox.call(self._close)
+                self._commands.call(self._close)
             self._thread.join()
 
-    def submit(self, sequences: list[Sequence], *, company: bool = False) -> None:
-        """Queue sequences; they are read as they grow (``Sequence``). ``company``: they are of a batch, whose others
-        are about to come, and an engine without other work waits for those."""
-        self._mailbox.call(lambda: self._admit(sequences, company=company))
+    def submit(self, sequences: list[TokenSequence], *, more_coming: bool = False) -> None:
+        """Queue sequences; they are read as they grow. ``more_coming``: they are of a batch, whose others are about to
+        come, and an engine without other work waits for those."""
+        self._commands.call(lambda: self._admit(sequences, more_coming=more_coming))
 
-    def abort(self, sequences: list[Sequence]) -> Future[None]:
+    def abort(self, sequences: list[TokenSequence]) -> Future[None]:
         """End those that have not ended; done when no further token of them can appear."""
-        return self._mailbox.call(lambda: self._abort(sequences))
+        return self._commands.call(lambda: self._abort(sequences))
 
-    def let_go_if_paused(self) -> None:
-        """End what a pause, or released memory, holds still, where nobody will resume it."""
-        self._mailbox.call(lambda: self._abort(self._sequences(), Finish.LOST) if self._held_still else None)
+    def abort_if_paused(self) -> None:
+        """End sequences that a pause or released memory holds, when no resume will come."""
+        self._commands.call(lambda: self._abort(self._sequences(), Finish.LOST) if self._held_still else None)
 
     def pause(self) -> Future[None]:
         """Done when no step is under way; none begins until ``resume``."""
-        return self._mailbox.call(lambda: self._set_paused(True))
+        return self._commands.call(lambda: self._set_paused(True))
 
     def resume(self) -> Future[None]:
-        return self._mailbox.call(lambda: self._set_paused(False))
+        return self._commands.call(lambda: self._set_paused(False))
 
     def set_version(self, version: int) -> Future[None]:
-        return self._mailbox.call(lambda: self._set_version(version))
+        return self._commands.call(lambda: self._set_version(version))
 
     def load_weights(self, folder: Path, version: int | None) -> object:
         """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller;
@@ -169,11 +240,11 @@ class Engine:
         Raises ArealError when the folder does not hold this model whole; the old weights then stay, and their version.
         """
         install = self._runner.prepare(folder)
-        return self._mailbox.call(lambda: self._install(install, version)).result()
+        return self._commands.call(lambda: self._install(install, version)).result()
 
-    def stage_weights(self, folder: Path, version: int, arrival: Arrival | None = None) -> None:
-        """Make them ready for ``load_staged`` while generation goes on, and while they still arrive. Blocks the caller;
-        raises ArealError as ``load_weights`` does."""
+    def stage_weights(self, folder: Path, version: int, arrival: TransferProgress | None = None) -> None:
+        """Make them ready for ``load_staged`` while generation continues, and while they still arrive. Blocks the
+        caller; raises ArealError as ``load_weights`` does."""
         self.drop_staged()
         self._staged = (version, self._runner.prepare(folder, arrival))
 
@@ -187,7 +258,7 @@ class Engine:
         if staged is None or staged[0] != version:
             has = "none" if staged is None else str(staged[0])
             raise Conflict(f"version {version} is not staged here: {has} is")
-        return self._mailbox.call(lambda: self._install(staged[1], version)).result()
+        return self._commands.call(lambda: self._install(staged[1], version)).result()
 
     def forget_weights(self) -> None:
         """What is staged, and the memory that it was read from. Not beside ``stage_weights``."""
@@ -197,7 +268,7 @@ class Engine:
     def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Future[Scores]:
         """Of each token of ``prompt`` but the first, its log-probability and the ``top`` likeliest ones: by one forward
         pass between two steps. Raises Conflict while the memory is released."""
-        return self._mailbox.call(lambda: self._score(prompt, top, adapter))
+        return self._commands.call(lambda: self._score(prompt, top, adapter))
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         """Raises ArealError where the folder is no LoRA adapter of this model."""
@@ -208,20 +279,20 @@ class Engine:
 
         Raises ArealError, with nothing changed, where the weights cannot be put elsewhere.
         """
-        return self._mailbox.call(self._release)
+        return self._commands.call(self._release)
 
     def restore_memory(self) -> Future[None]:
-        return self._mailbox.call(self._restore)
+        return self._commands.call(self._restore)
 
     def stats(self) -> Future[Stats]:
-        return self._mailbox.call(self._stats)
+        return self._commands.call(self._stats)
 
     # The rest is the engine's thread.
 
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._obey(wait=self._held_still or not self._scheduler.has_work)
+                self._run_commands(wait=self._held_still or not self._scheduler.has_work)
                 if self._gathering:
                     self._gather()
                 if not self._held_still and not self._closing and self._scheduler.has_work:
@@ -233,30 +304,30 @@ class Engine:
             self._on_failure(error)
 
     def _gather(self) -> None:
-        """Until nobody has come for a moment: a batch of many is as quick as one of few."""
+        """Wait until no request has come for a moment: a large batch is as quick as a small one."""
         until = time.monotonic() + _GATHER_S
         while self._gathering and self._broken is None and time.monotonic() < until:
             time.sleep(_MOMENT_S)
-            if self._mailbox.is_empty:
+            if self._commands.is_empty:
                 break
-            self._obey(wait=False)
+            self._run_commands(wait=False)
         self._gathering = False
 
     @property
     def _held_still(self) -> bool:
         return self._paused or self._released
 
-    def _obey(self, *, wait: bool) -> None:
+    def _run_commands(self, *, wait: bool) -> None:
         """Run the commands at hand; with ``wait``, at least one."""
-        self._mailbox.obey(wait=wait)
-        while not self._mailbox.is_empty and self._broken is None:
-            self._mailbox.obey(wait=False)
+        self._commands.run_next(wait=wait)
+        while not self._commands.is_empty and self._broken is None:
+            self._commands.run_next(wait=False)
         if self._broken is not None:
             raise self._broken
 
     def _lose(self, refusal: ArealError) -> None:
         """The end of the thread: what has not ended never will."""
-        self._mailbox.close(refusal)
+        self._commands.close(refusal)
         for sequence in self._sequences():
             sequence.finish = Finish.LOST
         self._on_progress(True)
@@ -268,10 +339,10 @@ class Engine:
         tops: list[TopLogprobs] = []
         for logits in self._runner.score(prompt, adapter):
             following = prompt[len(logprobs) + 1 : len(logprobs) + 1 + len(logits)]
-            told = logits[: len(following)].log_softmax(-1)
-            targets = torch.tensor(following, device=told.device).unsqueeze(1)
-            logprobs += told.gather(1, targets).squeeze(1).tolist()
-            values, ids = told.topk(min(top, told.shape[1]), dim=-1)
+            scored = logits[: len(following)].log_softmax(-1)
+            targets = torch.tensor(following, device=scored.device).unsqueeze(1)
+            logprobs += scored.gather(1, targets).squeeze(1).tolist()
+            values, ids = scored.topk(min(top, scored.shape[1]), dim=-1)
             pairs = zip(ids.tolist(), values.tolist(), strict=True)
             tops += [list(zip(each, of_each, strict=True)) for each, of_each in pairs]
         return logprobs, tops
@@ -279,19 +350,19 @@ class Engine:
     def _close(self) -> None:
         self._closing = True
 
-    def _admit(self, sequences: list[Sequence], *, company: bool = False) -> None:
-        self._gathering = company and (self._gathering or not self._scheduler.has_work)
+    def _admit(self, sequences: list[TokenSequence], *, more_coming: bool = False) -> None:
+        self._gathering = more_coming and (self._gathering or not self._scheduler.has_work)
         self.counters.requests += 1
         for sequence in sequences:
             self._scheduler.add(sequence)
 
-    def _abort(self, sequences: list[Sequence], finish: Finish = Finish.ABORT) -> None:
+    def _abort(self, sequences: list[TokenSequence], finish: Finish = Finish.ABORT) -> None:
         ended = [sequence for sequence in sequences if sequence.finish is None]
         self.counters.aborted += len(ended)
         self._end(ended, finish)
         self._on_progress(True)
 
-    def _sequences(self) -> list[Sequence]:
+    def _sequences(self) -> list[TokenSequence]:
         return [*self._scheduler.running, *self._scheduler.waiting]
 
     def _set_paused(self, paused: bool) -> None:
@@ -395,7 +466,7 @@ class Engine:
         self._scheduler.commit(step)
         return self._append(step.sequences, sampled)
 
-    def _bind(self, sequences: tuple[Sequence, ...]) -> None:
+    def _bind(self, sequences: tuple[TokenSequence, ...]) -> None:
         """The batch changed: what a step needs of its sequences becomes tensors again."""
         device = self._runner.device
         if not self._narrowed(sequences):
@@ -405,12 +476,12 @@ class Engine:
         self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
 
     def _hold(self, batch: Batch, tokens: torch.Tensor) -> None:
-        """Go on from these, the newest of the batch's sequences; which spans they make, ``_bind`` says."""
+        """Continue from these tokens, the newest of the batch's sequences; ``_bind`` sets their spans."""
         self._batch, self._tokens, self._spans = batch, tokens, ()
         self._adapters = _adapters(batch.sequences)
         self._positions = torch.tensor([sequence.cached for sequence in batch.sequences], device=tokens.device)
 
-    def _narrowed(self, sequences: tuple[Sequence, ...]) -> bool:
+    def _narrowed(self, sequences: tuple[TokenSequence, ...]) -> bool:
         """Whether the batch is the one before, or the one just prefilled, without those that ended. Mostly it is; then
         it is made of that."""
         if self._batch is None or self._adapters:
@@ -425,12 +496,12 @@ class Engine:
         self._tokens, self._positions = self._tokens[index], self._positions[index]
         return True
 
-    def _append(self, sequences: list[Sequence] | tuple[Sequence, ...], sampled: Sampled) -> bool:
+    def _append(self, sequences: list[TokenSequence] | tuple[TokenSequence, ...], sampled: Sampled) -> bool:
         """One token more for each; whether one of them ended by it."""
         version, top = self.version, sampled.top
-        stopped: list[Sequence] = []
-        full: list[Sequence] = []
-        astray: list[Sequence] = []  # no token of this model goes on with their grammar
+        stopped: list[TokenSequence] = []
+        full: list[TokenSequence] = []
+        dead_ends: list[TokenSequence] = []  # no token of this model continues their grammar
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
         for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
             sequence.output.append(token)
@@ -440,7 +511,7 @@ class Engine:
                 sequence.top.append(top[index])
             sequence.produced += 1
             if sequence.matcher is not None and not sequence.matcher.observe(token):
-                astray.append(sequence)
+                dead_ends.append(sequence)
             elif token in sequence.stop_ids:
                 sequence.stop_token = token
                 stopped.append(sequence)
@@ -451,11 +522,11 @@ class Engine:
             self._end(stopped, Finish.STOP)
         if full:
             self._end(full, Finish.LENGTH)
-        if astray:
-            self._end(astray, Finish.LOST)
-        return bool(stopped or full or astray)
+        if dead_ends:
+            self._end(dead_ends, Finish.LOST)
+        return bool(stopped or full or dead_ends)
 
-    def _end(self, sequences: list[Sequence], finish: Finish) -> None:
+    def _end(self, sequences: list[TokenSequence], finish: Finish) -> None:
         self._copy(self._scheduler.remove(sequences))
         for sequence in sequences:
             sequence.counts = sequence.seen = sequence.matcher = None
@@ -466,7 +537,7 @@ class Engine:
             self._runner.copy(copy)
 
 
-def _adapters(sequences: list[Sequence] | tuple[Sequence, ...]) -> Adapters:
+def _adapters(sequences: list[TokenSequence] | tuple[TokenSequence, ...]) -> Adapters:
     """Empty where no sequence has one, which is what costs nothing."""
     adapters = [sequence.adapter for sequence in sequences]
     return adapters if any(adapters) else ()

@@ -1,9 +1,7 @@
-"""Answers held to a JSON schema, a regular expression or a grammar: which tokens may come next, by llguidance.
+"""JSON schemas, regular expressions and grammars by llguidance: which tokens may come next.
 
-A grammar is compiled once a request; each sequence has a matcher of its own that follows what it said. The reported
-log-probabilities stay those of the raw distribution: a grammar shapes what is chosen, as filters do.
-
-Needs the package ``llguidance`` and the model's ``tokenizer.json``; without either, ``response_format`` is refused.
+A grammar is compiled once a request; each sequence has a matcher of its own. Needs the package ``llguidance`` and the
+model's ``tokenizer.json``; without either, ``response_format`` is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class Matcher:
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
         """[vocab_size], which tokens may come next: the end tokens alone once the answer is whole, or when the model
-        has no token to go on with (``observe`` tells which)."""
+        has no token to continue with (``observe`` tells which)."""
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
         bits = ((words[:, None] >> _BITS) & 1).astype(bool).reshape(-1)[:vocab_size]
         return np.pad(bits, (0, vocab_size - len(bits)))
@@ -43,7 +41,7 @@ class Matcher:
         """Whether the answer can still be one of the grammar with ``token`` as its next."""
         return bool(self._matcher.consume_token(token)) and self._matcher.stop_reason() in _GOES_WELL
 
-    def twin(self) -> Matcher:
+    def fork(self) -> Matcher:
         return Matcher(self._matcher.deep_copy())
 
 

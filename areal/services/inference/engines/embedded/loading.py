@@ -7,19 +7,26 @@ reading config, importing torch, loading weights (bytes done of all), warming up
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal.errors import ArealError
+from areal.errors import ArealError, UsageFault
+from areal.hub import model_folder
 from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
-from areal.services.inference.engines.embedded.end_tokens import end_tokens
-from areal.services.inference.engines.embedded.layout import check, plan
-from areal.services.inference.engines.embedded.memory import free_bytes
-from areal.services.inference.engines.embedded.model_config import ModelConfig, Unsupported, parse, read_config
-from areal.services.inference.engines.embedded.settings import Settings, default_threads
-from areal.services.inference.engines.embedded.steps import Limits
+from areal.services.inference.engines.embedded.model_config import (
+    ModelConfig,
+    UnsupportedArchitecture,
+    buffer_slices,
+    check,
+    end_tokens,
+    parse,
+    read_config,
+)
+from areal.services.inference.engines.embedded.steps import SchedulerLimits
+from areal.wire.processes import EmbeddedEngineConfig
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +36,31 @@ if TYPE_CHECKING:
     from areal.services.inference.engines.embedded.lora import Adapter
     from areal.services.inference.engines.embedded.runner import ModelRunner
 
+
+def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
+    """``NAME=FOLDER`` each, as folders by name. Raises UsageFault."""
+    folders = {}
+    for text in lora:
+        name, equals, folder = text.partition("=")
+        if not (name and equals and folder):
+            raise UsageFault(f"--lora {text!r} must be NAME=FOLDER")
+        folders[name] = model_folder(folder)
+    return folders
+
+
+def default_threads() -> int:
+    """One engine beside others on a machine: half of what it may use, and no more than memory bandwidth feeds."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
+
+
 logger = logging.getLogger(__name__)
 Report = Callable[[str, int | None, int | None], None]  # stage, done, total
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """``adapters`` by name; ``grammars`` None where there are none, and ``no_grammars`` says why."""
 
     engine: Engine
@@ -56,70 +81,66 @@ class ModelFolder:
     reason: str  # why config is None
 
 
-def inspect(path: Path) -> ModelFolder:
+def inspect_folder(path: Path) -> ModelFolder:
     """Read the configuration and the headers. Raises ArealError naming what is missing or does not fit."""
     raw = read_config(path)
     try:
         config = parse(raw)
-    except Unsupported as unsupported:
+    except UnsupportedArchitecture as unsupported:
         return ModelFolder(path, raw, None, str(unsupported))
-    check(plan(config), open_checkpoint(path), tied=config.tied)
+    check(buffer_slices(config), open_checkpoint(path), tied=config.tied)
     return ModelFolder(path, raw, config, "")
 
 
-def load(
+def load_model(
     folder: ModelFolder,
-    settings: Settings,
+    config: EmbeddedEngineConfig,
+    lora: Mapping[str, Path],
     report: Report,
     on_progress: Callable[[bool], None],
     on_failure: Callable[[BaseException], None],
-) -> Loaded:
+) -> LoadedModel:
     """Load, warm up and start. Raises ArealError where the folder or the machine cannot serve it."""
     report("importing torch", None, None)
     import torch
 
     from areal.services.inference.engines.embedded.engine import Engine
+    from areal.services.inference.engines.embedded.grammar import Grammars
 
-    torch.set_num_threads(settings.threads or default_threads())
-    device = _device(settings.device)
-    runner, limits = _open_runner(folder, settings, device, report)
-    adapters = {name: runner.read_adapter(name, path) for name, path in settings.lora}
+    torch.set_num_threads(config.threads or default_threads())
+    device = _device(config.device)
+    runner, limits = _open_runner(folder, config, device, report)
+    adapters = {name: runner.read_adapter(name, path) for name, path in lora.items()}
     report("warming up", None, None)
     _warm_up(runner)
     engine = Engine(runner, limits, on_progress, on_failure)
     engine.start()
     description = f"{runner.description}; {limits.max_rows} sequences of up to {limits.max_length} tokens"
     ends = end_tokens(folder.path, folder.raw)
-    grammars, no_grammars = _grammars(folder.path, runner.vocab_size, ends)
-    return Loaded(engine, ends, description, adapters, grammars, no_grammars)
-
-
-def _grammars(folder: Path, vocab_size: int, ends: frozenset[int]) -> tuple[Grammars | None, str]:
-    from areal.services.inference.engines.embedded.grammar import Grammars
-
     try:
-        return Grammars(folder, vocab_size, ends), ""
+        return LoadedModel(engine, ends, description, adapters, Grammars(folder.path, runner.vocab_size, ends))
     except ArealError as error:
-        return None, f"{error.message}" + (f" ({error.hint})" if error.hint else "")
+        reason = f"{error.message}" + (f" ({error.hint})" if error.hint else "")
+        return LoadedModel(engine, ends, description, adapters, None, reason)
 
 
 def _open_runner(
-    folder: ModelFolder, settings: Settings, device: torch.device, report: Report
-) -> tuple[ModelRunner, Limits]:
+    folder: ModelFolder, config: EmbeddedEngineConfig, device: torch.device, report: Report
+) -> tuple[ModelRunner, SchedulerLimits]:
     if folder.config is None:
-        return _open_fallback(folder, settings, device, report)
+        return _open_fallback(folder, config, device, report)
     from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner, position_bytes
 
-    dtype = _dtype(settings.dtype, folder.config.dtype, device)
-    limits = _limits(settings, folder.config.max_positions, position_bytes(folder.config, dtype), device)
+    dtype = _dtype(config.dtype, folder.config.dtype, device)
+    limits = _limits(config, folder.config.max_positions, position_bytes(folder.config, dtype), device)
     runner = DecoderRunner(folder.config, limits, dtype, device)
     runner.load(folder.path, lambda done, total: report("loading weights", done, total))
     return runner, limits
 
 
 def _open_fallback(
-    folder: ModelFolder, settings: Settings, device: torch.device, report: Report
-) -> tuple[ModelRunner, Limits]:
+    folder: ModelFolder, config: EmbeddedEngineConfig, device: torch.device, report: Report
+) -> tuple[ModelRunner, SchedulerLimits]:
     report("importing transformers", None, None)
     try:
         from areal.services.inference.engines.embedded.transformers_runner import TransformersRunner
@@ -131,8 +152,8 @@ def _open_fallback(
     logger.info("the own decoder has no %s: transformers computes this model", folder.reason)
     report("loading weights", None, None)
     of_model = str(folder.raw.get("dtype") or folder.raw.get("torch_dtype") or "float32")
-    runner = TransformersRunner(folder.path, _dtype(settings.dtype, of_model, device), device)
-    return runner, _limits(settings, runner.max_positions, runner.position_bytes(), device)
+    runner = TransformersRunner(folder.path, _dtype(config.dtype, of_model, device), device)
+    return runner, _limits(config, runner.max_positions, runner.position_bytes(), device)
 
 
 def _device(name: str) -> torch.device:
@@ -160,35 +181,39 @@ def _dtype(asked: str, of_model: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def _limits(settings: Settings, model_positions: int, position_bytes: int, device: torch.device) -> Limits:
+def _limits(
+    config: EmbeddedEngineConfig, model_positions: int, position_bytes: int, device: torch.device
+) -> SchedulerLimits:
     """Resolve what was left open. The cache never takes more than every row at full length needs."""
-    wanted = settings.max_model_len or model_positions
+    wanted = config.max_model_len or model_positions
     if wanted > model_positions:
         raise ArealError(f"--max-model-len {wanted} is more than the model's {model_positions} positions")
-    given = settings.kv_memory_gib
+    given = config.kv_memory_gib
     budget = _free_memory(device) if given is None else int(given * 2**30)
     kept = budget // 4  # for prefixes beyond their sequence
-    kv_tokens = min((budget - kept) // position_bytes, settings.max_batch_size * wanted)
+    kv_tokens = min((budget - kept) // position_bytes, config.max_batch_size * wanted)
     if kv_tokens < 2:
         raise ArealError(f"no memory for a KV cache: one position takes {position_bytes} bytes of {budget}")
     if kv_tokens < wanted:
-        if settings.max_model_len:
+        if config.max_model_len:
             raise ArealError(
                 f"--max-model-len {wanted} needs {wanted * position_bytes / 2**30:.1f} GiB of KV cache, "
                 f"{budget / 2**30:.1f} GiB are free for it",
                 hint="lower it, or raise --kv-memory-gib",
             )
         logger.warning("the KV cache has room for %d of the model's %d positions", kv_tokens, wanted)
-    return Limits(
-        max_rows=settings.max_batch_size,
+    return SchedulerLimits(
+        max_rows=config.max_batch_size,
         max_length=min(wanted, kv_tokens),
         kv_tokens=kv_tokens,
-        prefill_tokens=settings.prefill_tokens,
+        prefill_tokens=config.prefill_tokens,
         kept_tokens=min(kept // position_bytes, kv_tokens // 4),
     )
 
 
 def _free_memory(device: torch.device) -> int:
+    from areal.services.inference.engines.embedded.runner import free_bytes
+
     return int(free_bytes(device) * (_CUDA_SHARE if device.type == "cuda" else _CPU_SHARE))
 
 
@@ -196,7 +221,7 @@ def _warm_up(runner: ModelRunner) -> None:
     """The first product of each kind sets up libraries; let no request pay for it."""
     import torch
 
-    from areal.services.inference.engines.embedded.spans import Span
+    from areal.services.inference.engines.embedded.steps import Span
 
     runner.reserve(1, 4)
     runner.prefill([[0, 0]], [0], 0)

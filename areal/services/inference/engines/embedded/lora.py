@@ -19,10 +19,14 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
-from areal.services.inference.engines.embedded.finite import is_finite
-from areal.services.inference.engines.embedded.layout import Form, Piece, buffers, plan
-from areal.services.inference.engines.embedded.model_config import ModelConfig
+from areal.services.inference.engines.embedded.checkpoint import is_finite, open_checkpoint
+from areal.services.inference.engines.embedded.model_config import (
+    BufferSlice,
+    Form,
+    ModelConfig,
+    buffer_shapes,
+    buffer_slices,
+)
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 # What would change how the adapter is computed, at the value at which it does not.
@@ -39,7 +43,7 @@ _serials = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Low:
+class LowRankDelta:
     """One buffer's delta: rows [n, in] to [n, out] by ``(rows @ down.T) @ up.T``; ``up`` holds the scale."""
 
     down: Tensor
@@ -51,7 +55,7 @@ class Adapter:
     """``lows`` by name of the decoder's buffer. ``serial`` tells it from another that had its name."""
 
     name: str
-    lows: Mapping[str, Low]
+    lows: Mapping[str, LowRankDelta]
     serial: int = field(default_factory=lambda: next(_serials))
 
 
@@ -83,7 +87,8 @@ def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.devic
 def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
     """Raises ArealError for a folder that is no adapter of this model, or of a kind that is not computed here."""
     scale = _scale(folder)
-    pieces = {piece.source.removesuffix(".weight"): piece for piece in plan(config) if _is_projection(piece)}
+    projections = (piece for piece in buffer_slices(config) if piece.source.endswith("_proj.weight"))
+    pieces = {piece.source.removesuffix(".weight"): piece for piece in projections}
     halves: dict[str, dict[str, Tensor]] = {}
     checkpoint = open_checkpoint(folder)
     with checkpoint.reader() as reader:
@@ -95,18 +100,16 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtyp
             if not is_finite(tensor):
                 raise ArealError(f"{folder}: {tensor_name} holds values that are not finite")
             halves.setdefault(match["module"], {})[match["part"]] = tensor.to(torch.float32)
-    lows: dict[str, list[tuple[Piece, Tensor, Tensor]]] = {}
+    lows: dict[str, list[tuple[BufferSlice, Tensor, Tensor]]] = {}
     for module, parts in halves.items():
         piece = pieces[module]
         lows.setdefault(piece.target, []).append((piece, *_checked(folder, module, parts, piece)))
-    shapes = buffers(config)
+    shapes = buffer_shapes(config)
     fused = {target: _fused(parts, shapes[target], scale, config.head_dim) for target, parts in lows.items()}
-    placed = {target: Low(low.down.to(device, dtype), low.up.to(device, dtype)) for target, low in fused.items()}
+    placed = {
+        target: LowRankDelta(low.down.to(device, dtype), low.up.to(device, dtype)) for target, low in fused.items()
+    }
     return Adapter(name, placed)
-
-
-def _is_projection(piece: Piece) -> bool:
-    return piece.source.endswith("_proj.weight")
 
 
 def _scale(folder: Path) -> float:
@@ -123,7 +126,7 @@ def _scale(folder: Path) -> float:
         raise ArealError(f"{folder} is no LoRA adapter: adapter_config.json: {error!r}") from error
 
 
-def _checked(folder: Path, module: str, parts: Mapping[str, Tensor], piece: Piece) -> tuple[Tensor, Tensor]:
+def _checked(folder: Path, module: str, parts: Mapping[str, Tensor], piece: BufferSlice) -> tuple[Tensor, Tensor]:
     if len(parts) != 2:
         raise ArealError(f"{folder}: {module} has lora_{'AB'['A' in parts]} missing")
     down, up = parts["A"], parts["B"]
@@ -135,7 +138,9 @@ def _checked(folder: Path, module: str, parts: Mapping[str, Tensor], piece: Piec
     return down, up
 
 
-def _fused(parts: list[tuple[Piece, Tensor, Tensor]], shape: tuple[int, ...], scale: float, head_dim: int) -> Low:
+def _fused(
+    parts: list[tuple[BufferSlice, Tensor, Tensor]], shape: tuple[int, ...], scale: float, head_dim: int
+) -> LowRankDelta:
     whole = torch.zeros(shape[0], sum(down.shape[0] for _, down, _ in parts))
     column = 0
     for piece, down, up in parts:
@@ -143,4 +148,4 @@ def _fused(parts: list[tuple[Piece, Tensor, Tensor]], shape: tuple[int, ...], sc
             up = up.view(-1, 2, head_dim // 2, up.shape[1]).transpose(1, 2).reshape(up.shape)
         whole[piece.start : piece.stop, column : column + down.shape[0]] = up * scale
         column += down.shape[0]
-    return Low(torch.cat([down for _, down, _ in parts]), whole)
+    return LowRankDelta(torch.cat([down for _, down, _ in parts]), whole)

@@ -24,16 +24,16 @@ _WORTH_A_CALL = 2**22
 
 
 @dataclass(frozen=True)
-class Forms:
-    """One weight in the forms that its matrix keeps; None for one that it does not. ``lent``: the plain one lies where
-    somebody else computes with it too, and is not written."""
+class MatrixForms:
+    """One weight in the forms that its matrix keeps; None for one that it does not. ``borrowed``: the plain one
+    lies where another process computes with it too, and is not written."""
 
     plain: Tensor | None
     blocked: Tensor | None
-    lent: bool = False
+    borrowed: bool = False
 
 
-_NOTHING = Forms(None, None)
+_NOTHING = MatrixForms(None, None)
 
 
 class Matrix:
@@ -55,27 +55,27 @@ class Matrix:
     @torch.inference_mode()
     def assign(self, weight: Tensor) -> None:
         """Take the weight's values. A plain form of our own is overwritten where it lies."""
-        plain = None if self._held.lent else self._held.plain
+        plain = None if self._held.borrowed else self._held.plain
         if self._keeps_plain:
             if plain is None:
                 plain = torch.empty(self._shape, dtype=self._dtype, device=self._device)
             plain.copy_(weight)
-        self._held = Forms(plain, self._blocked(weight))
+        self._held = MatrixForms(plain, self._blocked(weight))
 
     @torch.inference_mode()
-    def forms(self, weight: Tensor, *, lent: bool = False) -> Forms:
-        """The weight's values beside those in use, for ``adopt``; by any thread. ``lent``: the weight is contiguous and
-        stays what it is, so that it need not be copied."""
-        lent = lent and self._keeps_plain and weight.dtype == self._dtype and weight.device == self._device
-        plain = weight if lent else None
-        if self._keeps_plain and not lent:
+    def forms(self, weight: Tensor, *, borrowed: bool = False) -> MatrixForms:
+        """The weight's values beside those in use, for ``adopt``; by any thread. ``borrowed``: the weight is contiguous
+        and does not change, so it need not be copied."""
+        borrowed = borrowed and self._keeps_plain and weight.dtype == self._dtype and weight.device == self._device
+        plain = weight if borrowed else None
+        if self._keeps_plain and not borrowed:
             plain = weight.to(self._device, self._dtype, copy=True, memory_format=torch.contiguous_format)
-        return Forms(plain, self._blocked(weight), lent)
+        return MatrixForms(plain, self._blocked(weight), borrowed)
 
     def _blocked(self, weight: Tensor) -> Tensor | None:
         return _block(weight.to(self._dtype).contiguous()) if self.reorders else None
 
-    def adopt(self, new: Forms) -> Forms:
+    def adopt(self, new: MatrixForms) -> MatrixForms:
         """Use these from now on; those that were in use."""
         old, self._held = self._held, new
         return old

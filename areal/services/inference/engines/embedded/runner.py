@@ -1,4 +1,4 @@
-"""The contract between the engine and whatever computes the model, and the choice of who does.
+"""The contract between the engine and a model runner, and the memory that runners share.
 
 Rows of a KV cache are numbered from 0. All methods but ``prepare`` are called by the engine's thread, between or in
 steps; ``prepare`` may run beside a step in another thread.
@@ -6,17 +6,22 @@ steps; ``prepare`` may run beside a step in another thread.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from areal.errors import ArealError
 from areal.services.inference.engines.embedded.lora import Adapter
-from areal.services.inference.engines.embedded.spans import Span
-from areal.services.inference.engines.embedded.steps import Copy
-from areal.services.weight_update.arrival import Arrival
+from areal.services.inference.engines.embedded.steps import Copy, Span
+from areal.services.weight_update.memory import TransferProgress
 
 Adapters = Sequence[Adapter | None]
 
@@ -62,7 +67,7 @@ class ModelRunner(Protocol):
         """Move, keep, restore or drop cached positions, as the scheduler's values say."""
         ...
 
-    def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
+    def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
         """Check that ``folder``, or one file, holds this model's weights, whole and finite, without touching those in
         use, and make them ready as far as there is room. Raises ArealError, and then nothing has changed.
 
@@ -87,3 +92,84 @@ class ModelRunner(Protocol):
     def restore(self) -> None:
         """Have the weights again as they were."""
         ...
+
+
+# -- released weights
+#
+# They go to an unnamed file, which no crash leaves behind. A CUDA device's weights go to the CPU's memory instead.
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class _OffloadedTensor:
+    name: str
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class WeightOffload:
+    """Holds what ``put`` was given; ``tensors`` gives it back, on the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._file: IO[bytes] | None = None
+        if device.type == "cpu":
+            self._file = tempfile.TemporaryFile(prefix="areal-weights-")  # noqa: SIM115 (open until it is read back)
+        self._places: list[_OffloadedTensor] = []
+        self._held: list[tuple[str, Tensor]] = []
+        self._size = 0
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Raises ArealError when there is no room for it."""
+        if self._file is None:
+            self._held.append((name, tensor.to("cpu", copy=True)))
+            return
+        values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        try:
+            self._file.write(values.data)
+            self._file.flush()
+        except OSError as error:
+            raise ArealError(
+                f"the weights cannot be put on disk: {error.strerror}",
+                hint=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a folder that has it",
+            ) from error
+        self._places.append(_OffloadedTensor(name, self._size, tensor.shape, tensor.dtype))
+        self._size += values.nbytes
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._held
+        if self._file is None or not self._size:
+            return
+        pages = mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
+        for place in self._places:
+            size = place.shape.numel() * place.dtype.itemsize
+            values = torch.from_numpy(np.frombuffer(pages, np.uint8, size, place.offset))
+            yield place.name, values.view(place.dtype).view(place.shape)
+
+    def close(self) -> None:
+        self._held.clear()
+        if self._file is not None:
+            self._file.close()
+
+
+def free_bytes(device: torch.device) -> int:
+    """On a CPU, of this machine and within our group's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(meminfo["MemAvailable"].split()[0]) * 1024
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.is_file() and used.is_file() and (bound := limit.read_text().strip()).isdigit():
+        free = min(free, max(0, int(bound) - int(used.read_text())))
+    return free
+
+
+def return_freed_memory(device: torch.device) -> None:
+    """What was freed goes back to whom it came from: allocators keep it for themselves otherwise."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere the allocator decides
+    if trim is not None:
+        trim(0)

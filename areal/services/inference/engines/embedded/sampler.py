@@ -6,12 +6,13 @@ own temperature (1 for a greedy one): penalties, grammars and filters shape what
 
 Randomness: one uniform number per token, a hash of the sequence's key and of the token's absolute position (SplitMix64,
 doi:10.1145/2714064.2660195), turned into a token by the inverse of the cumulative distribution. So a sequence's
-numbers depend neither on its company, nor on the steps it shared, nor on being computed again after it lost its row.
+numbers depend neither on its batch, nor on the steps it shared, nor on being computed again after it lost its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -20,10 +21,181 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal.services.inference.engines.embedded.filters import keep_only
 from areal.services.inference.engines.embedded.grammar import keep_allowed
-from areal.services.inference.engines.embedded.penalties import Penalties
-from areal.services.inference.engines.embedded.sequence import Sequence, TopLogprobs
+from areal.services.inference.engines.embedded.steps import TokenSequence, TopLogprobs
+from areal.wire.sampling import SamplingParams
+
+# -- biases and penalties
+#
+# Only the rows that ask for them are touched. Counts live on the sequence (``counts``, ``seen``: [vocab] views of
+# rows of the batch's tensors), so that another batch with the same sequence continues from them without counting
+# again.
+
+
+class Penalties:
+    def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
+        self._biases = _Biases(sequences, device)
+        self._early = _Early(sequences, device)
+        rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.penalizes]
+        self._rows = torch.tensor(rows, dtype=torch.int64, device=device)
+        if not rows:
+            return
+        held = [sequences[row] for row in rows]
+        self._counts = torch.stack([_counts(each, vocab_size, device) for each in held])
+        self._seen = torch.stack([_seen(each, vocab_size, device) for each in held])
+        for index, sequence in enumerate(held):
+            sequence.counts, sequence.seen = self._counts[index], self._seen[index]
+        self._presence = _column([each.sampling.presence_penalty for each in held], device)
+        self._frequency = _column([each.sampling.frequency_penalty for each in held], device)
+        self._repetition = _column([each.sampling.repetition_penalty for each in held], device)
+        self._range = torch.arange(len(rows), device=device)
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> Penalties | None:
+        """None when no sequence needs any of it."""
+        asked = any(
+            each.sampling.penalizes or each.sampling.logit_bias or each.produced < each.sampling.min_new_tokens
+            for each in sequences
+        )
+        return cls(sequences, vocab_size, device) if asked else None
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """A changed copy of ``logits`` [n, vocab]."""
+        changed = logits.clone()
+        self._biases.apply(changed)
+        if len(self._rows):
+            changed[self._rows] = self._penalised(changed[self._rows])
+        self._early.apply(changed)
+        return changed
+
+    def observe(self, tokens: Tensor) -> None:
+        """Count the chosen tokens [n]."""
+        if len(self._rows):
+            chosen = tokens[self._rows]
+            self._counts[self._range, chosen] += 1
+            self._seen[self._range, chosen] = True
+
+    def _penalised(self, logits: Tensor) -> Tensor:
+        divided = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
+        logits = torch.where(self._seen, divided, logits)
+        return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
+
+
+class _Biases:
+    """``logit_bias`` of all rows as one scatter."""
+
+    def __init__(self, sequences: Sequence[TokenSequence], device: torch.device) -> None:
+        triples = [
+            (row, token, bias)
+            for row, sequence in enumerate(sequences)
+            for token, bias in sequence.sampling.logit_bias.items()
+        ]
+        self._rows = torch.tensor([row for row, _, _ in triples], dtype=torch.int64, device=device)
+        self._tokens = torch.tensor([token for _, token, _ in triples], dtype=torch.int64, device=device)
+        self._values = torch.tensor([bias for _, _, bias in triples], dtype=torch.float32, device=device)
+
+    def apply(self, logits: Tensor) -> None:
+        if len(self._rows):
+            logits[self._rows, self._tokens] += self._values
+
+
+class _Early:
+    """The stop tokens of rows that are too short to end, as one write. Each ``apply`` is for a token more of every
+    row."""
+
+    def __init__(self, sequences: Sequence[TokenSequence], device: torch.device) -> None:
+        self._device = device
+        stopping = {row: each for row, each in enumerate(sequences) if each.stop_ids}
+        short = {row: each.sampling.min_new_tokens - each.produced for row, each in stopping.items()}
+        self._left = {row: left for row, left in short.items() if left > 0}
+        self._stops = {row: sorted(stopping[row].stop_ids) for row in self._left}
+        self._arrange()
+
+    def _arrange(self) -> None:
+        pairs = [(row, token) for row in self._left for token in self._stops[row]]
+        self._rows, self._tokens = torch.tensor(pairs, dtype=torch.int64, device=self._device).view(-1, 2).unbind(1)
+        self._due = min(self._left.values(), default=0)  # tokens until a row is long enough
+
+    def apply(self, logits: Tensor) -> None:
+        if not self._left:
+            return
+        logits[self._rows, self._tokens] = float("-inf")
+        self._due -= 1
+        if self._due == 0:
+            least = min(self._left.values())
+            self._left = {row: left - least for row, left in self._left.items() if left > least}
+            self._arrange()
+
+
+def _counts(sequence: TokenSequence, vocab_size: int, device: torch.device) -> Tensor:
+    if sequence.counts is not None:
+        return sequence.counts
+    generated = torch.tensor(sequence.output, dtype=torch.int64, device=device)
+    return torch.bincount(generated, minlength=vocab_size).to(torch.float32)
+
+
+def _seen(sequence: TokenSequence, vocab_size: int, device: torch.device) -> Tensor:
+    if sequence.seen is not None:
+        return sequence.seen
+    seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+    seen[torch.tensor(sequence.prompt + sequence.output, dtype=torch.int64, device=device)] = True
+    return seen
+
+
+def _column(values: list[float], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+
+
+# -- filters
+#
+# Top-k, top-p (arXiv:1904.09751) and min-p (arXiv:2407.01082). Each filter keeps the most likely tokens, so together
+# they keep those from some logit upwards. That threshold is found among a row's few largest logits wherever they
+# suffice: sorting a vocabulary costs more than the rest of a step.
+
+_OUT = float("-inf")
+_WIDTHS = (128, 2048)  # how many of the largest logits are tried before all
+
+
+def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """``logits`` [n, vocab], -inf where row i's ``params[i]`` drop a token: top-k first, then top-p, then min-p.
+
+    Each filter looks at what the one before left, renormalised. The most likely token always stays, and so do tokens
+    equal to the last one that stays.
+    """
+    vocab, device = logits.shape[1], logits.device
+    floors = torch.full((len(params), 1), _OUT, device=device)
+    if any(each.top_k > 0 or each.top_p < 1.0 for each in params):
+        limits = torch.tensor([each.top_k if each.top_k > 0 else vocab for each in params], device=device)
+        nuclei = torch.tensor([each.top_p for each in params], device=device)
+        for width in (*(each for each in _WIDTHS if each < vocab), vocab):
+            floors, enough = _floors(logits, limits.unsqueeze(1), nuclei.unsqueeze(1), width)
+            if enough:
+                break
+    if any(each.min_p > 0.0 for each in params):
+        shares = [math.log(each.min_p) if each.min_p > 0.0 else _OUT for each in params]
+        least = logits.amax(dim=-1, keepdim=True) + torch.tensor(shares, device=device).unsqueeze(1)
+        floors = torch.maximum(floors, least)
+    return logits.masked_fill(logits < floors, _OUT)
+
+
+def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple[Tensor, bool]:
+    """The least logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest were enough to tell."""
+    vocab = logits.shape[1]
+    ordered = logits.topk(width, dim=-1).values
+    in_top = torch.arange(width, device=logits.device) < limits
+    of_top = ordered.masked_fill(~in_top, _OUT).logsumexp(dim=-1, keepdim=True)
+    total = torch.where(limits < vocab, of_top, logits.logsumexp(dim=-1, keepdim=True))
+    probabilities = (ordered - total).exp()
+    # A token stays while those before it have not reached the nucleus.
+    reached = probabilities.cumsum(dim=-1)
+    stays = in_top & ((reached - probabilities < nuclei) | (nuclei >= 1.0))
+    count = stays.sum(dim=-1, keepdim=True)
+    floors = ordered.gather(1, (count - 1).clamp_(min=0))
+    open_ended = (limits >= vocab) & (nuclei >= 1.0)
+    whole = (limits <= width) | (limits >= vocab)  # then the total is right
+    enough = width == vocab or bool((whole & (open_ended | (count < width) | (limits == width))).all())
+    return floors.masked_fill(open_ended, _OUT), enough
+
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -40,7 +212,7 @@ class Sampled:
 class Batch:
     """``sequences`` in the order of the rows of the logits that ``sample`` is given."""
 
-    def __init__(self, sequences: Seq[Sequence], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
         params = [sequence.sampling for sequence in sequences]
         kinds = {id(each): each for each in params}.values()  # those of one request share theirs
         self.sequences = tuple(sequences)
@@ -67,7 +239,7 @@ class Batch:
             else None
         )
 
-    def of_rows(self, rows: Seq[int]) -> Batch | None:
+    def of_rows(self, rows: Sequence[int]) -> Batch | None:
         """The batch of these rows of it, in this order; None where it would have to be made anew."""
         if not self._is_simple:
             return None
@@ -137,3 +309,19 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
+
+
+_MASK = 2**64 - 1
+
+
+def mix(value: int) -> int:
+    """The finaliser of SplitMix64: a bijection of 64-bit numbers that leaves no pattern."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def stream_key(seed: int, index: int) -> int:
+    """The key of a sequence's random numbers: of its request's seed and of which of the n choices it is, of no more."""
+    return mix(mix(seed + int(_GAMMA)) + index)

@@ -9,51 +9,142 @@ The KV cache is a rectangle of rows, one a sequence, as wide as the longest of t
 * rows * width never exceeds ``kv_tokens``. When growing sequences no longer fit, the newest gives up its row, goes back
   to the head of the queue and is computed again later; the oldest always runs on.
 * Tokens that a running row or a kept prefix has computed under the same weights are copied, not computed again; a
-  prompt that shares with one being computed waits for it, and one that is the same takes part as its twin.
+  prompt that shares with one being computed waits for it, and one that is the same takes part as its copy.
 * While both have work, prefill and decode alternate: a queue of prompts delays a token by one prefill of at most
   ``prefill_tokens`` padded positions.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from areal.services.inference.engines.embedded.prefixes import Prefixes, common_prefix
-from areal.services.inference.engines.embedded.sequence import Sequence
 from areal.services.inference.engines.embedded.steps import (
     Chunk,
     Copy,
     Decode,
     Drop,
     Keep,
-    Limits,
     Move,
     Prefill,
+    PromptCopy,
     Restore,
-    Twin,
+    SchedulerLimits,
+    TokenSequence,
 )
+
+# -- prefix cache
+#
+# An entry stands for keys and values that the runner holds under the same number. Entries are found by their longest
+# common prefix with a prompt, dropped when a longer one contains them, and otherwise least recently used first, so
+# that their tokens together never exceed the capacity. Tokens of different kinds (``TokenSequence.kind``) are never
+# alike.
+
+
+class PrefixCache:
+    def __init__(self, capacity: int, shortest: int) -> None:
+        self.capacity = capacity  # tokens of all entries
+        self.shortest = shortest  # tokens; less is not worth a copy
+        self.size = 0
+        self._entries: OrderedDict[int, list[int]] = OrderedDict()  # least recently used first
+        self._heads: dict[int, tuple[int, ...]] = {}  # of each entry: its kind and its first tokens
+        self._by_head: dict[tuple[int, ...], list[int]] = {}  # numbers of those that begin with these tokens
+        self._numbers = 0
+
+    def has_room(self, count: int) -> bool:
+        """Whether so many tokens are worth keeping."""
+        return self.shortest <= count <= self.capacity
+
+    def add(self, tokens: list[int], kind: int = 0) -> tuple[int | None, list[int]]:
+        """Number of the new entry, None when it is too short, too long or known; and the numbers dropped for it."""
+        count = len(tokens)
+        if not self.has_room(count):
+            return None, []
+        head = self._head(tokens, kind)
+        alike = self._by_head.get(head, [])
+        shared = {number: common_prefix(self._entries[number], tokens, self.shortest) for number in alike}
+        if count in shared.values():
+            return None, []
+        dropped = [number for number, length in shared.items() if length == len(self._entries[number])]
+        for number in dropped:
+            self._drop(number)
+        while self.size + count > self.capacity:
+            dropped.append(next(iter(self._entries)))
+            self._drop(dropped[-1])
+        self._numbers += 1
+        self._entries[self._numbers] = tokens
+        self._heads[self._numbers] = head
+        self._by_head.setdefault(head, []).append(self._numbers)
+        self.size += count
+        return self._numbers, dropped
+
+    def find(self, tokens: Sequence[int], kind: int = 0) -> tuple[int, int]:
+        """(number, length) of the entry that shares most with ``tokens``; length 0 when none shares enough."""
+        best, length = 0, 0
+        for number in self._by_head.get(self._head(tokens, kind), []):
+            shared = common_prefix(self._entries[number], tokens, self.shortest)
+            if shared > length:
+                best, length = number, shared
+        if length:
+            self._entries.move_to_end(best)
+        return best, length
+
+    def clear(self) -> list[int]:
+        """Forget all; their numbers."""
+        numbers = list(self._entries)
+        self._entries.clear()
+        self._heads.clear()
+        self._by_head.clear()
+        self.size = 0
+        return numbers
+
+    def _head(self, tokens: Sequence[int], kind: int) -> tuple[int, ...]:
+        return (kind, *tokens[: self.shortest])
+
+    def _drop(self, number: int) -> None:
+        tokens = self._entries.pop(number)
+        self.size -= len(tokens)
+        head = self._heads.pop(number)
+        self._by_head[head].remove(number)
+        if not self._by_head[head]:
+            del self._by_head[head]
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int], shortest: int) -> int:
+    """Length of the common prefix; 0 when it is below ``shortest``. By halving, so that slices do the comparing."""
+    high = min(len(one), len(other))
+    low = max(shortest, 1)
+    if high < low or one[:low] != other[:low]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
 
 # Room that a new row leaves for growth, in positions, so that it does not push itself out again at once.
 HEADROOM = 64
 
 
-class Scheduler:
-    def __init__(self, limits: Limits) -> None:
+class BatchScheduler:
+    def __init__(self, limits: SchedulerLimits) -> None:
         assert limits.kv_tokens >= limits.max_length
         self.limits = limits
-        self.waiting: deque[Sequence] = deque()
-        self.decoding: list[Sequence] = []  # by row
-        self.partial: Sequence | None = None
+        self.waiting: deque[TokenSequence] = deque()
+        self.decoding: list[TokenSequence] = []  # by row
+        self.partial: TokenSequence | None = None
         self.preemptions = 0
         self.shared_tokens = 0  # positions that were copied instead of computed
-        self.prefixes = Prefixes(limits.kept_tokens, limits.shortest_share)
+        self.prefixes = PrefixCache(limits.kept_tokens, limits.shortest_share)
         self._arrivals = 0
         self._decode_is_due = False
 
     @property
-    def running(self) -> list[Sequence]:
+    def running(self) -> list[TokenSequence]:
         """Admitted sequences, by row."""
         return [*self.decoding, self.partial] if self.partial else list(self.decoding)
 
@@ -61,7 +152,7 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.decoding or self.partial)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         assert 0 < sequence.length < self.limits.max_length
         sequence.arrival = self._arrivals
         self._arrivals += 1
@@ -107,7 +198,7 @@ class Scheduler:
         self.partial = None
         return tuple(Drop(number) for number in self.prefixes.clear())
 
-    def remove(self, sequences: Iterable[Sequence]) -> tuple[Copy, ...]:
+    def remove(self, sequences: Iterable[TokenSequence]) -> tuple[Copy, ...]:
         """Take finished or cancelled sequences out, wherever they are; the copies keep the rows dense."""
         moves: list[Copy] = []
         for sequence in sorted(sequences, key=lambda each: -1 if each.row is None else each.row, reverse=True):
@@ -123,21 +214,21 @@ class Scheduler:
         first_row, width = len(self.decoding), self._width()
         chunks: list[Chunk] = []
         fills: list[Copy] = []
-        twins: list[Twin] = []
+        copies: list[PromptCopy] = []
         for sequence in chain([self.partial] if self.partial else [], self.waiting):
-            rows, wider = first_row + len(chunks) + len(twins) + 1, max(width, sequence.length)
+            rows, wider = first_row + len(chunks) + len(copies) + 1, max(width, sequence.length)
             start, fill = sequence.cached, None
             if sequence.row is None:
                 if not self._has_room(rows, wider):
                     break
-                if chunks and self._is_twin(sequence, chunks[-1]):
-                    twins.append(Twin(sequence, len(chunks) - 1))
+                if chunks and self._is_copy(sequence, chunks[-1]):
+                    copies.append(PromptCopy(sequence, len(chunks) - 1))
                     continue
                 start, fill = self._shared(sequence, first_row + len(chunks))
                 if self._is_being_computed(sequence, start, chunks):
                     break
             stop = self._stop(chunks, start, sequence.length)
-            if stop == start or (twins and stop < sequence.length):  # the last row is that of what is cut short
+            if stop == start or (copies and stop < sequence.length):  # the last row is that of what is cut short
                 break
             chunks.append(Chunk(sequence, start, stop))
             fills += [fill] if fill else []
@@ -146,29 +237,29 @@ class Scheduler:
                 break
         if not chunks:
             return None
-        rows = first_row + len(chunks) + len(twins)
-        step = Prefill(tuple(chunks), first_row, rows, width, moves, tuple(fills), tuple(twins))
+        rows = first_row + len(chunks) + len(copies)
+        step = Prefill(tuple(chunks), first_row, rows, width, moves, tuple(fills), tuple(copies))
         self._admit(step)
         return step
 
     def _admit(self, step: Prefill) -> None:
         """The first of those that wait get their rows."""
         held = [(chunk.sequence, chunk.start) for chunk in step.chunks]
-        held += [(twin.sequence, step.chunks[twin.chunk].stop) for twin in step.twins]
+        held += [(copy.sequence, step.chunks[copy.chunk].stop) for copy in step.copies]
         for row, (sequence, copied) in enumerate(held, step.first_row):
             if sequence.row is None:
                 sequence.row, sequence.cached = row, copied
                 self.shared_tokens += copied
                 self.waiting.popleft()
 
-    def _is_twin(self, sequence: Sequence, chunk: Chunk) -> bool:
+    def _is_copy(self, sequence: TokenSequence, chunk: Chunk) -> bool:
         """Whether what the chunk computes is all that the sequence needs: samples of one prompt come one by one."""
         other = chunk.sequence
         fresh = not sequence.output and not other.output
         same = sequence.kind == other.kind and sequence.prompt == other.prompt
         return self.limits.copies_rows and chunk.completes and fresh and same
 
-    def _shared(self, sequence: Sequence, row: int) -> tuple[int, Copy | None]:
+    def _shared(self, sequence: TokenSequence, row: int) -> tuple[int, Copy | None]:
         """How many of the sequence's first positions are computed somewhere, and the copy that brings them to ``row``.
 
         Never all of them: the last token is computed in any case, for its logits.
@@ -186,7 +277,7 @@ class Scheduler:
                     best, copy = length, Move(other.row, row, length)
         return best, copy
 
-    def _is_being_computed(self, sequence: Sequence, shared: int, chunks: list[Chunk]) -> bool:
+    def _is_being_computed(self, sequence: TokenSequence, shared: int, chunks: list[Chunk]) -> bool:
         """Whether the batch under way computes much of what the sequence lacks: then it pays to wait for that."""
         if sequence.length <= self.limits.shortest_share:
             return False
@@ -195,7 +286,7 @@ class Scheduler:
         alike = (chunk for chunk in chunks if chunk.sequence.kind == sequence.kind)
         return any(self._common(wanted, chunk.sequence, chunk.stop) >= worth for chunk in alike)
 
-    def _common(self, tokens: list[int], other: Sequence, computed: int) -> int:
+    def _common(self, tokens: list[int], other: TokenSequence, computed: int) -> int:
         head = self.limits.shortest_share
         if other.prompt[:head] != tokens[: min(head, len(other.prompt))]:
             return 0
@@ -231,7 +322,7 @@ class Scheduler:
             self.preemptions += 1
         return tuple(moves)
 
-    def _vacate(self, sequence: Sequence) -> list[Copy]:
+    def _vacate(self, sequence: TokenSequence) -> list[Copy]:
         """Free the row; the last decoding row fills the gap, and a partial one follows down."""
         moves = self._keep(sequence)
         row, sequence.row, sequence.cached = sequence.row, None, 0
@@ -247,7 +338,7 @@ class Scheduler:
             moves.append(self._move(self.partial, len(self.decoding)))
         return moves
 
-    def _keep(self, sequence: Sequence) -> list[Copy]:
+    def _keep(self, sequence: TokenSequence) -> list[Copy]:
         """A later turn of the same conversation, or the same sequence in its next row, begins with these tokens."""
         if sequence.row is None or not self.prefixes.has_room(sequence.cached):
             return []
@@ -258,7 +349,7 @@ class Scheduler:
         return copies
 
     @staticmethod
-    def _move(sequence: Sequence, target: int) -> Move:
+    def _move(sequence: TokenSequence, target: int) -> Move:
         assert sequence.row is not None
         move = Move(sequence.row, target, sequence.cached)
         sequence.row = target

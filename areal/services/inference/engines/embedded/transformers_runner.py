@@ -21,13 +21,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.finite import is_finite
+from areal.services.inference.engines.embedded.checkpoint import is_finite
 from areal.services.inference.engines.embedded.lora import Adapter
-from areal.services.inference.engines.embedded.runner import Adapters
-from areal.services.inference.engines.embedded.spans import Span
-from areal.services.inference.engines.embedded.spill import Spill, return_freed_memory
-from areal.services.inference.engines.embedded.steps import Copy, Move
-from areal.services.weight_update.arrival import Arrival
+from areal.services.inference.engines.embedded.runner import Adapters, WeightOffload, return_freed_memory
+from areal.services.inference.engines.embedded.steps import Copy, Move, Span
+from areal.services.weight_update.memory import TransferProgress
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
 _CACHES = ("past_key_values", "cache_params", "state")  # as architectures name it, in and out
@@ -50,7 +48,7 @@ class TransformersRunner:
         self.vocab_size = int(text.vocab_size)
         self.max_positions = _max_positions(text)
         self._caches: list[Any] = []
-        self._spill: Spill | None = None
+        self._spill: WeightOffload | None = None
         self._parameters = inspect.signature(self._model.forward).parameters
         self._cache_name = next((name for name in _CACHES if name in self._parameters), _CACHES[0])
         self._one_by_one = False  # what follows a part of a prompt
@@ -151,13 +149,13 @@ class TransformersRunner:
         begun = [self.prefill([ids[:first]], [0], 0)[0], self.prefill([ids[first : first + second]], [first], 0)[0]]
         for place in range(first + second, len(ids)):
             begun.append(self._forward(0, torch.tensor([[ids[place]]], device=self.device), place))
-        told = torch.stack(begun).log_softmax(-1)
+        decoded = torch.stack(begun).log_softmax(-1)
         whole = self._model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0]
         plain = whole[:, : self.vocab_size].float().log_softmax(-1)[[first - 1, *range(first + second - 1, len(ids))]]
         likeliest = plain.topk(min(_LIKELIEST, self.vocab_size), dim=-1).indices
-        return float((told - plain).gather(1, likeliest).abs().max())
+        return float((decoded - plain).gather(1, likeliest).abs().max())
 
-    def prepare(self, folder: Path, arrival: Arrival | None = None) -> Callable[[], object]:
+    def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
         if arrival is not None:
             arrival.wait_all()
         new = _load(folder, self._dtype, like=self._model).state_dict()
@@ -166,7 +164,13 @@ class TransformersRunner:
                 raise ArealError(f"{folder}: {name} is missing or of another shape")
             if not is_finite(new[name]):
                 raise ArealError(f"{folder}: {name} holds values that are not finite")
-        return lambda: self._install(new)
+
+        @torch.inference_mode()
+        def install() -> None:
+            for name, current in self._model.state_dict().items():
+                current.copy_(new[name])
+
+        return install
 
     def forget(self) -> None:
         """Nothing is held."""
@@ -176,7 +180,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def release(self) -> None:
-        spill = Spill(self.device)
+        spill = WeightOffload(self.device)
         try:
             for name, parameter in self._model.named_parameters():
                 spill.put(name, parameter.data)
@@ -197,11 +201,6 @@ class TransformersRunner:
             parameters[name].data = values.to(self.device, copy=True)
         self._spill.close()
         self._spill = None
-
-    @torch.inference_mode()
-    def _install(self, new: dict[str, Tensor]) -> None:
-        for name, current in self._model.state_dict().items():
-            current.copy_(new[name])
 
 
 # What models raise whose cache is not as it should be, or that miss a kernel for it.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, UsageFault
-from areal.services.weight_update.arrival import Arrival
+from areal.services.weight_update.memory import TransferProgress
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ _MOST = 2
 class _Member:
     group: BroadcastGroup | None  # None: it was left
     images: list[Image] = field(default_factory=list)  # the newest last
-    arrival: Arrival | None = None  # of what is received now, or was last
+    arrival: TransferProgress | None = None  # of what is received now, or was last
 
 
 class WeightGroups:
@@ -66,7 +66,7 @@ class WeightGroups:
         del self._forming[name]
         self._members[name] = _Member(group)
 
-    async def receiving(self, name: str, layout: object) -> tuple[Path, Arrival, asyncio.Future[None]]:
+    async def receiving(self, name: str, layout: object) -> tuple[Path, TransferProgress, asyncio.Future[None]]:
         """The file in which what is broadcast arrives, how far it is, and its end: ArealError where the group breaks.
         Raises Conflict, UsageFault."""
         member = self._members.get(name)
@@ -84,8 +84,8 @@ class WeightGroups:
         await received
         return file
 
-    def _ended(self, name: str, member: _Member, arrival: Arrival, received: asyncio.Future[None]) -> None:
-        """Also where nobody waited for it. What follows half a broadcast in a group could not be told apart."""
+    def _ended(self, name: str, member: _Member, arrival: TransferProgress, received: asyncio.Future[None]) -> None:
+        """Also when its waiter left. After half a broadcast, the rest of the group's data cannot be told apart."""
         if not arrival.is_whole:
             failure = None if received.cancelled() else received.exception()
             arrival.fail("nobody asks for them any more" if failure is None else str(failure))
@@ -165,7 +165,7 @@ def _one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
 
 
-def _place(member: _Member, given: object) -> tuple[Image, Arrival]:
+def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
     """One that the engine does not compute with. Where it has both on lease, the older one is its alone from now on."""
     from areal.services.weight_update.image import Image, ends, read_layout
 
@@ -180,4 +180,4 @@ def _place(member: _Member, given: object) -> tuple[Image, Arrival]:
             member.images.pop(0).remove()
         image = Image(layout)
     member.images.append(image)
-    return image, Arrival(ends(layout))
+    return image, TransferProgress(ends(layout))

@@ -1,0 +1,349 @@
+"""``areal apply`` and ``diff``: the same plan, executed or printed; ``delete``, ``history`` and ``rollback``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
+from areal.cli.mutation import approver, mutate, mutation
+from areal.cli.options import Invocation, Seconds, change_options, gather, interactive, read_options
+from areal.cli.output import compact, dump, emit_one, emit_rows, error_lines, fault_lines, show, to_yaml, write
+from areal.cli.remote import not_remote
+from areal.cli.table import Column, clock, field, iso
+from areal.cli.targets import complete_targets, one_ref, parse_refs, select, stored, targets_argument
+from areal.cli.view import manifest, source_text
+from areal.errors import NotFound, UsageFault
+from areal.resources.kinds import Ref
+
+if TYPE_CHECKING:
+    from areal.reconcilers.context import ApplyRequest
+    from areal.reconcilers.plan import Plan
+
+_INVALID = 3
+
+
+class PolicyFlags(NamedTuple):
+    """The limits of ``apply``; ``diff`` takes the same flags, so that it prints the same plan."""
+
+    prune: bool
+    set_name: str | None
+    allow_empty: bool
+    replace: bool
+    force_conflicts: bool
+    allow_downtime: bool
+
+
+_policy_options = gather(
+    "policy",
+    PolicyFlags,
+    (
+        click.option("--prune", is_flag=True, help="Delete objects of the set that the manifests no longer hold."),
+        click.option("--set-name", metavar="NAME", help="The set that --prune compares with; objects remember it."),
+        click.option("--allow-empty", is_flag=True, help="Let --prune go on when the manifests hold no object."),
+        click.option("--replace", is_flag=True, help="Delete and create again where a field cannot be changed."),
+        click.option("--force-conflicts", is_flag=True, help="Take fields that another layer holds; say which."),
+        click.option(
+            "--allow-downtime", is_flag=True, help="Stop the old before starting the new where both do not fit."
+        ),
+    ),
+)
+
+
+@click.command(cls=DryRunCommand)
+@click.argument("plan", required=False, type=click.Path(exists=True, dir_okay=False))
+@source_options
+@dry_run_option
+@_policy_options
+@click.option("--no-wait", is_flag=True, help="Return when everything is started; a process in the background goes on.")
+@change_options(destructive=True)
+def apply(
+    cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags, dry_run: str | None, no_wait: bool
+) -> int:
+    """Converge to manifests: compare them with recorded objects and live processes, print the difference, act.
+
+    PLAN is a plan that `areal diff --out` has saved; it is refused (exit 5) when the world has moved since.
+
+    \b
+    areal apply -f service.yaml
+    areal apply -f manifests/ -R --prune --set-name prod
+    areal render -f base.yaml | areal apply -f -
+    """
+    _check(plan, source, policy, "apply")
+    if dry_run == "client":
+        print_manifests(cli, [manifest(resource) for resource in source.render().resources], "valid")
+        return 0
+    from areal.reconcilers import apply as reconciler
+
+    request = _request(cli, plan, source, policy, wait=not no_wait)
+    if not dry_run:
+        return mutate(cli, lambda context: reconciler.apply(context, request, approver(cli, "this apply")))
+    with mutation(cli) as context:
+        made = reconciler.diff(context, request)
+    if cli.format.is_table:
+        show(_readable(made))
+    elif not made.faults:
+        from areal.reconcilers.apply import rendered
+
+        print_manifests(cli, [manifest(item) for item in rendered(request.source).resources], "")
+    return _refused(made)
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
+@source_options
+@_policy_options
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Save the plan for `areal apply FILE`.")
+@click.option("--drift", is_flag=True, help="No files: where reality has left the record.")
+@click.option("--format", "style", type=click.Choice(["text", "github"]), default="text", help="github: Markdown.")
+@change_options()
+def diff(
+    cli: Invocation,
+    targets: tuple[str, ...],
+    source: SourceFlags,
+    policy: PolicyFlags,
+    out: str | None,
+    drift: bool,
+    style: str,
+) -> int:
+    """Print the plan that apply would run: ops with their causes, field changes old -> new, drift.
+
+    Exit status 0: no difference; 1: differences. Where something cannot be applied, the rest is shown and the status is
+    that of the worst: 3 (invalid, or nothing runs it yet), else 5 (conflict), else 10 (not enough capacity).
+    """
+    from areal.reconcilers import apply as reconciler
+
+    if drift and (not source.is_empty or out):
+        raise UsageFault("--drift compares reality with the record; it takes no -f, -k or --out")
+    if targets and not drift:
+        raise UsageFault(
+            "objects are named only with --drift", hint="areal diff -f FILE, or areal diff --drift KIND/NAME"
+        )
+    if drift:
+        refs = [str(stored(cli.home, ref).ref) for ref in parse_refs(targets)]
+        with mutation(cli) as context:
+            made = reconciler.drift(context, refs or None)
+    else:
+        _check(None, source, policy, "diff")
+        with mutation(cli) as context:
+            made = reconciler.diff(context, _request(cli, None, source, policy))
+    _print(cli, made, style)
+    refused = _refused(made)
+    if out and refused == _INVALID:
+        cli.say(f"{out} was not written: a saved plan is one of valid manifests")
+    elif out:
+        _save(out, made)
+        cli.say(f"saved; run it with `areal apply {out}`")
+    return refused or (0 if made.is_empty and not made.drift else 1)
+
+
+def _refused(plan: Plan) -> int:
+    """Print the objects that cannot be applied. Returns the exit status of the worst, 0 without any."""
+    from areal.errors import worst_exit
+    from areal.reconcilers.outcomes import refused_error
+
+    lines = [line for fault in plan.faults for line in fault_lines(_fault_text(fault), fault["hint"])]
+    told = {fault["message"] for fault in plan.faults}
+    codes = [_INVALID] if plan.faults else []
+    for item in plan.objects:
+        if item.refusal is not None:
+            error = refused_error(item.refusal)
+            codes.append(error.exit_code)
+            if not any(message in error.message for message in told):
+                lines += error_lines(error)
+    if lines:
+        sys.stdout.flush()
+        click.echo("\n".join(lines), err=True)
+    return worst_exit(codes)
+
+
+def _fault_text(fault: Mapping[str, Any]) -> str:
+    where = f"{fault['file']}:{fault['line']}:{fault['col']}"
+    return f"{where}: {fault['path']}: {fault['message']}" if fault["path"] else f"{where}: {fault['message']}"
+
+
+def _check(plan: str | None, source: SourceFlags, policy: PolicyFlags, verb: str) -> None:
+    if plan and not source.is_empty:
+        raise UsageFault("a saved plan carries its own manifests; -f and -k do not go with it")
+    if not plan:
+        source.require(verb)
+    if policy.prune and not policy.set_name:
+        raise UsageFault("--prune needs --set-name: it deletes the objects of that set that are not in the manifests")
+
+
+def _request(
+    cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags, *, wait: bool = True
+) -> ApplyRequest:
+    from areal.reconcilers.context import ApplyRequest
+
+    return ApplyRequest(source=source.read(), wait=wait, timeout_s=cli.deadline_s(), plan_file=plan, **policy._asdict())
+
+
+def _save(path: str, plan: Plan) -> None:
+    import json
+    from pathlib import Path
+
+    from areal.state.files import write_atomic
+
+    write_atomic(Path(path).absolute(), json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n")
+
+
+def _print(cli: Invocation, plan: Plan, style: str) -> None:
+    if cli.format.kind == "name":
+        write("\n".join(item.ref for item in plan.objects if item.action != "unchanged"))
+    elif cli.format.kind == "jsonl":
+        write(compact(plan.to_json()))
+    elif not cli.format.is_table:
+        write(dump(cli.format, plan.to_json()))
+    else:
+        show(_markdown(plan) if style == "github" else _readable(plan))
+
+
+def _readable(plan: Plan) -> str:
+    if plan.objects or plan.ops or plan.drift:
+        return f"{plan.summary}\n\n{plan.to_text()}"
+    return "no object can be read" if plan.faults else "no difference"
+
+
+def _markdown(plan: Plan) -> str:
+    """A comment for a pull request: a table of objects, the whole plan folded below it."""
+    changed = [item for item in plan.objects if item.action != "unchanged"]
+    if not changed and not plan.drift and not plan.faults:
+        return "**areal diff**: no difference"
+    lines = [f"**areal diff**: {len(changed)} of {len(plan.objects)} objects differ", ""]
+    lines += ["| object | action | why |", "| --- | --- | --- |"]
+    for item in changed:
+        why = (item.cause or item.decided_by).replace("|", "\\|") or " "
+        lines.append(f"| `{item.ref}` | {item.action} | {why} |")
+    lines += [f"> [!CAUTION]\n> {_fault_text(fault)}" for fault in plan.faults]
+    lines += [f"> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
+    lines += ["", "<details><summary>plan</summary>", "", "```diff", plan.to_text(), "```", "", "</details>"]
+    return "\n".join(lines)
+
+
+# -- delete
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME | KIND NAME]...", shell_complete=complete_targets)
+@source_options
+@click.option("-l", "--selector", metavar="SELECTOR", help="Of one kind, the objects with these labels.")
+@click.option("--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL  [default: the object's].")
+@click.option("--cascade", is_flag=True, help="Also delete the objects that refer to it.")
+@click.option("--wait/--no-wait", default=True, help="Return when everything is gone  [default: wait].")
+@click.option("--ignore-not-found", is_flag=True, help="An object that is not there is no error.")
+@change_options(destructive=True)
+def delete(
+    cli: Invocation,
+    targets: tuple[str, ...],
+    source: SourceFlags,
+    selector: str | None,
+    grace: float | None,
+    cascade: bool,
+    wait: bool,
+    ignore_not_found: bool,
+) -> int:
+    """Stop an object's processes, everything in their sessions, and forget the object."""
+    from areal.reconcilers import operations
+
+    if bool(targets) == (not source.is_empty):
+        raise UsageFault("name the objects to delete, or give their manifests with -f", hint="areal delete model/qwen")
+    if not cli.yes and not interactive():
+        raise UsageFault("delete is destructive and there is no terminal to ask on", hint="add --yes")
+    refs = _refs(cli, targets, source, selector)
+    if ignore_not_found:
+        refs = [ref for ref in refs if _exists(cli, ref)]
+    if not refs:
+        cli.say("nothing to delete")
+        return 0
+    return mutate(
+        cli,
+        lambda context: operations.delete(
+            context,
+            refs,
+            grace_s=grace,
+            cascade=cascade,
+            wait=wait,
+            timeout_s=cli.deadline_s(),
+            approve=approver(cli, "delete"),
+        ),
+    )
+
+
+def _refs(cli: Invocation, targets: tuple[str, ...], source: SourceFlags, selector: str | None) -> list[Ref]:
+    if not source.is_empty:
+        resources = source.require("delete").render().resources
+        return [Ref(item.kind, item.name) for item in reversed(resources)]
+    if selector is not None:
+        return select(cli.home, targets, selector)
+    return list(dict.fromkeys(parse_refs(targets)))
+
+
+def _exists(cli: Invocation, ref: Ref) -> bool:
+    try:
+        stored(cli.home, ref)
+    except NotFound:
+        return False
+    return True
+
+
+# -- history and rollback
+
+_COLUMNS = (
+    field("REVISION", "revision", right=True),
+    Column("WHEN", lambda row: clock(row["at"])),
+    field("WHO", "actor"),
+    field("CURRENT", "current", wide=True),
+    field("SOURCE", "source"),
+)
+
+
+@click.command()
+@targets_argument
+@click.option("--revision", type=click.IntRange(min=1), metavar="N", help="Print the spec of this revision.")
+@read_options()
+def history(cli: Invocation, targets: tuple[str, ...], revision: int | None) -> None:
+    """An object's accepted specs: who, when, from which file. The last 20 are kept."""
+    from areal.state.objects import ObjectStore
+
+    not_remote(cli, "history")
+    ref = one_ref(targets)
+    current = stored(cli.home, ref)
+    rows = [
+        {
+            "revision": item.number,
+            "at": item.at,
+            "time": iso(item.at),
+            "actor": item.actor,
+            "source": source_text(item.source),
+            "current": item.number == current.revision,
+            "spec": item.spec,
+        }
+        for item in ObjectStore(cli.home).revisions(ref)
+    ]
+    if revision is None:
+        emit_rows(cli, rows, _COLUMNS, name=lambda row: f"{ref}@{row['revision']}")
+        return
+    row = next((row for row in rows if row["revision"] == revision), None)
+    if row is None:
+        kept = ", ".join(str(row["revision"]) for row in rows)
+        raise NotFound(f"{ref} has no revision {revision}", hint=f"revisions kept: {kept}")
+    emit_one(cli, row, name=f"{ref}@{revision}", text=lambda: to_yaml([row["spec"]]))
+
+
+@click.command()
+@targets_argument
+@click.option("--to", type=click.IntRange(min=1), metavar="N", help="Revision  [default: the one before the present].")
+@click.option("--dry-run", is_flag=True, help="Print the plan, do nothing.")
+@change_options(destructive=True)
+def rollback(cli: Invocation, targets: tuple[str, ...], to: int | None, dry_run: bool) -> int:
+    """Apply an earlier revision's spec again; a new revision records it."""
+    from areal.reconcilers import operations
+
+    ref = one_ref(targets)
+    return mutate(
+        cli, lambda context: operations.rollback(context, ref, to=to, dry_run=dry_run, timeout_s=cli.deadline_s())
+    )

@@ -1,0 +1,261 @@
+"""``areal config``, and the verbs about ``areal`` itself: completion and version."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal import __version__
+from areal.cli import options
+from areal.cli.config_file import DEFAULTS, read_config
+from areal.cli.options import Invocation, parse_format, parse_seconds, pass_invocation, stack
+from areal.cli.output import emit_one, emit_rows, to_yaml, write
+from areal.cli.remote import LOCAL, checked_url
+from areal.cli.table import Column, field
+from areal.cli.targets import complete, home_of
+from areal.errors import NotFound, UsageFault
+from areal.resources.kinds import check_name
+from areal.resources.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# -- the file
+
+
+def write_config(path: str, config: Mapping[str, Any]) -> None:
+    from pathlib import Path
+
+    from areal.state.files import write_atomic
+
+    write_atomic(Path(path), config_text(config))
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """YAML in block form, without empty sections."""
+    kept = {key: value for key, value in config.items() if value not in ({}, None)}
+    return to_yaml([kept]) if kept else ""
+
+
+def check_default(name: str, value: str) -> str:
+    """``value`` when it is one that ``defaults.<name>`` can hold; UsageFault otherwise."""
+    if name not in DEFAULTS:
+        raise UsageFault(f'no default "{name}"{did_you_mean(name, DEFAULTS)}', hint=f"defaults: {', '.join(DEFAULTS)}")
+    if name == "output":
+        parse_format(value)
+    elif name == "service":
+        check_name(value)
+    else:
+        try:
+            parse_seconds(value)
+        except ValueError:
+            raise UsageFault(f'"{value}" is not a duration', hint="write 90, 90s, 5m, 2h or 1d") from None
+    return value
+
+
+# -- areal config
+
+_CONTEXTS = (
+    Column("CURRENT", lambda row: "*" if row["current"] else ""),
+    field("NAME", "name"),
+    field("GATEWAY", "gateway"),
+    field("KEY-FILE", "apiKeyFile", wide=True),
+)
+
+
+def _complete_defaults(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(name, help=text) for name, text in DEFAULTS.items() if name.startswith(incomplete)]
+
+
+_context_name = click.argument(
+    "name",
+    shell_complete=complete(lambda ctx: [LOCAL, *(read_config(f"{home_of(ctx)}/config.yaml").get("contexts") or {})]),
+)
+_default_name = click.argument("name", shell_complete=_complete_defaults)
+_printing = stack(options.output(), options.common, pass_invocation)
+_speaking = stack(options.common, pass_invocation)
+
+
+@click.command()
+@_printing
+def view(cli: Invocation) -> None:
+    """Print the configuration as it is read."""
+    emit_one(cli, cli.config, name=str(cli.home.config), text=lambda: config_text(cli.config))
+    if not cli.config:
+        cli.say(f"nothing is configured in {cli.home.config}")
+
+
+@click.command()
+@_printing
+def get_contexts(cli: Invocation) -> None:
+    """List contexts. 'local' is this machine's own state and always there."""
+    current = _current(cli)
+    rows = [
+        {"name": name, "current": name == current, "gateway": at.get("gateway"), "apiKeyFile": at.get("apiKeyFile")}
+        for name, at in {LOCAL: {}, **_contexts(cli)}.items()
+    ]
+    emit_rows(cli, rows, _CONTEXTS, name=lambda row: str(row["name"]))
+
+
+@click.command()
+@_printing
+def current_context(cli: Invocation) -> None:
+    """Print the current context's name."""
+    name = _current(cli)
+    emit_one(cli, {"name": name}, name=name, text=lambda: name)
+
+
+@click.command()
+@_context_name
+@_speaking
+def use_context(cli: Invocation, name: str) -> None:
+    """Make NAME the current context; 'local' is this home."""
+    if name != LOCAL and name not in _contexts(cli):
+        raise _no_context(cli, name)
+    config = copy.deepcopy(dict(cli.config))
+    config["currentContext"] = name
+    if name == LOCAL:
+        del config["currentContext"]
+    _save(cli, config, f"context {name} is current")
+
+
+@click.command()
+@_context_name
+@click.option("--gateway", required=True, metavar="URL", help="URL of the remote gateway.")
+@click.option("--api-key-file", metavar="FILE", help="File on this machine that holds its key.")
+@_speaking
+def set_context(cli: Invocation, name: str, gateway: str, api_key_file: str | None) -> None:
+    """Add or change the context NAME: a remote gateway that read verbs then ask."""
+    if check_name(name) == LOCAL:
+        raise UsageFault("'local' always means this home", hint="choose another name")
+    context = {"gateway": checked_url(gateway)}
+    if api_key_file:
+        context["apiKeyFile"] = api_key_file
+    config = copy.deepcopy(dict(cli.config))
+    config.setdefault("contexts", {})[name] = context
+    _save(
+        cli, config, f"context {name} is {context['gateway']}; make it current with `areal config use-context {name}`"
+    )
+
+
+@click.command()
+@_context_name
+@_speaking
+def delete_context(cli: Invocation, name: str) -> None:
+    """Remove the context NAME."""
+    if name not in _contexts(cli):
+        raise _no_context(cli, name)
+    config = copy.deepcopy(dict(cli.config))
+    del config["contexts"][name]
+    if config.get("currentContext") == name:
+        del config["currentContext"]
+    _save(cli, config, f"context {name} is removed")
+
+
+@click.command("set")
+@_default_name
+@click.argument("value")
+@_speaking
+def set_(cli: Invocation, name: str, value: str) -> None:
+    """Set the default NAME (output, service, timeout, lockTimeout) to VALUE."""
+    config = copy.deepcopy(dict(cli.config))
+    config.setdefault("defaults", {})[name] = check_default(name, value)
+    _save(cli, config, f"{name} is {value}")
+
+
+@click.command()
+@_default_name
+@_speaking
+def unset(cli: Invocation, name: str) -> None:
+    """Remove the default NAME."""
+    config = copy.deepcopy(dict(cli.config))
+    if name not in config.get("defaults", {}):
+        raise NotFound(f'no default "{name}" is set{did_you_mean(name, config.get("defaults", {}))}')
+    del config["defaults"][name]
+    _save(cli, config, f"{name} is not set any more")
+
+
+@click.command()
+@_printing
+def path(cli: Invocation) -> None:
+    """Print where the configuration file is."""
+    where = str(cli.home.config)
+    emit_one(cli, {"path": where}, name=where, text=lambda: where)
+
+
+def _current(cli: Invocation) -> str:
+    return str(cli.context_flag or cli.config.get("currentContext") or LOCAL)
+
+
+def _contexts(cli: Invocation) -> Mapping[str, Mapping[str, Any]]:
+    return cli.config.get("contexts") or {}
+
+
+def _no_context(cli: Invocation, name: str) -> NotFound:
+    known = [*_contexts(cli), LOCAL]
+    return NotFound(f'no context "{name}"{did_you_mean(name, known)}', hint=f"there are: {', '.join(known)}")
+
+
+def _save(cli: Invocation, config: Mapping[str, Any], said: str) -> None:
+    cli.home.ensure()
+    write_config(str(cli.home.config), config)
+    write(said)
+
+
+# -- completion
+
+SHELLS = ("bash", "zsh", "fish")
+
+_INSTALL = {
+    "bash": 'add to ~/.bashrc: eval "$(areal completion bash)"',
+    "zsh": 'add to ~/.zshrc: eval "$(areal completion zsh)"',
+    "fish": "areal completion fish > ~/.config/fish/completions/areal.fish",
+}
+
+
+@click.command()
+@click.argument("shell", required=False, type=click.Choice(SHELLS))
+@_printing
+def completion(cli: Invocation, shell: str | None) -> None:
+    """Print the completion script of SHELL (default: the shell you are in)."""
+    chosen = shell or os.environ.get("SHELL", "").rpartition("/")[2]
+    if chosen not in SHELLS:
+        raise UsageFault(
+            f"no completion for the shell {chosen or '(unknown)'!r}", hint=f"name one of {', '.join(SHELLS)}"
+        )
+    script = _script(chosen)
+    emit_one(cli, {"shell": chosen, "script": script}, name=chosen, text=lambda: script)
+    if cli.format.is_table and not cli.quiet and os.isatty(1):
+        cli.say(_INSTALL[chosen])
+
+
+def _script(shell: str) -> str:
+    from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+    class _Bash(BashComplete):
+        @staticmethod
+        def _check_version() -> None:
+            """The reader's bash may be another one than this machine's first: leave the check to it."""
+
+    root = click.get_current_context().find_root().command
+    makers: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": FishComplete}
+    return makers[shell](root, {}, "areal", "_AREAL_COMPLETE").source()
+
+
+# -- version
+
+
+@click.command()
+@_printing
+def version(cli: Invocation) -> None:
+    """Print the version of areal and of the Python that runs it."""
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    document = {"version": __version__, "python": python, "platform": sys.platform}
+    emit_one(cli, document, name=f"areal/{__version__}", text=lambda: f"areal {__version__}")

@@ -1,0 +1,339 @@
+"""``areal get``, ``describe`` and ``events``: state and /proc, and a gateway elsewhere.
+
+A model, YAML or an HTTP client is imported for the flags that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli import view
+from areal.cli.options import Invocation, Seconds, read_options
+from areal.cli.output import Table, compact, emit_one, emit_rows, show_table, to_yaml, watch_table, write
+from areal.cli.remote import gateway, not_remote
+from areal.cli.table import Column, Row, clock, field, iso, render_table, text_of
+from areal.cli.targets import complete_targets, one_ref, parse_refs, parse_selector, stored, targets_argument
+from areal.cli.view import HomeView
+from areal.errors import UsageFault
+from areal.resources.kinds import KINDS, Ref, resolve_kind
+
+if TYPE_CHECKING:
+    from areal.runtime.backends.base import RunState
+    from areal.state.events import Event
+    from areal.state.records import StoredObject
+
+_PROCESSES = ("processes", "process", "proc", "ps")
+_KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KINDS | KIND/NAME | processes]...", shell_complete=complete_targets)
+@click.option("-l", "--selector", metavar="SELECTOR", help="a=b, a!=b, 'a in (x,y)', 'a notin (x,y)', a, !a.")
+@click.option("-a", "--all", "all_", is_flag=True, help="Also jobs and processes that have ended.")
+@click.option("-w", "--watch", is_flag=True, help="Go on, printing changes.")
+@click.option("--sort-by", metavar="COLUMN|JSONPATH", help="age, name, ... or {.metadata.generation}.")
+@click.option("--show-origin", is_flag=True, help="Which layer set each field, who, from which file.")
+@click.option("--show-defaults", is_flag=True, help="Fill in the defaults.")
+@read_options("manifest")
+def get(
+    cli: Invocation,
+    targets: tuple[str, ...],
+    selector: str | None,
+    all_: bool,
+    watch: bool,
+    sort_by: str | None,
+    show_origin: bool,
+    show_defaults: bool,
+) -> int:
+    """List objects of KINDS (comma-separated; none: all), single objects, `processes`, or `kinds`. Jobs that have
+    succeeded or failed are listed with --all, or by name.
+
+    \b
+    areal get
+    areal get models -l tier=prod -o wide
+    areal get model/qwen -o manifest > qwen.yaml
+    areal get processes inferenceservice/default -w
+    """
+    if targets == ("kinds",):
+        rows = [{"kind": info.kind, "plural": info.plural, "short": list(info.short)} for info in KINDS.values()]
+        emit_rows(cli, rows, _KIND_COLUMNS, name=lambda row: str(row["plural"]))
+        return 0
+    chosen = gateway(cli)
+    if chosen is not None:
+        from areal.cli.remote_view import get_remote
+
+        look: Callable[[], Table] = partial(get_remote, chosen, targets)
+    elif targets and targets[0] in _PROCESSES:
+        look = partial(_processes, cli, targets[1:], all_)
+    elif show_origin:
+        return _origins(cli, targets, show_defaults)
+    else:
+        look = partial(_objects, cli, targets, selector, show_defaults, None if all_ else set())
+    return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
+
+
+def _objects(
+    cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool, listed: set[str] | None
+) -> Table:
+    """``listed``: the objects that were listed before, and stay so though their job has ended since; None: all are
+    listed."""
+    home = HomeView(cli.home)
+    refs, kinds = _requested(targets)
+    unreadable: list[tuple[str, str]] = []
+    ended: set[str] = set()
+    if refs:
+        found = [stored(cli.home, ref) for ref in refs]
+    else:
+        unreadable = [(str(path), reason) for path, reason in home.objects.unreadable]
+        found = [item for item in home.objects if item.kind in kinds]
+        ended = home.ended() - listed if listed is not None else ended
+    if selector is not None:
+        matches = parse_selector(selector)
+        found = [item for item in found if matches(item.labels)]
+    shown = [item for item in found if str(item.ref) not in ended]
+    if listed is not None:
+        listed.update(str(item.ref) for item in shown)
+    note = _note(len(found) - len(shown))
+    if cli.format.kind == "manifest":
+        return Table([], [], str, manifests=[view.manifest(item) for item in shown], unreadable=unreadable, note=note)
+    seen = home.statuses(shown, probe=cli.format.kind != "name")  # then nobody reads a status
+    rows = [view.document_of(item, seen[str(item.ref)], defaults=defaults) for item in shown]
+    columns = view.columns_for([item.kind for item in shown] if refs else kinds)
+    return Table(rows, columns, view.document_name, single=len(refs) == 1, unreadable=unreadable, note=note)
+
+
+def _requested(targets: Sequence[str]) -> tuple[list[Ref], list[str]]:
+    """The single objects that are named, or the kinds."""
+    if not targets or tuple(targets) == ("all",):
+        return [], list(KINDS)
+    if len(targets) == 1 and "/" not in targets[0]:
+        return [], [resolve_kind(word) for word in targets[0].split(",") if word]
+    return list(dict.fromkeys(parse_refs(targets))), []
+
+
+def _processes(cli: Invocation, targets: Sequence[str], all_: bool) -> Table:
+    home = HomeView(cli.home)
+    refs = [stored(cli.home, ref).ref for ref in parse_refs(targets)]
+    states = home.states([each for ref in refs for each in home.family(ref)] if refs else None)
+    ended = set() if refs or all_ or not states else home.ended()
+    replaced = set() if all_ else view.replaced(states)
+    shown = [s for s in states if s.pid or (s.spec.owner not in ended and s.spec.uid not in replaced)]
+    rows = [view.process_row(state) for state in shown]
+    note = _note(len(states) - len(shown))
+    return Table(rows, view.PROCESS_COLUMNS, lambda row: f"process/{row['uid']}", note=note)
+
+
+def _note(hidden: int) -> str:
+    return f"not listed: {hidden} that ended; --all lists them" if hidden else ""
+
+
+def _origins(cli: Invocation, targets: Sequence[str], defaults: bool) -> int:
+    refs, _ = _requested(targets)
+    if len(refs) != 1:
+        raise UsageFault("--show-origin explains one object", hint="areal get model/NAME --show-origin")
+    rows = view.origin_rows(stored(cli.home, refs[0]), defaults=defaults)
+    emit_rows(cli, rows, view.ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
+    return 0
+
+
+# -- describe
+
+_EVENTS = 10
+_LOG_LINES = 8
+
+_CONDITIONS = (
+    field("TYPE", "type"),
+    field("STATUS", "status", state=True),
+    field("REASON", "reason"),
+    field("SINCE", "lastTransitionTime"),
+    field("MESSAGE", "message"),
+)
+_RELATED = (
+    field("NAME", "ref"),
+    field("READY", "ready"),
+    field("STATUS", "phase", state=True),
+    field("MESSAGE", "message"),
+)
+_EVENT_COLUMNS = (
+    Column("WHEN", lambda row: clock(row["at"])),
+    field("TYPE", "type", state=True),
+    field("REASON", "reason"),
+    field("OBJECT", "ref"),
+    Column("MESSAGE", lambda row: f"{row['message']} (x{row['count']})" if row["count"] > 1 else row["message"]),
+    field("WHO", "actor", wide=True),
+)
+
+
+@click.command()
+@targets_argument
+@read_options()
+def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
+    """One object: its spec and who set each field, conditions, processes with their last exit, last events."""
+    chosen = gateway(cli)
+    ref = one_ref(targets)
+    if chosen is not None:
+        from areal.cli.remote_view import describe_remote
+
+        document = describe_remote(chosen, ref)
+        emit_one(cli, document, name=view.document_name(document), text=lambda: to_yaml([document]))
+    else:
+        document = _describe(cli, stored(cli.home, ref))
+        emit_one(cli, document, name=view.document_name(document), text=lambda: _page(document))
+    return 0
+
+
+def _describe(cli: Invocation, found: StoredObject) -> dict[str, Any]:
+    from areal.state.events import EventLog
+
+    home = HomeView(cli.home)
+    refs = home.family(found.ref)
+    related = [item for item in home.objects if item.ref in refs[1:]]
+    seen = home.statuses([found, *related])
+    document = view.document_of(found, seen[str(found.ref)])
+    document["origins"] = view.origin_rows(found)
+    document["processes"] = [_process(cli, state) for state in home.states(refs)]
+    document["related"] = [
+        {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
+        for status in (seen[str(item.ref)] for item in related)
+    ]
+    document["events"] = [_event_row(event) for event in EventLog(cli.home).read(found.ref, _EVENTS)]
+    return document
+
+
+def _process(cli: Invocation, state: RunState) -> dict[str, Any]:
+    """A process; where it failed, also its first exception and last lines."""
+    row = view.process_row(state)
+    if state.last_exit is not None and state.last_exit.reason != "stopped":
+        from areal.runtime.backends import Backends
+        from areal.runtime.logs import first_exception, tail
+
+        paths = Backends(cli.home.root).log_paths(state.spec.uid)
+        row["firstException"] = first_exception(paths)
+        row["lastLines"] = tail(paths, _LOG_LINES)
+    return row
+
+
+def _page(document: Mapping[str, Any]) -> str:
+    metadata, status = document["metadata"], document["status"]
+    head = {
+        "Name": metadata["name"],
+        "Kind": document["kind"],
+        "Status": f"{status['phase']} ({status['ready']})",
+        "Message": status.get("message"),
+        "Address": status.get("address"),
+        "Generation": f"{metadata['generation']} (revision {metadata['revision']})",
+        "Created": metadata["createdAt"],
+        "Owner": metadata.get("owner"),
+        "Set": metadata.get("set"),
+        "Labels": metadata["labels"],
+        "Annotations": metadata["annotations"],
+        "Depends on": metadata["dependsOn"],
+    }
+    sections = [
+        "\n".join(f"{title + ':':<13}{text_of(value)}" for title, value in head.items() if value),
+        _section("Spec", document["origins"], view.ORIGIN_COLUMNS),
+        _section("Conditions", status.get("conditions", []), _CONDITIONS),
+        _section("Objects", document["related"], _RELATED),
+        _section("Processes", document["processes"], view.PROCESS_COLUMNS),
+        *[_last_exit(process) for process in document["processes"] if process["lastExit"]],
+        _section("Events", document["events"], tuple(c for c in _EVENT_COLUMNS if c.title != "OBJECT")),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    if not rows:
+        return f"{title}: none" if title != "Objects" else ""
+    table = render_table(rows, columns, indent=2)
+    return f"{title}:\n" + "\n".join(f"  {line}" for line in table.splitlines())
+
+
+def _last_exit(process: Mapping[str, Any]) -> str:
+    last = process["lastExit"]
+    lines = [
+        f"Last exit of {process['owner']} {process['component']}/{process['replica']}: {last['reason']}, {last['at']}"
+    ]
+    if process.get("firstException"):
+        lines += [f"  | {line}" for line in process["firstException"].splitlines()]
+        lines.append("  last lines:")
+    lines += [f"  | {line}" for line in process.get("lastLines", [])]
+    return "\n".join(lines)
+
+
+# -- events
+
+_WATCH_S = 0.5
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
+@click.option("-w", "--watch", is_flag=True, help="Go on, printing new events.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The last so many.")
+@click.option("--since", type=Seconds(), metavar="TIME", help="Only of the last TIME.")
+@click.option("--type", "type_", type=click.Choice(["Normal", "Warning"]), help="Only this type.")
+@read_options()
+def events(
+    cli: Invocation, targets: tuple[str, ...], watch: bool, limit: int, since: float | None, type_: str | None
+) -> int:
+    """Events of objects, newest last. A deleted object keeps its last events."""
+    not_remote(cli, "events")
+    refs = parse_refs(targets)
+    rows = _read(cli, refs, type_)
+    recent = [row for row in rows if since is None or time.time() - row["at"] <= since][-limit:]
+    if not watch:
+        emit_rows(cli, recent, _EVENT_COLUMNS, name=_event_name, empty="nothing happened yet")
+        return 0
+    _print(cli, recent, header=True)
+    seen = {_identity(row) for row in rows}
+    while True:
+        time.sleep(_WATCH_S)
+        fresh = [row for row in _read(cli, refs, type_) if _identity(row) not in seen]
+        seen.update(_identity(row) for row in fresh)
+        _print(cli, fresh, header=False)
+
+
+def _read(cli: Invocation, refs: Sequence[Ref], type_: str | None) -> list[dict[str, Any]]:
+    from areal.state.events import EventLog
+
+    log = EventLog(cli.home)
+    found = [event for ref in refs for event in log.read(ref)] if refs else log.read()
+    found.sort(key=lambda event: event.at)
+    return [_event_row(event) for event in found if type_ is None or event.type == type_]
+
+
+def _event_row(event: Event) -> dict[str, Any]:
+    return {
+        "ref": event.ref,
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
+        "actor": event.actor,
+        "at": event.at,
+        "time": iso(event.at),
+        "count": event.count,
+        "firstAt": event.first_at,
+    }
+
+
+def _event_name(row: Row) -> str:
+    return f"{row['ref']} {row['reason']}"
+
+
+def _identity(row: Row) -> tuple[object, ...]:
+    return row["ref"], row["reason"], row["message"], row["at"], row["count"]
+
+
+def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
+    if cli.format.is_table:
+        if rows or header:
+            write(render_table(rows, _EVENT_COLUMNS, wide=cli.format.kind == "wide", header=header))
+    else:
+        for row in rows:
+            write(_event_name(row) if cli.format.kind == "name" else compact(row))
+    sys.stdout.flush()

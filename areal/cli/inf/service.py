@@ -1,0 +1,364 @@
+"""``areal inf run`` and ``stop`` a service; ``register``, ``deregister`` and scale its models."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli.inf.flags import (
+    MODEL_S,
+    ModelFlags,
+    converge,
+    model_manifest,
+    model_options,
+    preview,
+    recorded,
+    routing_strategies,
+    service_manifest,
+)
+from areal.cli.logs import LogQuery, show_logs
+from areal.cli.manifest import DryRunCommand, dry_run_option
+from areal.cli.mutation import approver, mutate
+from areal.cli.operate import scale_object, together
+from areal.cli.options import Invocation, Seconds, change_options, stack, stop_options, timeout
+from areal.cli.targets import SERVICE, complete_names, missing, model_name_option, service_name, service_option, stored
+from areal.cli.view import HomeView, manifest, service_of
+from areal.errors import Conflict, UsageFault
+from areal.resources.kinds import Ref
+
+if TYPE_CHECKING:
+    from areal.reconcilers.context import Context, Outcome
+    from areal.state.records import StoredObject
+
+_LAUNCH_S = 60.0
+_LOOK_S = 2.0
+
+
+@click.command(cls=DryRunCommand)
+@click.argument("name", required=False, shell_complete=complete_names(SERVICE))
+@service_option
+@click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1].")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Its port  [default: 8080].")
+@click.option("--admin-api-key-file", metavar="FILE", help="File with the admin key  [default: generated, 0600].")
+@click.option("--routing-strategy", type=click.Choice(routing_strategies), help="How replicas are picked.")
+@click.option("--scheduler", type=click.Choice(["local", "ray", "slurm"]), help="Where processes run.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of gateway and router.")
+@click.option("--launch-timeout", type=Seconds(), metavar="TIME", help="Gateway and router must be up within  [60s].")
+@click.option("-d", "--detach", is_flag=True, help="Return when ready; otherwise follow the logs, and Ctrl-C stops.")
+@click.option("--force", is_flag=True, help="Replace a service of this name, whatever it is.")
+@click.option("--model", "--model-name", "model", metavar="NAME", help="Also serve this model.")
+@model_options
+@dry_run_option
+@change_options(timeout(what="Give up waiting after this long in all (exit 7)"), destructive=True)
+def run(
+    cli: Invocation,
+    /,
+    name: str | None,
+    service: str | None,
+    launch_timeout: float | None,
+    detach: bool,
+    force: bool,
+    model: str | None,
+    flags: ModelFlags,
+    dry_run: str | None,
+    **settings: Any,
+) -> int:
+    """Start the inference service NAME (the same as --service), and a model with --model.
+
+    \b
+    areal inf run -d
+    areal inf run -d --model qwen --backend embedded --model-path ./qwen
+    """
+    from areal.resources.tree import merge
+
+    if name and service and name != service:
+        raise UsageFault(f"NAME says {name} and --service says {service}; give one of them")
+    ref = Ref(SERVICE, service_name(cli, service or name))
+    if flags.given and not model:
+        raise UsageFault(f"{flags.given[0]} describes a model, and --model NAME is missing")
+    wanted, found = service_manifest(ref.name, **settings), None if force else recorded(cli, ref)
+    if found is not None:  # the flags given, over the last applied spec: `run` again changes only what it names
+        applied = next((layer.spec for layer in found.layers if layer.manager == "apply"), {})
+        wanted = {**manifest(found), "spec": merge(dict(applied), wanted["spec"])}
+    manifests = [wanted]
+    seconds = launch_timeout if launch_timeout is not None else _LAUNCH_S
+    if model:
+        manifests.append(model_manifest(model, ref.name, flags.spec()))
+        seconds += flags.model_health_timeout if flags.model_health_timeout is not None else MODEL_S
+    seconds = cli.timeout_s or seconds
+    if dry_run:
+        return preview(cli, manifests, dry_run, force=force)
+    code = mutate(cli, lambda context: _start(cli, context, ref, manifests, force, seconds))
+    if code:
+        return code
+    _announce(cli, ref)
+    return 0 if detach else _foreground(cli, ref)
+
+
+def _start(
+    cli: Invocation, context: Context, ref: Ref, manifests: list[dict[str, Any]], force: bool, seconds: float
+) -> Outcome:
+    """Apply; and resume a service that `inf stop --keep-state` has suspended."""
+    from areal.reconcilers import operations
+
+    outcomes = [converge(cli, context, manifests, command="inf run", force=force, timeout=seconds)]
+    found = recorded(cli, ref)
+    if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
+        outcomes.append(operations.resume(context, ref, timeout_s=seconds))
+    return together(outcomes)
+
+
+def _announce(cli: Invocation, ref: Ref) -> None:
+    address = HomeView(cli.home).address(ref)
+    if address:
+        cli.say(f"gateway: {address}; talk to it: areal inf chat --service {ref.name}")
+
+
+def _foreground(cli: Invocation, ref: Ref) -> int:
+    """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `areal inf run` starts it again.
+    SIGTERM does the same: a unit of an init system ends what it has started."""
+    from areal.reconcilers import operations
+
+    cli.say("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        show_logs(cli, ref, LogQuery(lines=0, follow=True), until=_stopped(cli, ref))
+    except KeyboardInterrupt:
+
+        def suspend(context: Context) -> Outcome:
+            cli.say("\nstopping; Ctrl-C again leaves at once")
+            return operations.suspend(context, ref)
+
+        mutate(cli, suspend)
+        return 130
+    cli.say(f"{ref} was stopped by another command")
+    return 0
+
+
+def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
+    """Whether another command has stopped or deleted the service; looks at most every two seconds."""
+    next_look = time.monotonic() + _LOOK_S
+
+    def stopped() -> bool:
+        nonlocal next_look
+        if time.monotonic() < next_look:
+            return False
+        next_look = time.monotonic() + _LOOK_S
+        found = recorded(cli, ref)
+        return found is None or bool(found.spec.get("suspend"))
+
+    return stopped
+
+
+@click.command()
+@service_option
+@stop_options
+@click.option("--keep-state", is_flag=True, help="Stop the processes, keep the service; `inf run` starts it again.")
+@click.option("--all", "all_", is_flag=True, help="Every inference service of this home.")
+@click.option("--cascade", is_flag=True, help="Also delete the running TrainJobs that sample from it; asks first.")
+@change_options(destructive=True)
+def stop(
+    cli: Invocation,
+    service: str | None,
+    grace: float | None,
+    force: bool,
+    keep_state: bool,
+    all_: bool,
+    cascade: bool,
+) -> int:
+    """Stop a service and its models, and forget them. Running streams finish within the grace.
+
+    A TrainJob that runs on it is not taken along without --cascade and a yes.
+    """
+    from areal.reconcilers import operations
+
+    if all_:
+        refs = [found.ref for found in HomeView(cli.home).of_kind(SERVICE)]
+    else:
+        refs = [stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref]
+    if not refs:
+        cli.say("no inference service to stop")
+        return 0
+    seconds = cli.deadline_s()
+    if keep_state:
+        return mutate(
+            cli, lambda context: together([operations.suspend(context, ref, timeout_s=seconds) for ref in refs])
+        )
+    return mutate(
+        cli,
+        lambda context: operations.delete(
+            context,
+            refs,
+            grace_s=0.0 if force else grace,
+            cascade=True,
+            spare_running_jobs=not cascade,
+            wait=True,
+            timeout_s=seconds,
+            approve=approver(cli, "inf stop") if cascade else lambda plan: True,
+        ),
+    )
+
+
+# -- models
+
+
+@click.command(cls=DryRunCommand)
+@model_name_option(required=True)
+@service_option
+@model_options
+@click.option("--api-url", metavar="URL", help="External: an OpenAI-compatible endpoint, instead of --backend.")
+@click.option("--provider-api-key-env", metavar="VAR", help="External: environment variable that holds its key.")
+@click.option("--provider-model", metavar="NAME", help="External: the provider's name of the model.")
+@click.option("--provider-api", type=click.Choice(["openai", "anthropic"]), help="External: its protocol.")
+@click.option("--allow-private", is_flag=True, help="External: the URL may lead to a private address.")
+@click.option("--force", is_flag=True, help="Replace a model of this name, whatever it is.")
+@dry_run_option
+@change_options(timeout(what="Give up waiting after this long in all (exit 7)"), destructive=True)
+def register(
+    cli: Invocation,
+    model: str,
+    service: str | None,
+    flags: ModelFlags,
+    api_url: str | None,
+    provider_api_key_env: str | None,
+    provider_model: str | None,
+    provider_api: str | None,
+    allow_private: bool,
+    force: bool,
+    dry_run: str | None,
+) -> int:
+    """Add a model to a service: replicas of our own, or an external endpoint.
+
+    \b
+    areal inf register --model qwen --backend sglang:d2t2 --model-path Qwen/Qwen3-8B
+    areal inf register --model gpt --api-url https://api.openai.com/v1 --provider-api-key-env OPENAI_API_KEY
+    """
+    name = service_name(cli, service)
+    more: dict[str, Any] = {"model": provider_model, "api": provider_api, "allowPrivate": allow_private or None}
+    more["apiKeyFrom"] = {"env": provider_api_key_env} if provider_api_key_env else None
+    spec = _spec(flags, api_url, {field: value for field, value in more.items() if value is not None})
+    manifests = [model_manifest(model, name, spec)]
+    if dry_run:
+        return preview(cli, manifests, dry_run, force=force)
+    ref = Ref(SERVICE, name)
+    if recorded(cli, ref) is None:
+        error = missing(cli.home, ref)
+        error.hint = f"start it first: areal inf run {name} -d"
+        raise error
+    seconds = cli.timeout_s or flags.model_health_timeout or MODEL_S
+    return mutate(
+        cli, lambda context: converge(cli, context, manifests, command="inf register", force=force, timeout=seconds)
+    )
+
+
+def _spec(flags: ModelFlags, url: str | None, external: dict[str, Any]) -> dict[str, Any]:
+    """``external``: the fields of an external model beside its URL."""
+    if url is None:
+        if external:
+            raise UsageFault("--provider-... and --allow-private describe an external model: --api-url is missing")
+        absent = [f"--{name}" for name in ("backend", "model-path") if not getattr(flags, name.replace("-", "_"))]
+        if absent:
+            raise UsageFault(f"{absent[0]} is missing", hint="give --backend and --model-path, or --api-url")
+        return flags.spec()
+    served, flags = flags.served_model_name, flags._replace(served_model_name=None)
+    if flags.given:
+        raise UsageFault(f"{flags.given[0]} does not go with --api-url, which has no engine of ours")
+    spec: dict[str, Any] = {"servedModelName": served} if served else {}
+    return {**spec, "external": {"url": _external_url(url, allow_private="allowPrivate" in external), **external}}
+
+
+def _external_url(text: str, *, allow_private: bool) -> str:
+    from areal.resources.addresses import UrlError, parse_external_url
+
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parse_external_url(url, allow_private=allow_private)
+    except UrlError as error:
+        hint = "--allow-private, if that is meant" if "allowPrivate" in str(error) else None
+        raise UsageFault(f'--api-url "{text}" {str(error).partition(": set external")[0]}', hint=hint) from error
+    return url.rstrip("/")
+
+
+@click.command()
+@model_name_option(required=True)
+@service_option
+@stop_options
+@change_options(destructive=True)
+def deregister(cli: Invocation, model: str, service: str | None, grace: float | None, force: bool) -> int:
+    """Take a model out of its service: no new requests, running ones finish, its replicas stop."""
+    from areal.reconcilers import operations
+
+    ref = _model(cli, model, service).ref
+    return mutate(
+        cli,
+        lambda context: operations.delete(
+            context,
+            [ref],
+            grace_s=0.0 if force else grace,
+            cascade=False,
+            wait=True,
+            timeout_s=cli.deadline_s(),
+            approve=lambda plan: True,
+        ),
+    )
+
+
+def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
+    """The model, which must be of the service when one was named."""
+    found = stored(cli.home, Ref("Model", model))
+    attached = service_of(found)
+    if service is not None and attached != service:
+        raise Conflict(f"{found.ref} is attached to {attached}, not to {service}", hint=f"--service {attached}")
+    return found
+
+
+_scale_options = stack(
+    model_name_option(required=True),
+    service_option,
+    click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="To this many."),
+    click.option("--by", type=click.IntRange(min=1), metavar="N", help="By this many  [default: 1]."),
+    click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it."),
+    change_options(timeout("30m")),
+)
+
+
+@click.command()
+@_scale_options
+def scaleup(cli: Invocation, **given: Any) -> int:
+    """Add replicas of a model: to --replicas N, or --by N. They get requests once they are ready."""
+    return _scale(cli, **given, up=True)
+
+
+@click.command()
+@_scale_options
+def scaledown(cli: Invocation, **given: Any) -> int:
+    """Remove replicas of a model: to --replicas N, or --by N. Each drains before it stops; no stream is cut."""
+    return _scale(cli, **given, up=False)
+
+
+def _scale(
+    cli: Invocation,
+    model: str,
+    service: str | None,
+    replicas: int | None,
+    by: int | None,
+    force_conflicts: bool,
+    *,
+    up: bool,
+) -> int:
+    from areal.reconcilers.kinds import controller_of
+
+    if replicas is not None and by is not None:
+        raise UsageFault("--replicas says to how many, --by by how many; give one of them")
+    found = _model(cli, model, service)
+    present = controller_of(found.kind).replicas(found.spec)
+    wanted = replicas if replicas is not None else present + (by or 1) * (1 if up else -1)
+    if wanted < 0 or ((wanted < present) == up and wanted != present):
+        verb, other = ("scaleup", "scaledown") if up else ("scaledown", "scaleup")
+        raise UsageFault(f"{verb} from {present} to {wanted} makes no sense", hint=f"areal inf {other} --model {model}")
+    return scale_object(cli, found.ref, wanted, within_s=MODEL_S, current=present, force=force_conflicts)

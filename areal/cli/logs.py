@@ -1,0 +1,259 @@
+"""``areal logs``: all processes of an object merged in order of time, or one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from areal.cli.options import Decorator, Invocation, Seconds, gather, read_options
+from areal.cli.output import compact, emit_rows, write
+from areal.cli.remote import not_remote
+from areal.cli.table import Column, clock, field, iso
+from areal.cli.targets import complete, one_ref, stored, targets_argument
+from areal.cli.view import HomeView
+from areal.errors import NotFound
+from areal.runtime.logs import TimedLine, timed_lines
+from areal.terminal import fancy, style, without_colours
+
+if TYPE_CHECKING:
+    from areal.resources.kinds import Ref
+    from areal.runtime.backends.base import RunControl, RunState
+
+_DEFAULT_LINES = 200
+_POLL_S = 0.2
+_DISCOVER_S = 1.0
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
+_COMPONENTS = ("gateway", "router", "engine", "data-proxy")
+_COLUMNS = (Column("TIME", lambda row: clock(row["at"])), field("LINE", "line"))
+
+
+class LogQuery(NamedTuple):
+    """The selected processes and lines."""
+
+    component: str | None = None
+    replica: int | None = None
+    follow: bool = False
+    previous: bool = False
+    lines: int = _DEFAULT_LINES
+    since: float | None = None  # seconds ago
+
+    def matches(self, state: RunState) -> bool:
+        spec = state.spec
+        return self.component in (None, spec.component) and self.replica in (None, spec.replica)
+
+
+def log_options(
+    *components: str, replica: str = "One replica.", since: str = "Only lines of the last TIME."
+) -> Decorator[Any]:
+    """Hands the verb a ``query``. Without ``components`` the object has one process, which needs no choice."""
+    more = ", also of processes yet to come" if components else ""
+    one_process: list[Decorator[Any]] = [
+        click.option("-f", "--follow", is_flag=True, help=f"Go on, printing new lines{more}."),
+        click.option(
+            "-n",
+            "--lines",
+            type=click.IntRange(min=0),
+            default=_DEFAULT_LINES,
+            show_default=True,
+            help="The last N of each process." if components else "The last N.",
+        ),
+        click.option("--since", type=Seconds(), metavar="TIME", help=since),
+    ]
+    choice: list[Decorator[Any]] = [
+        click.option(
+            "-c",
+            "--component",
+            metavar="NAME",
+            shell_complete=complete(lambda ctx: components),
+            help=f"{', '.join(components[:-1])} or {components[-1]}  [default: all]." if components else "",
+        ),
+        click.option("-r", "--replica", type=click.IntRange(min=0), metavar="N", help=replica),
+        click.option("--previous", is_flag=True, help="The start before the present one."),
+    ]
+    return gather("query", LogQuery, [*choice, *one_process] if components else one_process)
+
+
+@click.command()
+@targets_argument
+@log_options(*_COMPONENTS)
+@read_options()
+def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
+    """Logs of an object's processes, merged in order of time and prefixed; of a service, its models' too."""
+    not_remote(cli, "logs")
+    return show_logs(cli, stored(cli.home, one_ref(targets)).ref, query)
+
+
+def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bool] = lambda: False) -> int:
+    """Print, and with ``follow`` go on until Ctrl-C or ``until`` is true."""
+    from areal.runtime.backends import Backends
+
+    backend = Backends(cli.home.root)
+    states = _select(cli, ref, query)
+    if not states and not query.follow:
+        raise _no_process(cli, ref, query)
+    printer = _Printer(cli, states, lines=query.follow or cli.format.kind == "jsonl")
+    tails = {state.spec.uid: _Tail(backend, state) for state in states} if query.follow else {}
+    found = {state.spec.uid: _lines(backend, state, query) for state in states}
+    printer.print(list(merged([(state, found[state.spec.uid]) for state in states])))
+    if not query.follow:
+        return 0
+    for uid, tail in tails.items():
+        tail.shown = [line.text for line in found[uid]]
+    look_at = 0.0
+    while not until():
+        if time.monotonic() >= look_at:
+            for state in _select(cli, ref, query):
+                if state.spec.uid not in tails:
+                    tails[state.spec.uid] = _Tail(backend, state, new=True)
+            look_at = time.monotonic() + _DISCOVER_S
+        for tail in tails.values():
+            printer.print(tail.poll())
+        time.sleep(_POLL_S)
+    return 0
+
+
+def _select(cli: Invocation, ref: Ref, query: LogQuery) -> list[RunState]:
+    home = HomeView(cli.home)
+    return [state for state in home.states(home.family(ref)) if query.matches(state)]
+
+
+def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
+    every = [f"{state.spec.component}/{state.spec.replica}" for state in _select(cli, ref, LogQuery())]
+    if not every:
+        return NotFound(f"{ref} has no process and no log", hint=f"areal describe {ref.kind.lower()}/{ref.name}")
+    from areal.resources.suggest import did_you_mean
+
+    guess = did_you_mean(query.component, [name.partition("/")[0] for name in every]) if query.component else ""
+    return NotFound(f"{ref} has no such process{guess}", hint=f"it has: {', '.join(dict.fromkeys(every))}")
+
+
+# -- lines of one process, and of many in order of time
+
+_FIRST_WINDOW_S = 16.0
+_WIDER = 8
+_WIDEST_S = 1e9
+_RESOLUTION_S = 1.0  # a line's time is that of its log's last time mark, which is at most this much older
+
+
+class Line(NamedTuple):
+    at: float  # seconds since the epoch; 0 when it is not known
+    process: RunState
+    text: str
+
+
+def _lines(backend: RunControl, state: RunState, query: LogQuery) -> list[TimedLine]:
+    from areal.runtime.logs import previous_start
+
+    paths = backend.log_paths(state.spec.uid)
+    if not query.lines:
+        return []
+    if query.previous:
+        return [TimedLine(0.0, text) for text in previous_start(paths)[-query.lines :]]
+    return last_lines(paths, query.lines, 0.0 if query.since is None else time.time() - query.since)
+
+
+def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[TimedLine]:
+    """The last ``count`` lines written at ``since`` or later. Looks back ever further, so that the end of a long log
+    is found without reading its beginning."""
+    newest = max((Path(path).stat().st_mtime for path in paths if Path(path).exists()), default=0.0)
+    window = _FIRST_WINDOW_S
+    while True:
+        start = max(since, newest - window)
+        lines = (line for line in timed_lines(paths, start) if not line.at or line.at + _RESOLUTION_S >= since)
+        found = deque(lines, maxlen=count)
+        if len(found) == count or start == since or window > _WIDEST_S:
+            return list(found)
+        window *= _WIDER
+
+
+def merged(streams: Sequence[tuple[RunState, Sequence[TimedLine]]]) -> Iterator[Line]:
+    """By time; the lines of one process keep their order (their times never go back)."""
+    lines = [[Line(line.at, process, line.text) for line in stream] for process, stream in streams]
+    return merge(*lines, key=lambda line: line.at)
+
+
+def not_yet_shown(shown: Sequence[str], polled: Sequence[str]) -> list[str]:
+    """``polled`` without its beginning that ``shown`` ends with: lines written between opening and reading."""
+    for overlap in range(min(len(shown), len(polled)), 0, -1):
+        if list(shown[-overlap:]) == list(polled[:overlap]):
+            return list(polled[overlap:])
+    return list(polled)
+
+
+class _Tail:
+    """The new lines of one process; ``shown`` are the lines that were printed of it before."""
+
+    def __init__(self, backend: RunControl, state: RunState, *, new: bool = False) -> None:
+        from areal.runtime.logs import LogFollower
+
+        self._follower = LogFollower(lambda: backend.log_paths(state.spec.uid), from_start=new)
+        self._state = state
+        self.shown: list[str] = []
+
+    def poll(self) -> list[Line]:
+        lines = self._follower.poll()
+        if self.shown and lines:
+            lines, self.shown = not_yet_shown(self.shown, lines), []
+        return [Line(time.time(), self._state, text) for text in lines]
+
+
+class _Printer:
+    """Lines as people read them, with a prefix a process when there are several; or as documents, one a line where
+    the end cannot be awaited (``lines``)."""
+
+    def __init__(self, cli: Invocation, states: Sequence[RunState], *, lines: bool) -> None:
+        self._cli = cli
+        self._lines = lines
+        self._several_owners = len({state.spec.owner for state in states}) > 1
+        self._prefixed = len(states) != 1
+        self._labels: dict[str, str] = {}
+        for state in states:
+            self._label(state)
+
+    def print(self, lines: Sequence[Line]) -> None:
+        kind = self._cli.format.kind
+        if self._cli.format.is_table:
+            write("\n".join(self._readable(line) for line in lines))
+        elif self._lines and kind != "name":
+            write("\n".join(compact(_row(line)) for line in lines))
+        else:
+            rows = [_row(line) for line in lines]
+            emit_rows(self._cli, rows, _COLUMNS, name="{owner} {component}/{replica}".format_map, empty="no lines")
+        sys.stdout.flush()
+
+    def _label(self, state: RunState) -> str:
+        short = f"{state.spec.component}/{state.spec.replica}"
+        return self._labels.setdefault(
+            state.spec.uid, f"{state.spec.owner.partition('/')[2]} {short}" if self._several_owners else short
+        )
+
+    def _readable(self, line: Line) -> str:
+        text = without_colours(line.text) if sys.stdout.isatty() else line.text
+        if not self._prefixed:
+            return text
+        label = self._label(line.process)
+        width = max(len(known) for known in self._labels.values())
+        prefix = f"{label:<{width}} | "
+        if fancy(sys.stdout):
+            number = list(self._labels).index(line.process.spec.uid)
+            prefix = style(prefix, fg=_COLOURS[number % len(_COLOURS)])
+        return prefix + text
+
+
+def _row(line: Line) -> dict[str, Any]:
+    spec = line.process.spec
+    return {
+        "time": iso(line.at or None),
+        "at": line.at or None,
+        "owner": spec.owner,
+        "component": spec.component,
+        "replica": spec.replica,
+        "line": line.text,
+    }

@@ -1,0 +1,285 @@
+"""Verbs over manifests alone: no state, no GPU, no network; and the flags that name manifests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from areal.cli import options
+from areal.cli.options import Invocation, gather, pass_invocation, stack
+from areal.cli.output import as_list, emit_one, emit_rows, to_yaml, write
+from areal.cli.table import Column, field
+from areal.cli.targets import complete_fields, complete_kinds
+from areal.cli.view import document_name, json_text, manifest
+from areal.errors import Conflict, UsageFault
+from areal.resources.kinds import check_name, resolve_kind
+
+if TYPE_CHECKING:
+    from areal.reconcilers.context import ManifestSource
+    from areal.resources.resource import Rendered
+
+
+# -- the flags that name manifests
+
+STDIN = "-"
+
+
+class SourceFlags(NamedTuple):
+    """The flags as given. ``read`` makes the reconcilers' ManifestSource of them, reading stdin at most once."""
+
+    files: tuple[str, ...] = ()
+    recursive: bool = False
+    overlay: str | None = None
+    sets: tuple[str, ...] = ()
+    values_files: tuple[str, ...] = ()
+    profile: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.files and self.overlay is None
+
+    def require(self, verb: str) -> SourceFlags:
+        if self.is_empty:
+            raise UsageFault("no manifests: neither -f nor -k is given", hint=f"areal {verb} -f FILE")
+        if self.files.count(STDIN) > 1:
+            raise UsageFault("stdin can be read once: -f - is given twice")
+        return self
+
+    def read(self) -> ManifestSource:
+        from areal.reconcilers.context import ManifestSource
+
+        return ManifestSource(**self._asdict(), stdin=self._stdin())
+
+    def render(self) -> Rendered:
+        """The resources, by file and values alone."""
+        from areal.resources.render import RenderRequest, render
+
+        return render(RenderRequest(**self._asdict(), stdin=self._stdin()))
+
+    def _stdin(self) -> str | None:
+        return sys.stdin.read() if STDIN in self.files else None
+
+
+def _value_assignment(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not value.partition("=")[0].strip() or "=" not in value:
+            raise click.BadParameter(f"{value!r} is not PATH=VALUE, e.g. model/qwen:spec.replicas=2", ctx, param)
+    return values
+
+
+source_options = gather(
+    "source",
+    SourceFlags,
+    (
+        click.option(
+            "-f", "--filename", "files", multiple=True, metavar="FILE|DIR|-", help="Manifest; may be repeated."
+        ),
+        click.option("-R", "--recursive", is_flag=True, help="Read folders given with -f recursively."),
+        click.option("-k", "--kustomize", "overlay", metavar="DIR", help="Overlay folder."),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="PATH=VALUE",
+            callback=_value_assignment,
+            help="Set a field: spec.x=1, or KIND/NAME:spec.x=1 when there are several objects.",
+        ),
+        click.option("--values", "values_files", multiple=True, metavar="FILE", help="Values for ${{ values.* }}."),
+        click.option("--profile", metavar="NAME", help="Profile of the overlay."),
+    ),
+)
+
+
+# -- --dry-run[=client]
+
+_FLAG = "--dry-run"
+_COLUMNS = (field("KIND", "kind"), field("NAME", "metadata", "name"))
+
+
+class DryRunCommand(click.Command):
+    """Reads a bare ``--dry-run`` as ``--dry-run=server`` (click would take the next word as its value)."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        spelled = [f"{_FLAG}=server" if word == _FLAG else word for word in args[:end]]
+        return super().parse_args(ctx, spelled + args[end:])
+
+
+dry_run_option = click.option(
+    _FLAG,
+    type=click.Choice(["server", "client"]),
+    metavar="[=client]",
+    help="Print the plan, change nothing; =client reads no state. With -o yaml: the manifests.",
+)
+
+
+def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], said: str) -> None:
+    """Resources as manifests, ready to apply; as a table, one sentence each."""
+    if cli.format.kind == "yaml":
+        write(to_yaml(manifests, manifests=True))
+    elif cli.format.kind == "table":
+        write("\n".join(f"{document_name(item)} {said}".rstrip() for item in manifests))
+    else:
+        emit_rows(cli, manifests, _COLUMNS, name=document_name, wrap=as_list)
+
+
+_stateless = stack(options.output(), options.common, pass_invocation)
+_VALID = (
+    Column("OBJECT", lambda row: row["ref"]),
+    Column("WHERE", lambda row: f"{row['file']}:{row['line']}"),
+)
+_ORIGINS = (
+    field("OBJECT", "ref"),
+    field("FIELD", "path"),
+    Column("VALUE", lambda row: json_text(row["value"])),
+    Column("ORIGIN", lambda row: f"{row['file']}:{row['line']}:{row['col']}"),
+)
+
+
+@click.command()
+@source_options
+@_stateless
+def validate(cli: Invocation, source: SourceFlags) -> int:
+    """Check manifests: every error of every file, as file:line:col. Exit status 3 when there is one."""
+    from areal.resources.diagnostics import ManifestError
+
+    try:
+        rendered = source.require("validate").render()
+    except ManifestError as error:
+        if cli.format.is_table:
+            raise
+        faults = [
+            {
+                "valid": False,
+                "file": fault.pos.file,
+                "line": fault.pos.line,
+                "col": fault.pos.col,
+                "path": fault.path,
+                "message": fault.message,
+                "hint": fault.hint,
+            }
+            for fault in error.diagnostics
+        ]
+        emit_rows(cli, faults, _VALID, name="{file}:{line}:{col}".format_map)
+        return error.exit_code
+    rows = [
+        {"ref": f"{item.kind}/{item.name}", "valid": True, "file": item.source.file, "line": item.source.line}
+        for item in rendered.resources
+    ]
+    emit_rows(cli, rows, _VALID, name=lambda row: str(row["ref"]))
+    cli.say(f"{len(rows)} valid")
+    return 0
+
+
+@click.command()
+@source_options
+@click.option("--show-origin", is_flag=True, help="Where each field comes from: file, line, column.")
+@_stateless
+def render(cli: Invocation, source: SourceFlags, show_origin: bool) -> None:
+    """Print manifests as `apply` reads them, after templating, overlays and --set. YAML unless -o says otherwise."""
+    from areal.resources.tree import leaves
+
+    resources = source.require("render").render().resources
+    if show_origin:
+        rows = []
+        for item in resources:
+            for path, value in leaves(item.spec).items():
+                pos, row = item.pos_of(path), {"ref": str(item.ref), "path": item.text_of(path), "value": value}
+                rows.append({**row, "file": pos.file, "line": pos.line, "col": pos.col})
+        emit_rows(cli, rows, _ORIGINS, name="{ref}:{path}".format_map)
+        return
+    manifests = [manifest(item) for item in resources]
+    if cli.format.is_table:
+        write(to_yaml(manifests, manifests=True))
+    else:
+        print_manifests(cli, manifests, "")
+
+
+@click.command()
+@source_options
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "dot", "mermaid"]),
+    default="text",
+    show_default=True,
+    help="dot: Graphviz.",
+)
+@_stateless
+def graph(cli: Invocation, source: SourceFlags, style: str) -> None:
+    """Print the dependencies of objects, as text, Graphviz or Mermaid."""
+    from areal.resources.resource import graph as draw
+
+    resources = source.require("graph").render().resources
+    drawn = draw(resources, format=style)
+    emit_one(cli, {"format": style, "graph": drawn}, name=style, text=lambda: drawn)
+
+
+@click.command()
+@click.argument("kind", shell_complete=complete_kinds)
+@click.option("--draft", type=click.Choice(["7", "2020-12"]), default="7", show_default=True, help="JSON Schema draft.")
+@_stateless
+def schema(cli: Invocation, kind: str, draft: str) -> None:
+    """Print the JSON Schema of KIND, for editors and CI."""
+    from areal.resources.schema import json_schema
+
+    resolved = resolve_kind(kind)
+    document = json_schema(resolved, draft=7 if draft == "7" else 2020)
+    if cli.format.is_table:
+        write(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        emit_one(cli, document, name=resolved, text=str)
+
+
+@click.command()
+@click.argument("path", metavar="KIND[.FIELD]...", shell_complete=complete_fields)
+@_stateless
+def explain(cli: Invocation, path: str) -> None:
+    """Explain a field: meaning, type, default, unit, and the effect of a change.
+
+    \b
+    areal explain inferenceservice.spec.gateway
+    """
+    from areal.resources.explain import explain as explained
+
+    text = explained(path)
+    emit_one(cli, {"path": path, "text": text}, name=path, text=lambda: text)
+
+
+@click.command()
+@click.argument("kind", shell_complete=complete_kinds)
+@click.argument("name", required=False)
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, which must not exist.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+@_stateless
+def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: bool) -> None:
+    """Write a commented manifest of KIND, with a modeline that gives editors its schema."""
+    from areal.resources.explain import init as commented
+
+    resolved = resolve_kind(kind)
+    text = commented(resolved)
+    if name is not None:
+        text = _named(text, check_name(name))
+    if out is None:
+        emit_one(cli, {"kind": resolved, "manifest": text}, name=resolved, text=lambda: text)
+        return
+    path = Path(out)
+    if path.exists() and not force:
+        raise Conflict(f"{out} exists already", hint="--force replaces it")
+    path.write_text(text, encoding="utf-8")
+    cli.say(f"wrote {out}; next: areal apply -f {out}")
+
+
+def _named(text: str, name: str) -> str:
+    """The manifest with ``metadata.name`` set."""
+    import re
+
+    named, count = re.subn(r"(?m)^(\s+name:\s*)\S+", rf"\g<1>{name}", text, count=1)
+    if not count:
+        named = re.sub(r"(metadata:\s*\{\s*name:\s*)[^,}\s]+", rf"\g<1>{name}", text, count=1)
+    return named

@@ -1,0 +1,162 @@
+"""``areal models``: models of the Hugging Face cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli import options
+from areal.cli.options import Invocation, interactive, pass_invocation
+from areal.cli.output import emit_one, emit_rows
+from areal.cli.table import Column, age, field, size
+from areal.errors import Conflict, NotFound, UsageFault
+
+if TYPE_CHECKING:
+    from areal.hub import Hub
+
+
+_MODELS = (
+    field("MODEL", "id"),
+    field("REVISION", "revision"),
+    Column("COMMIT", lambda row: row["commit"][:12]),
+    Column("SIZE", lambda row: size(row["bytes"]), right=True),
+    Column("AGE", lambda row: age(row["ageSeconds"])),
+    Column("USED BY", lambda row: ", ".join(row["usedBy"])),
+    field("FOLDER", "folder", wide=True),
+)
+_id = click.argument("id", metavar="ID")
+
+
+def _name(row: Any) -> str:
+    return f"{row['id']}@{row['commit']}"
+
+
+@click.command()
+@_id
+@click.option("--revision", default="main", show_default=True, metavar="REV", help="Branch, tag or commit.")
+@click.option("--force", is_flag=True, help="Download files again that are there.")
+@options.output()
+@options.common
+@pass_invocation
+def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
+    """Download the model ID (ORG/NAME) into the Hugging Face cache; files that are there are not downloaded again."""
+    from areal.cli.mutation import ProgressPrinter
+    from areal.hub import Hub
+    from areal.reconcilers.context import Progress
+
+    hub = Hub.of()
+    with ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as progress:
+        progress(Progress(id, "looking for it"))
+        folder = hub.snapshot(
+            id, revision, force=force, told=lambda done, total: progress(Progress(id, "downloading", done, total))
+        )
+    count = _bytes(folder)
+    row = {"id": id, "revision": revision, "commit": folder.name, "folder": str(folder), "bytes": count}
+    emit_one(cli, row, name=_name(row), text=lambda: str(folder))
+    cli.say(f"{id} at {revision} is commit {folder.name}, {size(count)}")
+    return 0
+
+
+@click.command()
+@options.output()
+@options.common
+@pass_invocation
+def ls(cli: Invocation, /) -> int:
+    """List the models of the Hugging Face cache, and the objects that use them."""
+    from areal.hub import Hub
+
+    hub = Hub.of()
+    emit_rows(cli, _rows(cli, hub), _MODELS, name=_name, empty=f"no model is in {hub.cache}")
+    return 0
+
+
+@click.command()
+@_id
+@click.option("--revision", metavar="REV", help="Only that branch, tag or commit  [default: all].")
+@click.option("--force", is_flag=True, help="Also a model that a Model uses: its next start downloads it again.")
+@options.yes
+@options.common
+@pass_invocation
+def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
+    """Remove the model ID from the Hugging Face cache."""
+    from areal.hub import Hub
+
+    hub = Hub.of()
+    rows = [row for row in _rows(cli, hub) if row["id"] == id]
+    if revision is not None:
+        rows = [row for row in rows if revision in (row["revision"], row["commit"])]
+    if not rows:
+        at = f" at {revision}" if revision else ""
+        raise NotFound(f"{id}{at} is not in {hub.cache}", hint="areal models ls")
+    users = sorted({user for row in rows for user in row["usedBy"]})
+    if users and not force:
+        raise Conflict(f"{id} is used by {', '.join(users)}", hint="--force removes it all the same")
+    if not cli.yes:
+        if not interactive():
+            raise UsageFault(f"{id} would be removed and there is no terminal to ask on", hint="add --yes")
+        if not click.confirm(f"Remove {id} ({size(sum(row['bytes'] for row in rows))})?", err=True):
+            raise UsageFault("declined; nothing was removed")
+    _remove(hub, id, {row["commit"] for row in rows})
+    cli.say(f"{id} was removed from {hub.cache}")
+    return 0
+
+
+def _rows(cli: Invocation, hub: Hub) -> list[dict[str, Any]]:
+    """Each snapshot of each model, with the branches and tags that stand for it."""
+    import time
+
+    used = _users(cli)
+    rows = []
+    for repository in sorted(hub.cache.glob("models--*")):
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        refs = {path: path.read_text().strip() for path in repository.glob("refs/**/*") if path.is_file()}
+        for snapshot in sorted((repository / "snapshots").glob("*")):
+            revisions = [str(path.relative_to(repository / "refs")) for path, at in refs.items() if at == snapshot.name]
+            rows.append(
+                {
+                    "id": name,
+                    "revision": ", ".join(sorted(revisions)) or None,
+                    "commit": snapshot.name,
+                    "bytes": _bytes(snapshot),
+                    "ageSeconds": max(0.0, time.time() - snapshot.stat().st_mtime),
+                    "usedBy": used.get((name, snapshot.name), []),
+                    "folder": str(snapshot),
+                }
+            )
+    return rows
+
+
+def _users(cli: Invocation) -> dict[tuple[str, str], list[str]]:
+    """The objects that have recorded a commit, by id and commit."""
+    from areal.state.objects import ObjectStore
+
+    found: dict[tuple[str, str], list[str]] = {}
+    for item in ObjectStore(cli.home).list():
+        for key, commit in item.status.get("commits", {}).items():
+            found.setdefault((str(key).partition("@")[0], str(commit)), []).append(str(item.ref))
+    return found
+
+
+def _bytes(snapshot: Path) -> int:
+    return sum(path.stat().st_size for path in snapshot.rglob("*") if path.is_file())
+
+
+def _remove(hub: Hub, name: str, commits: set[str]) -> None:
+    """Snapshots, and the blobs and branches that nothing else has."""
+    repository = hub.repository(name)
+    snapshots = {path for path in (repository / "snapshots").glob("*") if path.name not in commits}
+    if not snapshots:
+        shutil.rmtree(repository)
+        return
+    kept = {path.resolve() for snapshot in snapshots for path in snapshot.rglob("*") if path.is_file()}
+    for commit in commits:
+        shutil.rmtree(repository / "snapshots" / commit)
+    for blob in (repository / "blobs").glob("*"):
+        if blob.resolve() not in kept:
+            blob.unlink()
+    for ref in (repository / "refs").rglob("*"):
+        if ref.is_file() and ref.read_text().strip() in commits:
+            ref.unlink()

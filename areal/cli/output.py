@@ -1,0 +1,303 @@
+"""Data on stdout in the chosen format, errors and hints on stderr.
+
+Data is exact (``-o json|yaml|jsonl|jsonpath``, logs, answers); tables and pages for people are spelled as on a terminal
+wherever they go. A terminal is only ever sent characters that ``areal.terminal`` lets through.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from areal.cli.options import Format, Invocation
+from areal.cli.table import Column, Row, folded, render_table, text_of
+from areal.errors import ArealError, UsageFault
+from areal.terminal import ESCAPE, fancy, spelled, style
+
+# What a terminal obeys and JSON leaves as it is, and halves of a surrogate pair: their escapes are those of JSON and of
+# quoted YAML.
+_UNSAFE = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def write(text: str) -> None:
+    """Data: stdout, one trailing newline."""
+    if text:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def show(text: str) -> None:
+    """A page for people. It is laid out for the terminal that it goes to."""
+    write(folded(spelled(text)))
+
+
+def clear() -> None:
+    """Empty the terminal's window."""
+    sys.stdout.write(f"{ESCAPE}[H{ESCAPE}[2J")
+
+
+def emit_rows(
+    cli: Invocation,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    *,
+    name: Callable[[Row], str],
+    empty: str = "nothing found",
+    wrap: Callable[[Sequence[Row]], Any] = list,
+) -> None:
+    """Print a list. ``wrap`` makes the JSON, YAML and JSONPath document; jsonl and name go row by row."""
+    chosen = cli.format
+    if chosen.is_table:
+        if rows:
+            write(render_table(rows, columns, wide=chosen.kind == "wide"))
+        else:
+            cli.say(empty)
+    elif chosen.kind == "name":
+        write("\n".join(text_of(name(row)) for row in rows))
+    elif chosen.kind == "jsonl":
+        write("\n".join(compact(row) for row in rows))
+    else:
+        write(dump(chosen, wrap(rows)))
+
+
+def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str]) -> None:
+    """Print one document; ``text`` makes the page for people and is called for tables only."""
+    chosen = cli.format
+    if chosen.is_table:
+        show(text())
+    elif chosen.kind == "name":
+        write(text_of(name))
+    elif chosen.kind == "jsonl":
+        write(compact(document))
+    else:
+        write(dump(chosen, document))
+
+
+def dump(chosen: Format, document: Any) -> str:
+    if chosen.kind == "json":
+        import json
+
+        return _escaped(json.dumps(document, indent=2, ensure_ascii=False))
+    if chosen.kind == "yaml":
+        return to_yaml([document])
+    assert chosen.kind == "jsonpath", f"no writer for -o {chosen.kind}"
+    from areal.resources.jsonpath import evaluate
+
+    return evaluate(chosen.expression, document)
+
+
+def compact(document: Any) -> str:
+    import json
+
+    return _escaped(json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+
+
+def _escaped(text: str) -> str:
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def to_yaml(documents: Iterable[Any], *, manifests: bool = False) -> str:
+    """YAML documents; ``manifests``: to be applied again."""
+    from areal.resources.yaml_io import dump_documents
+
+    return _escaped(dump_documents(documents, manifests=manifests))
+
+
+def as_list(items: Sequence[Any]) -> dict[str, Any]:
+    """A List as in Kubernetes."""
+    from areal.resources.kinds import API_VERSION
+
+    return {"apiVersion": API_VERSION, "kind": "List", "items": list(items)}
+
+
+# -- errors
+
+
+def report(error: BaseException, cli: Invocation) -> int:
+    """Print ``error`` and return the process's exit status."""
+    lines, code = _describe(error)
+    if cli.debug:
+        import traceback
+
+        lines = [*traceback.format_exception(error), *lines]
+    sys.stdout.flush()
+    click.echo("\n".join(line.rstrip("\n") for line in lines), err=True)
+    return code
+
+
+def report_line(message: str, *, hint: str | None = None) -> None:
+    """One more fault, beside what the command prints."""
+    sys.stdout.flush()
+    click.echo("\n".join(message_lines(message, hint)), err=True)
+
+
+def error_lines(error: ArealError) -> list[str]:
+    return message_lines(error.message, error.hint, error.detail)
+
+
+def message_lines(message: str, hint: str | None = None, detail: str | None = None) -> list[str]:
+    return [
+        f"{_paint('error:', 'red')} {message}",
+        *(f"  | {line}" for line in (detail or "").splitlines()),
+        *_hint(hint),
+    ]
+
+
+def fault_lines(text: str, hint: str | None) -> list[str]:
+    """One fault of a manifest."""
+    return [_paint(text, "red", bold=False), *_hint(hint)]
+
+
+def _describe(error: BaseException) -> tuple[list[str], int]:
+    if isinstance(error, ArealError):
+        faults = getattr(error, "diagnostics", ())
+        if not faults:
+            return error_lines(error), error.exit_code
+        lines = [line for fault in faults for line in fault_lines(str(fault), getattr(fault, "hint", None))]
+        plural = "error" if len(faults) == 1 else "errors"
+        last = message_lines(f"{len(faults)} {plural} in the manifests; nothing was changed")
+        return [*lines, *last], error.exit_code
+    if isinstance(error, click.UsageError):
+        text = error.format_message()
+        first, *_ = message_lines(text[:1].lower() + text[1:].rstrip("."))
+        if error.ctx is None:
+            return [first], 2
+        return [first, f"  {error.ctx.get_usage()}", *_hint(f"{error.ctx.command_path} --help")], 2
+    if isinstance(error, click.ClickException):
+        return message_lines(error.format_message()), 2
+    text = f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else "")
+    return message_lines(text, "run the same command with --debug and report what it prints"), 1
+
+
+def _hint(hint: str | None) -> list[str]:
+    return [f"  {_paint('hint:', 'cyan')} {hint}"] if hint else []
+
+
+def _paint(text: str, colour: str, *, bold: bool = True) -> str:
+    return style(text, fg=colour, bold=bold) if fancy(sys.stderr) else text
+
+
+# -- a table at one moment: printed, sorted, or watched
+
+_WATCH_S = 1.0
+_CLOCKS = ("AGE", "UPTIME")
+
+
+class Table(NamedTuple):
+    """``single``: one object was named, so that its document is no list. ``manifests``: for -o manifest. ``where``: the
+    place that was read, when it is not this home. ``note``: of rows that are not listed."""
+
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    name: Callable[[Row], str]
+    single: bool = False
+    unreadable: Sequence[tuple[str, str]] = ()
+    manifests: Sequence[Mapping[str, Any]] = ()
+    where: str = ""
+    note: str = ""
+
+    def sorted(self, sort_by: str | None) -> list[Row]:
+        if sort_by is None:
+            return list(self.rows)
+        key = self._sort_key(sort_by)
+        return sorted(self.rows, key=lambda row: _orderable(key(row)))
+
+    def _sort_key(self, sort_by: str) -> Callable[[Row], Any]:
+        if sort_by[:1] in ".{$":
+            from areal.resources.jsonpath import first
+
+            return lambda row: first(sort_by, row)
+        titles = {column.title.lower(): column for column in self.columns}
+        if sort_by.lower() == "age":
+            return lambda row: row.get("metadata", {}).get("createdAt") or row.get("startedAt")
+        if sort_by.lower() not in titles:
+            from areal.resources.suggest import did_you_mean
+
+            message = f'no column "{sort_by}"{did_you_mean(sort_by, titles)}'
+            raise UsageFault(message, hint=f"one of {', '.join(titles)}")
+        return titles[sort_by.lower()].cell
+
+
+def _orderable(value: Any) -> tuple[int, Any]:
+    """Absent first, then numbers, then text: values of different types never meet."""
+    if value is None:
+        return 0, 0
+    if isinstance(value, int | float):
+        return 1, value
+    return 2, text_of(value)
+
+
+def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
+    """Print once. Files that cannot be read are reported, never passed over: then the status is 1."""
+    rows = table.sorted(sort_by)
+    if cli.format.kind == "manifest":
+        write(to_yaml(table.manifests, manifests=True) if table.manifests else "")
+    elif table.single and not cli.format.is_table:
+        emit_one(cli, rows[0], name=table.name(rows[0]), text=str)
+    else:
+        empty = table.note or f"nothing in {table.where or cli.home.root} yet"
+        emit_rows(cli, rows, table.columns, name=table.name, empty=empty, wrap=as_list)
+    if table.note and rows:
+        cli.say(table.note)
+    for path, reason in table.unreadable:
+        report_line(f"{path} is unreadable: {reason}", hint="areal doctor --fix restores it from its newest revision")
+    return 1 if table.unreadable else 0
+
+
+def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None) -> int:
+    """The table, then each row again whenever one of its cells but its clock changes, until Ctrl-C."""
+    wide = cli.format.kind != "table"
+    seen: dict[str, Any] = {}
+    header = True
+    while True:
+        table = look()
+        rows = {table.name(row): row for row in table.sorted(sort_by)}
+        shown = [column for column in table.columns if column.title not in _CLOCKS and (wide or not column.wide)]
+        cells = {name: [text_of(column.cell(row)) for column in shown] for name, row in rows.items()}
+        fresh = [row for name, row in rows.items() if seen.get(name) != cells[name]]
+        if fresh and cli.format.is_table:
+            write(render_table(fresh, table.columns, wide=cli.format.kind == "wide", header=header))
+            header = False
+        elif fresh:
+            write("\n".join(table.name(row) if cli.format.kind == "name" else compact(row) for row in fresh))
+        sys.stdout.flush()
+        for name in seen.keys() - rows.keys():
+            cli.say(f"{name} is gone")
+        seen = cells
+        time.sleep(_WATCH_S)
+
+
+# -- one document, printed or watched
+
+_HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
+
+
+def show_status(
+    cli: Invocation,
+    look: Callable[[], Row],
+    name: Callable[[Row], str],
+    page: Callable[[Row], str],
+    *,
+    watch: bool,
+    interval: float,
+) -> Row:
+    """Print a document; with ``watch`` until Ctrl-C: on a terminal in place, line by line, so that nothing flickers,
+    elsewhere one after the other, a line of JSON each."""
+    while watch:
+        document = look()
+        if not cli.format.is_table:
+            write(compact(document))
+        elif fancy(sys.stdout):
+            lines = spelled(page(document)).splitlines()
+            sys.stdout.write(_HOME + "".join(f"{line}{_LINE_END}\n" for line in lines) + _BELOW)
+        else:
+            show(page(document) + "\n")
+        sys.stdout.flush()
+        time.sleep(interval)
+    document = look()
+    emit_one(cli, document, name=name(document), text=lambda: page(document))
+    return document

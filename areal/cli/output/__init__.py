@@ -1,1 +1,0 @@
-"""How data reaches stdout: formats, tables, JSONPath."""

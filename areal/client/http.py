@@ -1,0 +1,215 @@
+"""The synchronous HTTP client of the command line: JSON calls and streamed chat, with the standard library alone.
+
+No proxy variables, no redirects, one connection per call, a timeout on the connect and on each read. A streamed answer
+is a context: leaving it closes the connection, which ends the generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from areal.errors import ArealError, NotFound, TimedOut
+
+
+def open_connection(base_url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """An unopened connection, and what comes before every path. ``timeout_s`` bounds the connect and each read."""
+    parts = urlsplit(base_url)
+    host, prefix = parts.hostname or "127.0.0.1", parts.path.rstrip("/")
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s), prefix
+    return http.client.HTTPConnection(host, parts.port, timeout=timeout_s), prefix
+
+
+@dataclass
+class AdminClient:
+    """``timeout_s`` bounds each call. Raises OSError (ConnectionRefusedError, TimeoutError, ...) without an answer."""
+
+    base_url: str
+    admin_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 5.0
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return self.call("GET", path)
+
+    def post(self, path: str, body: Any = None) -> tuple[int, Any]:
+        return self.call("POST", path, {} if body is None else body)
+
+    def delete(self, path: str, body: Any = None) -> tuple[int, Any]:
+        return self.call("DELETE", path, body)
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, decoded JSON, or the text where the answer is not JSON)."""
+        connection, prefix = open_connection(self.base_url, self.timeout_s)
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, prefix + path, data, self._headers(data))
+            answer = connection.getresponse()
+            raw = answer.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+        return answer.status, _decoded(raw)
+
+    def _headers(self, data: bytes | None) -> dict[str, str]:
+        headers = {"Accept": "application/json"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        if self.admin_key:
+            headers["Authorization"] = f"Bearer {self.admin_key}"
+        return headers
+
+
+def _decoded(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return raw.decode("utf-8", "replace")
+
+
+# Chat completions for a terminal
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class ChatDelta:
+    """A part of an answer, as it came. The last one has a ``finish_reason``; ``usage`` comes where it was asked for."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+    usage: Mapping[str, int] | None = None
+
+
+@dataclass
+class ChatClient:
+    """``base_url`` is a gateway's address, without ``/v1``. ``timeout_s`` bounds the connect and each silence."""
+
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 600.0
+
+    def models(self) -> list[str]:
+        """Names of the models that the gateway serves."""
+        with self._request("GET", "/v1/models", None) as response:
+            return [entry["id"] for entry in _json_of(response)["data"]]
+
+    @contextlib.contextmanager
+    def stream(
+        self, messages: Sequence[Message], *, model: str | None = None, **fields: Any
+    ) -> Iterator[Iterator[ChatDelta]]:
+        """Pieces of the answer while they come. ``fields`` are those of the API: temperature, max_tokens, ...
+
+        Raises NotFound (no such model), TimedOut (a silence longer than ``timeout_s``), ArealError (all else, also
+        an error in the middle of the stream).
+        """
+        body = _body(messages, model, {**fields, "stream": True})
+        with self._request("POST", "/v1/chat/completions", body) as response:
+            yield _deltas(response)
+
+    def complete(self, messages: Sequence[Message], *, model: str | None = None, **fields: Any) -> ChatDelta:
+        """The whole answer. Raises as ``stream`` does."""
+        with self._request("POST", "/v1/chat/completions", _body(messages, model, fields)) as response:
+            data = _json_of(response)
+        choice = data["choices"][0]
+        text = choice["message"].get("content") or ""
+        return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
+
+    @contextlib.contextmanager
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
+        connection, prefix = open_connection(self.base_url, self.timeout_s)
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with self._failures():
+                connection.request(method, prefix + path, data, self._headers())
+                response = connection.getresponse()
+                if response.status != 200:
+                    raise _refusal(response, self.base_url)
+                yield response
+        finally:
+            connection.close()
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        return headers
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise TimedOut(f"{self.base_url} was silent for {self.timeout_s:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise ArealError(f"cannot talk to {self.base_url}: {what}", hint="areal inf status") from error
+
+
+def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"messages": list(messages), **({"model": model} if model else {}), **given}
+
+
+def _json_of(response: http.client.HTTPResponse) -> Any:
+    return json.loads(response.read())
+
+
+def _deltas(response: http.client.HTTPResponse) -> Iterator[ChatDelta]:
+    """Parts of the answer until ``[DONE]``. Raises ArealError for a stream that ends without it."""
+    while line := response.readline():
+        payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+        if payload == b"[DONE]":
+            return
+        if payload:
+            yield _delta(json.loads(payload))
+    raise ArealError("the answer was cut short: the connection ended in the middle", hint="areal logs")
+
+
+def _delta(data: Mapping[str, Any]) -> ChatDelta:
+    if "error" in data:
+        raise _error(data["error"], 0)
+    choices = data.get("choices") or ()
+    if not choices:
+        return ChatDelta(usage=data.get("usage"))
+    choice = choices[0]
+    return ChatDelta(
+        choice["delta"].get("content") or "", _logprobs(choice), choice.get("finish_reason"), data.get("usage")
+    )
+
+
+def _logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    return tuple(TokenLogprob(entry["token"], entry["logprob"]) for entry in content)
+
+
+def _refusal(response: http.client.HTTPResponse, base_url: str) -> ArealError:
+    raw = response.read()
+    try:
+        error = json.loads(raw)["error"]
+    except (ValueError, KeyError, TypeError):
+        text = raw.decode("utf-8", "replace")[:200]
+        return ArealError(f"{base_url} answered {response.status}: {text}", hint="is it the address of a gateway?")
+    return _error(error, response.status)
+
+
+def _error(error: Mapping[str, Any], status: int) -> ArealError:
+    message, detail = str(error.get("message")), f"request {error.get('request_id')}"
+    if status == 404:
+        return NotFound(message, hint="areal inf models", detail=detail)
+    if status in (401, 403):
+        return ArealError(message, hint="pass the service's key with --api-key-file", detail=detail)
+    return ArealError(message, detail=detail)

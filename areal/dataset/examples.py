@@ -1,0 +1,86 @@
+"""Examples of ``areal inf collect``: a file of JSON lines, a JSON list or Parquet, or a data set of the hub.
+
+An example is one object. Its prompt is ``messages`` (as in a chat), or text in ``prompt``, ``question``, ``problem``,
+``instruction``, ``input`` or ``text``, the first of them that is there; all its fields reach the agent and the reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal.dataset.files import BadData, Rows, read_files
+from areal.dataset.hub import hub_rows
+from areal.errors import ArealError, NotFound
+
+_PROMPTS = ("messages", "prompt", "question", "problem", "instruction", "input", "text")
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """``number``: its place in the data set, from 0."""
+
+    number: int
+    fields: Mapping[str, Any]
+    messages: tuple[Message, ...]
+
+    @property
+    def prompt(self) -> str:
+        """The text of the last message that a user wrote."""
+        messages = [each for each in self.messages if each.get("role") == "user"] or self.messages
+        content = messages[-1].get("content") if messages else ""
+        return content if isinstance(content, str) else json.dumps(content)
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """``digest`` is of the examples' content, so that a copy of the file elsewhere is the same set."""
+
+    source: str
+    examples: Sequence[Example]
+    digest: str
+
+
+def load_examples(source: str, *, prompt_field: str | None = None, system: str | None = None) -> ExampleSet:
+    """Raises NotFound, and ArealError naming the line of what cannot be used."""
+    examples, digest = [], hashlib.sha256()
+    try:
+        rows = _rows(source)
+    except BadData as error:
+        raise ArealError(error.message, hint=error.hint) from error
+    for number, fields in enumerate(rows):
+        digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
+        examples.append(Example(number, fields, _messages(fields, rows.place(number), prompt_field, system)))
+    return ExampleSet(source, examples, digest.hexdigest())
+
+
+def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system: str | None) -> tuple[Message, ...]:
+    name = chosen or next((name for name in _PROMPTS if fields.get(name)), None)
+    if name is None or fields.get(name) is None:
+        wanted = chosen or ", ".join(_PROMPTS)
+        raise ArealError(
+            f"{where}: the example has no prompt: none of its fields ({', '.join(fields)}) is {wanted}",
+            hint="name it with --prompt-field",
+        )
+    prompt = fields[name]
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not all(isinstance(each, Mapping) and "role" in each for each in prompt):
+        raise ArealError(f"{where}: {name} is neither text nor a list of messages")
+    before = [{"role": "system", "content": system}] if system else []
+    return (*before, *prompt)
+
+
+def _rows(source: str) -> Rows:
+    """Rows of a file, or of ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        return read_files([path], source)
+    if source.endswith((".json", ".jsonl", ".parquet")) or source.startswith((".", "/", "~")):
+        raise NotFound(f"there is no file {source}")
+    return hub_rows(source)

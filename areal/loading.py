@@ -1,0 +1,94 @@
+"""User code by name: ``package.module:attribute``, ``package.module.attribute`` or ``path/to/file.py:attribute``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from areal.errors import ArealError, NotFound, UsageFault
+from areal.resources.suggest import did_you_mean
+
+_UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+def load_attr(
+    path: str,
+    kind: str = "object",
+    *,
+    missing: type[ArealError] = UsageFault,
+    broken: type[ArealError] = UsageFault,
+) -> Any:
+    """``kind`` is what errors call it. Raises UsageFault for what is not a name, ``missing`` for a module, file or
+    attribute that does not exist, ``broken`` for an exception of the module's own."""
+    place, _, attribute = path.rpartition(":" if ":" in path or path.endswith(".py") else ".")
+    if not place or not attribute:
+        raise UsageFault(f"{kind} {path!r}: write module:attr", hint="module:attr or path/to/file.py:attr")
+    try:
+        found: Any = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError as error:
+        raise missing(f"{kind} {path!r}: there is no file {error}") from error
+    except ModuleNotFoundError as error:
+        lacking = error.name or place
+        why = f"there is no module {lacking}" if place.startswith(lacking) else f"its import of {lacking} failed"
+        raise missing(f"{kind} {path!r}: {why}", hint="is its folder on PYTHONPATH?") from error
+    except ArealError:
+        raise
+    except Exception as error:  # the boundary to user code: whatever its import raises is its failure
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise broken(
+            f"{kind} {path!r} cannot be imported: {last.filename}:{last.lineno}: {type(error).__name__}: {error}",
+            detail=traceback.format_exc(),
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            known = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
+            raise missing(f"{kind} {path!r}: no {part!r} there{did_you_mean(part, known)}")
+        found = getattr(found, part)
+    return found
+
+
+def load_callable(path: str, flag: str) -> Any:
+    """Of a command line's flag: the working folder is on the import path, as for ``python script.py``. Raises
+    UsageFault for what is not a name or cannot be called, NotFound for what does not exist, ArealError where its import
+    fails."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found = load_attr(path, flag, missing=NotFound, broken=ArealError)
+    if not callable(found):
+        raise UsageFault(f"{flag}: {path} is {type(found).__name__}, and cannot be called")
+    return found
+
+
+def _module_of_file(place: str) -> Any:
+    """Its folder is on the import path from then on. Raises FileNotFoundError."""
+    file = Path(place).expanduser().resolve()
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    name = f"areal_user_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str, Any]) -> Any:
+    """Call with those of ``given`` that it takes. Raises TypeError for one that it needs and ``given`` lacks."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin
+        return function(*positional)
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+        first = [each.name for each in parameters][: len(positional)]
+        return function(*positional, **{name: value for name, value in given.items() if name not in first})
+    named = {each.name for each in parameters[len(positional) :] if each.kind not in _UNNAMED}
+    return function(*positional, **{name: value for name, value in given.items() if name in named})

@@ -1,0 +1,291 @@
+"""How the processes of a service and of its models are started: router, gateway, engines and data proxies.
+
+Keys never appear here: the processes read the admin key from the 0600 file that ``admin_key_file`` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import areal
+from areal.errors import ArealError
+from areal.reconcilers.components import inference_part
+from areal.reconcilers.effect_context import EffectContext, interrupted
+from areal.reconcilers.kinds import host_of
+from areal.reconcilers.kinds.model_files import data_folder, router_file
+from areal.reconcilers.kinds.model_replicas import ENGINE, gpus_per_replica, replica_count
+from areal.reconcilers.launch import Slot, restart_policy, run_spec, secret_of, source_file
+from areal.reconcilers.plan import Op
+from areal.resources.backend import flag_name
+from areal.resources.inference_service import InferenceServiceSpec
+from areal.resources.kinds import parse_ref, service_ref
+from areal.resources.model import ModelSpec
+from areal.resources.paths import resolve_model_path
+from areal.runtime.backends.base import RestartPolicy, RunSpec
+from areal.state.records import StoredObject
+from areal.wire.fields import write_fields
+from areal.wire.processes import (
+    DataProxyConfig,
+    EmbeddedEngineConfig,
+    GatewayConfig,
+    RegistrationConfig,
+    RouterConfig,
+    ServeConfig,
+)
+from areal.wire.routing import Readiness
+
+# Routers and gateways speak plain HTTP to components alone; reading every CA certificate at import is half their start.
+PLAIN_HTTP = {"SSL_CERT_FILE": os.devnull}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything a launcher may need: the object, its service, the slot, neighbours' URLs. ``data_folder`` is where all
+    data proxies of the model record, ``router_file`` what the service's router keeps. ``successor``: it starts beside
+    the run that it is to replace."""
+
+    object: StoredObject
+    slot: Slot
+    admin_key_file: str
+    data_folder: str
+    router_file: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    successor: bool = False
+    folders: Mapping[str, str] = field(default_factory=dict)  # of Hugging Face ids
+
+    def address(self, log_level: str) -> dict[str, Any]:
+        """Where a process of ours listens, whose key it takes and how much it logs: fields of its configuration."""
+        about = {"host": self.slot.host, "port": self.slot.port, "admin_key_file": self.admin_key_file}
+        return {**about, "log_level": log_level}
+
+    def run(self, argv: list[str], restart: RestartPolicy, grace_s: float, **options: Any) -> RunSpec:
+        return run_spec(self.object, self.slot, argv, restart, grace_s, inputs=self.inputs, gpus=self.gpus, **options)
+
+
+def launch_of(context: EffectContext, op: Op, slot: Slot) -> Launch:
+    """The process of an op of a service, or of a model of it."""
+    service, inputs = host_of(context.object(op.ref)) or op.ref, dict(op.args.get("inputs", {}))
+    if "router" in op.args:
+        inputs["routerUrl"] = context.url(op.args["router"])
+    if "engine" in op.args:
+        inputs["engineUrl"] = context.url(op.args["engine"])
+    return Launch(
+        object=context.object(op.ref),
+        slot=slot,
+        admin_key_file=context.key_file(service),
+        data_folder=str(data_folder(context.ctx.home, parse_ref(op.ref).name)),
+        router_file=str(router_file(context.ctx.home, parse_ref(service))),
+        inputs=inputs,
+        successor=bool(op.args.get("successor")),
+    )
+
+
+def service_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    start = router if slot.component == "router" else gateway
+    return start(launch_of(context, op, slot), context.spec_of(op.ref))
+
+
+def router(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
+    strategy, file = spec.router.strategy, launch.router_file
+    config = RouterConfig(**launch.address(spec.log_level), strategy=strategy, state_file=file)
+    return _service_run(launch, spec, "router", config)
+
+
+def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
+    config = GatewayConfig(
+        **launch.address(spec.log_level),
+        drain_timeout=spec.strategy.drain_timeout_seconds,
+        router_url=str(launch.inputs["routerUrl"]),
+        relays=spec.gateway.relays,
+    )
+    return _service_run(launch, spec, "gateway", config)
+
+
+def _service_run(launch: Launch, spec: InferenceServiceSpec, name: str, config: ServeConfig) -> RunSpec:
+    restart, grace_s = restart_policy(spec.restart), spec.strategy.drain_timeout_seconds
+    return launch.run(service_argv(name), restart, grace_s, config=write_fields(config), env=PLAIN_HTTP)
+
+
+def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    spec: ModelSpec = context.spec_of(op.ref)
+    service: InferenceServiceSpec = context.spec_of(service_ref(context.object(op.ref).spec))
+
+    def told(name: str, done: int, total: int | None) -> None:
+        if context.ctx.interrupted.is_set():
+            raise interrupted(op)  # the download goes on from here the next time
+        context.say(op, f"downloading {name}", done, total)
+
+    need = gpus_per_replica(spec) if slot.component == ENGINE else 0
+    launch = replace(
+        launch_of(context, op, slot),
+        gpus=context.backend.named(slot.backend).claim_gpus(need, owner=slot.ref) if need else (),
+        folders=context.files.folders(context.object(op.ref), spec, told),
+    )
+    return (engine if slot.component == ENGINE else data_proxy)(launch, spec, service)
+
+
+def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
+    """``proxy_args`` are flags on top of the configuration. A successor is held until it is routed in."""
+    secret_env: dict[str, str] = {}
+    source: dict[str, Any]
+    if spec.external is not None:
+        source = {
+            "engine": "external",
+            "engine_url": spec.external.url,
+            "provider_api": spec.external.api,
+            "allow_private": spec.external.allow_private,
+            "provider_model": spec.external.model or (launch.object.name if spec.served_model_name else None),
+        }
+        if spec.external.api_key_from is not None:
+            secret_env["AREAL_PROVIDER_API_KEY"] = secret_of(spec.external.api_key_from, launch.object)
+    else:
+        source = {
+            "engine": inference_part(spec.backend or "embedded").engine,
+            "engine_url": str(spec.engine_url or launch.inputs["engineUrl"]),
+            "attached": spec.engine_url is not None,
+            "model_path": _folder(spec.path, launch),
+            "tokenizer_path": _folder(spec.tokenizer_path or spec.path, launch),
+            "chat_template": _folder(spec.chat_template, launch) if spec.chat_template else None,
+            "tool_call_parser": spec.tool_call_parser or None,
+            "reasoning_parser": spec.reasoning_parser or None,
+        }
+        if spec.engine_api_key_from is not None:
+            secret_env["AREAL_ENGINE_API_KEY"] = secret_of(spec.engine_api_key_from, launch.object)
+    config = DataProxyConfig(
+        **launch.address(service.log_level),
+        model=spec.served_model_name or launch.object.name,
+        drain_timeout=(spec.strategy or service.strategy).drain_timeout_seconds,
+        state_dir=launch.data_folder,
+        registration=RegistrationConfig(
+            router_file=launch.router_file,
+            worker_id=launch.slot.uid,
+            expected=replica_count(spec),
+            readiness=Readiness(**spec.probes.readiness.model_dump(by_alias=False)),
+            held=launch.successor,
+        ),
+        **source,
+    )
+    return launch.run(
+        service_argv("data_proxy", spec.proxy_args),
+        restart_policy(spec.restart),
+        10.0,
+        config=write_fields(config),
+        secret_env=secret_env,
+        liveness=spec.probes.liveness,
+    )
+
+
+def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
+    part = inference_part(spec.backend or "embedded")
+    path = _folder(spec.path, launch)
+    config: dict[str, Any] = {}
+    if part.engine == "embedded":
+        argv = service_argv("engines.embedded", spec.engine_args)
+        lora = tuple(_adapters(spec, launch))
+        config = write_fields(EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora))
+    elif part.engine == "vllm":
+        argv = _vllm(launch, spec, path)
+    elif part.engine == "sglang":
+        argv = _sglang(launch, spec, path)
+    else:
+        raise ArealError(
+            f"{launch.object.ref}: backend {part.engine!r} is not an inference engine",
+            hint="use embedded, vllm or sglang, or external: {url: ...}",
+        )
+    cpus = spec.resources.cpus  # bounds the threads that the numeric libraries start
+    threads = {} if cpus is None else {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
+    env = {**threads, **(_vllm_env(spec.env) if part.engine == "vllm" else spec.env)}
+    if launch.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
+    secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
+    liveness = spec.probes.liveness
+    return launch.run(
+        argv,
+        restart_policy(spec.restart),
+        10.0,
+        config=config,
+        env=env,
+        secret_env=secret_env,
+        liveness=liveness,
+    )
+
+
+def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
+    """A service process of ours. ``arguments`` of the spec are flags, which override its configuration."""
+    return [sys.executable, "-m", f"areal.services.inference.{name}", *flags(arguments)]
+
+
+def _vllm(launch: Launch, spec: ModelSpec, path: str) -> list[str]:
+    dims = inference_part(spec.backend or "")
+    python = str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable))
+    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]
+    argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
+    argv += ["--tensor-parallel-size", str(dims.tensor)]
+    argv += ["--pipeline-parallel-size", str(dims.pipeline), "--worker-extension-cls", "areal_vllm.Worker"]
+    argv += ["--logprobs-mode", "processed_logprobs"]  # those of the request's temperature
+    if spec.lora:
+        argv += ["--enable-lora", "--lora-modules", *_adapters(spec, launch)]
+    return [*argv, *flags(spec.engine_args)]
+
+
+def _vllm_env(given: Mapping[str, str]) -> dict[str, str]:
+    """Its pause, version, weight and adapter routes are there in its development mode only; it listens on loopback.
+
+    Our extension of its workers is found by PYTHONPATH: its environment need not have areal.
+    """
+    plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / "vllm_plugin")
+    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    return {**modes, **given, "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
+
+
+def _sglang(launch: Launch, spec: ModelSpec, path: str) -> list[str]:
+    dims = inference_part(spec.backend or "")
+    python = str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable))
+    argv = [python, "-m", "sglang.launch_server", "--model-path", path]
+    argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
+    argv += ["--tp-size", str(dims.tensor), "--pp-size", str(dims.pipeline)]
+    if spec.lora:
+        argv += ["--enable-lora", "--lora-paths", *_adapters(spec, launch)]
+    return [*argv, *flags(spec.engine_args)]
+
+
+def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:
+    """LoRA adapters as both engines spell them, ``name=path``, in the manifest's order."""
+    return [f"{name}={_folder(path, launch)}" for name, path in spec.lora.items()]
+
+
+def _folder(path: str | None, launch: Launch) -> str:
+    """An absolute folder: the path's own, or that of the snapshot of a Hugging Face id."""
+    if not path:
+        raise ArealError(f"{launch.object.ref}: spec.path is not set", hint="name a folder or a Hugging Face id")
+    return resolve_model_path(path, source_file(launch.object)) or launch.folders.get(path, path)
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """``{maxBatchSize: 8, trust_remote_code: true}`` -> ``--max-batch-size 8 --trust-remote-code``. What is false or
+    null is left out, a map is JSON."""
+    argv: list[str] = []
+    for name, value in arguments.items():
+        flag = "--" + flag_name(str(name))
+        if value is True:
+            argv.append(flag)
+        elif value is False or value is None:
+            continue
+        elif isinstance(value, list):
+            argv += [flag, *(_word(item) for item in value)]
+        else:
+            argv += [flag, _word(value)]
+    return argv
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)

@@ -1,0 +1,75 @@
+"""The InferenceService kind: a router that says where, a gateway that relays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from areal.errors import NotFound, UsageFault
+from areal.reconcilers.health import Health, best_run, judge, serves
+from areal.reconcilers.kinds.base import Endpoint, KindController
+from areal.resources.kinds import Ref
+from areal.resources.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from areal.reconcilers.effect_context import EffectContext
+    from areal.reconcilers.launch import Slot
+    from areal.reconcilers.observe import Observed, ObservedRun
+    from areal.reconcilers.plan import Op
+    from areal.reconcilers.planning import KindPlan, Planning
+    from areal.resources.inference_service import InferenceServiceSpec
+    from areal.runtime.backends.base import RunSpec
+    from areal.state.home import Home
+    from areal.state.objects import ObjectStore
+    from areal.state.records import StoredObject
+
+
+class InferenceServiceController(KindController):
+    columns = (("ADDRESS", ("status", "address"), False),)
+
+    def require_runnable(self, home: Home, found: StoredObject) -> None:
+        from areal.reconcilers.admin_keys import require_usable_key
+
+        require_usable_key(home, found)
+
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+        if spec.get("suspend"):
+            return Health("Suspended", 0, 0)
+        best = [best_run(seen.of(ref), name) for name in ("router", "gateway")]
+        return judge(sum(1 for run in best if serves(run)), len(best), best)
+
+    def address(self, runs: Iterable[ObservedRun]) -> str:
+        return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")
+
+    def plan(self, planning: Planning) -> KindPlan:
+        from areal.reconcilers.kinds.service_plan import InferenceServicePlan
+
+        return InferenceServicePlan(planning, self.kind)
+
+    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+        from areal.resources.registry import effective
+
+        full: InferenceServiceSpec = effective(self.kind, spec)
+        if component == "gateway":
+            return Endpoint(full.gateway.port, full.gateway.host, "spec.gateway.port", shared=True)
+        caller = ("gateway", "routerUrl")
+        return Endpoint(full.router.port or 0, field="spec.router.port", in_place=True, caller=caller)
+
+    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+        from areal.reconcilers.kinds.inference_launch import service_run
+
+        return service_run(context, op, slot)
+
+    def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
+        """The only model of the service, or the one that is named."""
+        models = [item.name for item in store.list("Model") if item.spec.get("service", "default") == ref.name]
+        if model is None and len(models) != 1:
+            raise UsageFault(f"{ref} has {len(models)} models; say which", hint="--model NAME")
+        if model is not None and model not in models:
+            raise NotFound(f"{ref} has no model {model!r}{did_you_mean(model, models)}")
+        return Ref("Model", model or models[0])
+
+    def deleted(self, home: Home, ref: Ref) -> None:
+        from areal.state.credentials import forget_admin_key
+
+        forget_admin_key(home, ref.name)

@@ -1,0 +1,487 @@
+"""What a job's configuration says before its driver reads it, and what can be checked of a job before anything starts
+for it. Nothing of the user's is imported.
+
+The driver is the spec's (or the command line's), else a top-level ``driver:`` of the configuration, else the built-in
+one of its ``trainer.type``. ``actor.backend`` (or ``allocation_mode``) says ``fsdp:d4``: four processes;
+``spec.resources`` may say the same, or alone.
+
+A driver is searched as its process will: from the working folder, then PYTHONPATH, then the interpreter's own path.
+Each fault has the position of the manifest, or of the configuration's file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from areal.errors import InvalidManifest, UsageFault
+from areal.installation import install_command
+from areal.reconcilers.desired import Wanted
+from areal.resources.backend import Allocation, BackendError, Part, areal_sets, parse_backend
+from areal.resources.diagnostics import Diagnostic, ManifestError, Pos
+from areal.resources.kinds import Ref
+from areal.resources.overrides import BadOverride, apply, dotted, parse_override
+from areal.resources.paths import file_fault, import_fault, looks_local, module_of
+from areal.resources.plugins import BACKENDS, TRAIN_ENGINES
+from areal.resources.resource import Resource
+from areal.resources.suggest import did_you_mean
+from areal.resources.train_job import DRIVER
+from areal.resources.tree import path_text
+
+BUILT_IN = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")}
+BUILT_IN["null"] = "areal.training.drivers:evaluate"
+_TYPE = "trainer.type"
+
+
+def _folder(job: Wanted) -> Path:
+    return Path(str(job.spec.get("workingDir") or Path.cwd()))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration as it is written, nothing resolved. Raises UsageFault, ManifestError."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageFault(f"the configuration {path} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        pos = Pos(str(path), mark.line + 1, mark.column + 1) if mark is not None else Pos(str(path), 1, 1)
+        problem = getattr(error, "problem", None) or str(error)
+        raise ManifestError([Diagnostic(pos, "", f"the configuration is no YAML: {problem}")]) from error
+    if data is not None and not isinstance(data, dict):
+        message = f"the configuration must be a map, not {type(data).__name__}"
+        raise ManifestError([Diagnostic(Pos(str(path), 1, 1), "", message)])
+    return data or {}
+
+
+def choose_driver(given: str | None, config: Mapping[str, Any], overrides: Sequence[str], where: str) -> str:
+    """``module:function``. ``where`` names the configuration in errors. Raises UsageFault."""
+    named = given or overridden("driver", overrides) or config.get("driver")
+    if named:
+        return str(named)
+    trainer = config.get("trainer")
+    kind = overridden(_TYPE, overrides) or (trainer.get("type") if isinstance(trainer, Mapping) else None)
+    if kind is None:
+        raise UsageFault(
+            f"nothing says which driver runs {where}",
+            hint="--driver module:function, or in the configuration `driver:`, or `trainer: {type: grpo}`",
+        )
+    if str(kind) not in BUILT_IN:
+        guess = did_you_mean(str(kind), list(BUILT_IN))
+        raise UsageFault(f"{where}: {_TYPE} {kind!r} has no built-in driver{guess}", hint=", ".join(BUILT_IN))
+    return BUILT_IN[str(kind)]
+
+
+def overridden(key: str, overrides: Sequence[str]) -> str | None:
+    """The last override's text for a top-level or dotted key, with or without Hydra's ``+``."""
+    found = None
+    for text in overrides:
+        with suppress(BadOverride):  # the driver reports it
+            override = parse_override(text)
+            if override.op != "~" and dotted(override.path) == key:
+                found = override.value
+    return found.strip("'\"") if found is not None else None
+
+
+# -- the configuration class of a user's driver
+
+CONFIGS = ("BaseExperimentConfig", "GRPOConfig", "PPOConfig", "SFTConfig", "RWConfig", "DPOConfig")
+
+
+def config_class(text: str, function: str) -> str | None:
+    """Its name in ``areal.api.cli_args``; None where it cannot be told. ``function``: the driver's."""
+    tree = ast.parse(text)
+    ours = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "areal"
+        for alias in node.names
+    }
+
+    def is_loading(node: ast.Call) -> bool:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        return ours.get(name) == "load_expr_config" and len(node.args) == 2 and not node.keywords
+
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_loading(node)]
+    driver = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function), None)
+    if len(calls) != 1 or driver is None or calls[0] not in ast.walk(driver) or not driver.args.args:
+        return None
+    (words, cls), argument = calls[0].args, driver.args.args[0].arg
+    used = [node for node in ast.walk(driver) if isinstance(node, ast.Name) and node.id == argument]
+    if used != [words] or _is_called_with_more(tree, function):
+        return None
+    name = ours.get(cls.id) if isinstance(cls, ast.Name) else None
+    return name if name in CONFIGS else None
+
+
+def _is_called_with_more(tree: ast.Module, function: str) -> bool:
+    """A script may call its function with other words than it was given."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return any(
+        [ast.unparse(argument) for argument in call.args] not in (["sys.argv[1:]"], ["sys.argv"])
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id == function
+    )
+
+
+# -- the layout of engines
+
+_OFFLINE = ("sft", "rw", "dpo")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
+_DEEPEST = 10
+
+
+class JobConfig:
+    """A job's configuration as it is written, with its overrides. Nothing is checked here that the driver checks."""
+
+    def __init__(self, job: Wanted, tree: dict[str, Any], folder: Path) -> None:
+        self._job = job
+        self._tree = tree
+        self._folder = folder
+
+    @classmethod
+    def of(cls, job: Wanted) -> JobConfig:
+        """Raises UsageFault. One that is not found is left to the driver's start, which says where it looked."""
+        import yaml
+
+        given, folder = job.spec.get("config"), _folder(job)
+        if isinstance(given, str):
+            bases = [folder, *([Path(job.source["file"]).parent] if job.source and job.source.get("file") else [])]
+            file = next((base / given for base in bases if (base / given).is_file()), None)
+            tree = read_config(file) if file is not None else {}
+        else:
+            tree = _copied(given or {})
+        for text in job.spec.get("overrides") or ():
+            with suppress(BadOverride, yaml.YAMLError):  # the driver reports it
+                override = parse_override(str(text))
+                apply(tree, override, yaml.safe_load(override.value or ""))
+        return cls(job, tree, folder)
+
+    def get(self, key: str, default: Any = None, depth: int = 0) -> Any:
+        """The value of a dotted key; ``${another.key}`` is looked up."""
+        node: Any = self._tree
+        for part in key.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return default
+            node = node[part]
+        while isinstance(node, str) and (match := _REFERENCE.search(node)) and depth < _DEEPEST:
+            depth += 1
+            inner = self.get(match[1], None, depth)
+            if inner is None:
+                return default
+            node = inner if match[0] == node else node.replace(match[0], str(inner))
+        return node
+
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        return value if isinstance(value, str) else ""
+
+    def inference(self) -> Part | None:
+        """How its own engines are laid out. Raises InvalidManifest."""
+        online = isinstance(self.get("rollout"), Mapping) and self.get("trainer.type") not in _OFFLINE
+        if not online or self.get("rollout.gateway_addr"):
+            return None
+        for key in ("rollout.backend", "allocation_mode"):
+            if said := self.text(key):
+                part = self._parsed(key, said).inference
+                return part if part is None or part.engine != "external" else None
+        return None
+
+    def training(self) -> tuple[str, Part] | None:
+        """Which key lays out the training engine, and how. Raises InvalidManifest."""
+        for key in ("actor.backend", "model.backend", "allocation_mode"):
+            said = self.text(key)
+            part = self._parsed(key, said).training if said else None
+            if part is not None:
+                return key, part
+        return None
+
+    def _parsed(self, key: str, said: str) -> Allocation:
+        try:
+            return parse_backend(said)
+        except BackendError as error:
+            raise InvalidManifest(f"{self._job.ref}: {key} {said!r}: {error}") from error
+
+    def absolute(self, path: str) -> str:
+        """A folder of the driver's working folder; a name on a hub as it is."""
+        local = self._folder / Path(path).expanduser()
+        return str(local) if local.exists() or looks_local(path) else path
+
+    def engine_arguments(self, engine: str) -> dict[str, Any]:
+        """The configuration's section for the engine, without what says nothing and what areal sets itself."""
+        section = self.get(engine)
+        given = {**section} if isinstance(section, Mapping) else {}
+        if engine == "embedded" and self.text("actor.dtype"):
+            given.setdefault("dtype", self.text("actor.dtype"))
+        return {
+            str(name): value
+            for name, value in given.items()
+            if value not in (None, "", [], {}) and not areal_sets(engine, str(name))
+        }
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {str(key): _copied(value) for key, value in tree.items()}
+    return [_copied(item) for item in tree] if isinstance(tree, list) else tree
+
+
+# -- the number of processes
+
+PROCESSES = "processesPerNode"
+
+
+def expand_job(job: Wanted, config: JobConfig) -> Wanted:
+    """The job with its number of processes. Raises InvalidManifest naming the field."""
+    resources = dict(job.spec.get("resources") or {})
+    nodes, scheduler = resources.get("nodes") or 1, (job.spec.get("scheduler") or {}).get("type", "local")
+    if nodes > 1 and scheduler == "local":
+        raise InvalidManifest(
+            f"{job.ref}: spec.resources.nodes is {nodes}, and spec.scheduler.type local knows one machine",
+            hint="leave nodes out, or name a cluster's scheduler: ray or slurm",
+        )
+    found = config.training()
+    if found is None:
+        return job
+    key, part = found
+    _require_possible(job, key, part)
+    if resources.get(PROCESSES) is None:
+        wanted, rest = divmod(part.world_size, nodes)
+        if rest:
+            raise InvalidManifest(f"{job.ref}: {key} {part} cannot be spread over spec.resources.nodes {nodes}")
+        if wanted == 1:
+            return job
+        return replace(job, spec={**job.spec, "resources": {**resources, PROCESSES: wanted}})
+    stated = nodes * resources[PROCESSES]
+    if stated != part.world_size:
+        raise InvalidManifest(
+            f"{job.ref}: {key} {part} is {part.world_size} processes, and spec.resources.{PROCESSES} makes {stated}",
+            hint="give one of them, or the same number",
+        )
+    return job
+
+
+def _require_possible(job: Wanted, key: str, part: Part) -> None:
+    if part.engine not in TRAIN_ENGINES:
+        raise InvalidManifest(
+            f"{job.ref}: {key} {part}: the {part.engine} engine is not there yet, and p, t, c and m need it",
+            hint=f"for example fsdp:d{part.world_size}",
+        )
+    if part.engine == "fsdp" and (part.devices_per_replica > 1 or part.expert > 1):
+        raise InvalidManifest(
+            f"{job.ref}: {key} {part}: fsdp shards over data-parallel ranks only",
+            hint=f"for example fsdp:d{part.world_size}",
+        )
+
+
+# -- what a job needs: its driver, its scheduler, its trackers' packages
+
+_TRACKERS = {  # the setting, what turns the tracker off, its package
+    "wandb": ("stats_logger.wandb.mode", "disabled"),
+    "swanlab": ("stats_logger.swanlab.mode", "disabled"),
+    "trackio": ("stats_logger.trackio.mode", "disabled"),
+    "tensorboard": ("stats_logger.tensorboard.path", None),
+}
+_TRAINING = ("omegaconf", "numpy", "torch", "transformers", "safetensors")  # what every built-in driver imports
+
+
+def require_runnable(job: Wanted, config: JobConfig) -> None:
+    """Raises UsageFault, InvalidManifest."""
+    if job.spec.get("suspend"):
+        return
+    scheduler = config.get("scheduler.type")
+    if scheduler and scheduler not in BACKENDS:
+        raise InvalidManifest(
+            f"{job.ref}: scheduler.type {scheduler} is not there yet; nothing was started",
+            hint="scheduler.type=local runs it on this machine",
+        )
+    for package, (key, off) in _TRACKERS.items():
+        if config.get(key) not in (None, off, "") and importlib.util.find_spec(package) is None:
+            raise UsageFault(
+                f"{job.ref}: {key} is {config.get(key)}, and the package {package} is not installed",
+                hint=f"pip install {package}; metrics.jsonl is written in any case",
+            )
+    driver = job.spec.get("driver") or config.get("driver")
+    if isinstance(driver, str):
+        _require_driver(job, driver)
+        return
+    places = import_places(job)
+    for package in _TRAINING:
+        if isinstance(module_of(package, places), str):
+            raise UsageFault(f"{job.ref}: training needs the package {package}", hint=install_command("train"))
+
+
+def _require_driver(job: Wanted, driver: str) -> None:
+    """Raises UsageFault where the driver's module, its file, or the function in it is not there."""
+    file, _, function = driver.partition(":")
+    if not file.endswith(".py"):
+        fault = import_fault(driver, import_places(job))
+        hint = f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
+    elif (script := _folder(job) / Path(file).expanduser()).is_file():
+        fault, hint = file_fault(script, function), None
+    else:
+        fault, hint = f"there is no file {script}", None
+    if fault is not None:
+        raise UsageFault(f"{job.ref}: driver {driver!r}: {fault}", hint=hint)
+
+
+def import_places(job: Wanted) -> list[str]:
+    """Where its driver's process looks for modules."""
+    folder = _folder(job)
+    given = (job.spec.get("env") or {}).get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
+
+
+# -- its folders, its secrets, and its configuration as its driver will read it
+
+_CONFIGS = {
+    "grpo": "GRPOConfig",
+    "ppo": "PPOConfig",
+    "null": "PPOConfig",
+    "sft": "SFTConfig",
+    "rw": "RWConfig",
+    "dpo": "DPOConfig",
+}
+_LONGEST_S = 60.0
+
+
+def job_faults(
+    jobs: Iterable[tuple[Wanted, Resource]], asking: Callable[[str], None] = lambda ref: None
+) -> dict[Ref, list[Diagnostic]]:
+    """Every fault of every job that has some. ``asking`` is told of each job that takes a moment."""
+    found: dict[Ref, list[Diagnostic]] = {}
+    asked: list[tuple[Resource, dict[str, Any]]] = []
+    for job, resource in jobs:
+        faults = found[resource.ref] = [*_faults_around(job, resource)]
+        if faults:
+            continue
+        try:
+            request = _request(job)
+        except ManifestError as error:  # of the configuration's file
+            faults += error.diagnostics
+        except UsageFault as error:  # there is no driver
+            faults.append(_diagnostic(resource, ("config",), error.message, error.hint))
+        else:
+            if request is not None:
+                asking(job.ref)
+                asked.append((resource, request))
+    for (resource, request), answer in zip(asked, _answers([request for _, request in asked]), strict=True):
+        found[resource.ref] += [_placed(resource, request, fault) for fault in answer]
+    return {ref: faults for ref, faults in found.items() if faults}
+
+
+def _faults_around(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
+    """Folders, files and secrets that are not there."""
+    spec, folder = job.spec, _folder(job)
+    if not folder.is_dir():
+        yield _diagnostic(resource, ("workingDir",), f"there is no folder {str(folder)!r}")
+    elif isinstance(spec.get("config"), str) and not (folder / spec["config"]).expanduser().is_file():
+        file = folder / spec["config"]
+        near = sorted(each.name for each in file.parent.iterdir() if each.is_file()) if file.parent.is_dir() else []
+        message = f"there is no file {spec['config']!r}{did_you_mean(file.name, near)}"
+        yield _diagnostic(resource, ("config",), message, f"looked in {folder} and beside the manifest")
+    for name, source in (spec.get("envFrom") or {}).items():
+        variable, secret = source.get("env"), source.get("file")
+        if variable and not os.environ.get(variable):
+            message = f"environment variable {variable} is not set"
+            yield _diagnostic(resource, ("envFrom", name, "env"), message, f"export {variable}=... and apply again")
+        if secret and not os.access(Path(secret).expanduser(), os.R_OK):
+            yield _diagnostic(resource, ("envFrom", name, "file"), f"the secret's file {secret} cannot be read")
+
+
+def _request(job: Wanted) -> dict[str, Any] | None:
+    """What is asked of ``areal.training.checking``; None where nobody can know what the driver reads. Raises
+    UsageFault, ManifestError."""
+    spec, given = job.spec, job.spec.get("config")
+    file = str((_folder(job) / given).expanduser()) if isinstance(given, str) else ""
+    content = read_config(Path(file)) if file else given or {}
+    overrides = [str(each) for each in spec.get("overrides") or ()]
+    driver = choose_driver(spec.get("driver"), content, overrides, file or job.ref)
+    if re.fullmatch(DRIVER, driver) is None:
+        raise UsageFault(f"{driver!r} is no driver", hint="module:function, or path/driver.py")
+    dotted = driver.replace(":", ".")
+    kind = next((kind for kind, known in BUILT_IN.items() if known.replace(":", ".") == dotted), None)
+    config = _CONFIGS[kind] if kind is not None else _config_of(job, driver)
+    if config is None:
+        return None
+    return {
+        "config": config,
+        "file": file,
+        "text": None if file else json.dumps(content),
+        "overrides": overrides,
+        "folder": str(_folder(job)),
+        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret")},
+        "built_in": kind is not None,
+        "trains": kind != "null",
+        "later": any(ref.startswith("TrainJob/") for ref in job.depends_on),
+    }
+
+
+def _config_of(job: Wanted, driver: str) -> str | None:
+    """What a driver of the user's own reads, where its text says so."""
+    name, colon, function = driver.partition(":")
+    if name.endswith(".py"):
+        file, rest = _folder(job) / Path(name).expanduser(), [function or "main"]
+    else:
+        module, function = (name, function) if colon else driver.rpartition(".")[::2]
+        found = module_of(module, import_places(job))
+        if isinstance(found, str):
+            return None
+        file, rest = found[0], [*found[1], function]
+    try:
+        return config_class(file.read_text(encoding="utf-8"), rest[0]) if len(rest) == 1 else None
+    except (OSError, SyntaxError, ValueError):  # told elsewhere
+        return None
+
+
+def _answers(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """One process for all. Where it cannot run (an extra is missing), the driver says what is wrong."""
+    if not requests:
+        return []
+    nothing: list[list[dict[str, Any]]] = [[] for _ in requests]
+    command = [sys.executable, "-P", "-m", "areal.training.checking"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(requests), capture_output=True, text=True, timeout=_LONGEST_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return nothing
+    return json.loads(done.stdout) if done.returncode == 0 else nothing
+
+
+def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:
+    path, message = tuple(fault["path"]), str(fault["message"])
+    if fault["override"] is not None:
+        at = ("overrides", request["overrides"].index(fault["override"]))
+        return _diagnostic(resource, at, f"{path_text(path)}: {message}" if path else message)
+    if request["file"]:
+        line, column = fault["mark"] or (1, 1)
+        return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
+    nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
+    places = [path, *nested] if path else [path]
+    said = next((each for each in places if _is_said(resource.spec.get("config"), each)), path)
+    return _diagnostic(resource, ("config", *said), message)
+
+
+def _is_said(node: Any, path: tuple[Any, ...]) -> bool:
+    for part in path:
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
+
+
+def _diagnostic(resource: Resource, path: tuple[str | int, ...], message: str, hint: str | None = None) -> Diagnostic:
+    return Diagnostic(resource.pos_of(path), resource.text_of(path), message, hint)

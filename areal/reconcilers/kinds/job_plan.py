@@ -1,0 +1,376 @@
+"""Plan a TrainJob: one driver that runs to its end, and the inference service that it brings.
+
+It starts when the model that it samples from is there, and is stopped before that model goes. A job that has finished
+is never run again, whatever is applied: another spec is another job (``--replace``), and `areal restart` asks for
+another run of the same.
+
+A job without ``rollout`` whose configuration lays out an inference engine (``rollout.backend``, or the first part of
+``allocation_mode``) stands for three objects: itself, an InferenceService of its name, and a Model in that. The service
+is owned by the job: it is deleted with it, and has processes for as long as the job may start its driver. With
+``shutdown_server_on_exit: false`` it has no owner, and outlives the job. Objects of these names that the job does not
+own are never touched.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from areal.errors import ArealError, Conflict, NoCapacity, UsageFault
+from areal.reconcilers.components import end_cause, erase, stop_in_order, stoppable, superseded
+from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
+from areal.reconcilers.kinds.job_config import PROCESSES, JobConfig, expand_job, require_runnable
+from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, job_status
+from areal.reconcilers.observe import ObservedRun
+from areal.reconcilers.plan import Drift, Verb
+from areal.reconcilers.planning import KindPlan, ObjectWork
+from areal.resources.kinds import name_problem
+from areal.resources.registry import effective
+from areal.resources.train_job import JobRestart, TrainJobSpec
+from areal.runtime.backends.base import RunState
+from areal.state.records import StoredObject
+
+TARGET = f"{DRIVER}/0"
+_TO_START = (JobPhase.PENDING, JobPhase.STOPPED, JobPhase.LOST)
+
+
+class JobWork(ObjectWork):
+    @cached_property
+    def spec(self) -> TrainJobSpec:
+        spec: TrainJobSpec = effective(self.target.object.kind, self.target.object.spec)
+        return spec
+
+    @property
+    def runs(self) -> tuple[ObservedRun, ...]:
+        return self.observed.of(self.ref, DRIVER)
+
+
+class TrainJobPlan(KindPlan):
+    """A driver ends before the model that it samples from, and starts when that is there."""
+
+    def drain(self) -> None:
+        for place, target in enumerate(self.targets):
+            if (old := target.ending) is not None:
+                work, grace = JobWork(self.planning, old), self.planning.policy.grace
+                stopped = stop_in_order(work.build, work.ref, stoppable(work.runs), [DRIVER], end_cause(old), (), grace)
+                self.planning.drained[target.ref] = stopped
+            self._announce(place, target)
+
+    def _announce(self, place: int, target: Target) -> None:
+        """A model that the job trains may wait for its weights."""
+        work = JobWork(self.planning, target)
+        if target.gone or work.spec.suspend or work.spec.rollout is None:
+            return
+        if job_status(work.runs, suspended=False).phase in _TO_START:
+            key = work.spec.rollout.service, work.spec.rollout.model
+            self.planning.trainers.setdefault(key, (place, target.ref))
+
+    def finish(self) -> None:
+        planning = self.planning
+        for target in self.targets:
+            if (old := target.ending) is not None:
+                # What it made stays in its folder.
+                erased = erase(planning.build, old, planning.observed, planning.drained[target.ref])
+                if target.gone:
+                    continue
+                planning.record_again(target, (erased,))
+            if target.ref in planning.scope.asked:
+                with planning.healing(target):
+                    plan_job(JobWork(planning, target))
+
+
+_KEPT = 3  # starts by a person whose output can still be read; each has all attempts of its own
+
+
+def plan_job(work: JobWork) -> None:
+    """Raises NoCapacity."""
+    now = job_status(work.runs, suspended=work.spec.suspend)
+    if now.phase is JobPhase.UNKNOWN:
+        work.notes.cannot_see(work.ref, [run for run in work.runs if not run.is_live and run.may_live])
+        return
+    if work.spec.suspend:
+        _stop(work, now, "suspended")
+        return
+    cause = _why_start(work, now)
+    if cause:
+        _start(work, now, cause, (*work.recorded, *_stop(work, now, cause)))
+
+
+def _why_start(work: JobWork, now: JobStatus) -> str:
+    """Why another run is due; "" when none is."""
+    if _restart_requested(work.target.object, now):
+        return "restart requested"
+    if now.phase is JobPhase.PENDING:
+        return "no process"
+    if now.phase is JobPhase.STOPPED:
+        return f"resumes after attempt {now.attempt}"
+    if now.phase is JobPhase.RUNNING and now.run is not None and _restart_of(now.run) != work.spec.restart:
+        return "spec.restart changed"
+    if now.phase is JobPhase.LOST and work.spec.restart.policy != "Never":
+        work.notes.drift.append(Drift(work.ref, "process-died", TARGET, now.message))
+        return f"process-died: {now.message}"
+    return ""
+
+
+def _restart_requested(job: StoredObject, now: JobStatus) -> bool:
+    """Whether `areal restart` was given since the newest run was started."""
+    asked = str(job.status.get("restartedAt", ""))
+    return now.run is not None and str(now.run.state.spec.inputs.get("restartedAt", "")) != asked
+
+
+def _restart_of(run: ObservedRun) -> JobRestart:
+    """What its supervisor goes by."""
+    spec: TrainJobSpec = effective("TrainJob", run.state.spec.spec)
+    return spec.restart
+
+
+def _restarts_left(work: JobWork, now: JobStatus) -> int:
+    """How often a failed driver may still be started again. A person's restart or resume begins anew; a supervisor that
+    was killed, as all are by a reboot, is no failure of the driver and does not count."""
+    restart = work.spec.restart
+    if restart.policy == "Never":
+        return 0
+    if now.run is None or now.phase is not JobPhase.LOST:
+        return restart.max_restarts
+    allowed = int(now.run.state.spec.inputs.get("restartsAllowed", restart.max_restarts))
+    return allowed - now.run.state.restarts
+
+
+def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> None:
+    inputs = {
+        "attempt": now.attempt + 1,
+        "restartsAllowed": max(0, _restarts_left(work, now)),
+        "restartedAt": str(work.target.object.status.get("restartedAt", "")),
+    }
+    resources = work.spec.resources
+    each = resources.gpus if resources.gpus is not None else int(bool(work.observed.capacity.gpus))
+    count = each * resources.processes_per_node
+    if count > work.gpus.available:
+        raise NoCapacity(
+            f"{work.ref} needs {count} GPUs (spec.resources); {work.gpus.available} are free",
+            hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
+        )
+    needs = (*needs, *work.gpus.take(count, work.ref), *_called_first(work))
+    for old in superseded(work.runs, _KEPT):
+        work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
+    args = {"inputs": inputs, "gpus": count}
+    work.build.add(Verb.SPAWN, work.ref, TARGET, cause, needs=needs, run=f"+{work.ref}/{TARGET}", args=args)
+
+
+def _called_first(work: JobWork) -> tuple[int, ...]:
+    """Ops of what the job samples from and depends on: it starts when they have succeeded."""
+    needed = set(work.target.object.depends_on)
+    if work.spec.rollout is not None:
+        service = f"InferenceService/{work.spec.rollout.service}"
+        routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
+        model = work.spec.rollout.model
+        needed |= {service, *([f"Model/{model}"] if model else routed)}  # which one is meant, the driver knows
+    return work.build.ready_ops(needed)
+
+
+def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
+    """End what lives, and what a supervisor that died has left."""
+    ending = [run for run in work.runs if run.is_live or (run.leaves_session and run is now.run)]
+    if not ending:
+        return ()
+    return stop_in_order(work.build, work.ref, ending, [DRIVER], cause, work.recorded, work.policy.grace)
+
+
+# -- the objects that a job stands for
+
+
+LAYER = "job"  # of a service: its job is at rest
+_JOB, _SERVICE, _MODEL = "TrainJob", "InferenceService", "Model"
+
+
+def with_services(
+    wanted: Sequence[Wanted],
+    stored: Sequence[StoredObject],
+    replacing: Sequence[str],
+    refused: MutableMapping[str, ArealError] | None = None,
+) -> list[Wanted]:
+    """``wanted``, and what its jobs bring. ``replacing``: references of jobs that begin anew. ``refused`` collects why
+    a job cannot be, and the job is left out; without it ArealError is raised."""
+    known = {str(item.ref): item for item in stored}
+    owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
+    found: list[Wanted] = []
+    for item in wanted:
+        try:
+            made = _expanded(item, known, owners, recreate=item.ref in replacing) if item.kind == _JOB else [item]
+        except ArealError as error:
+            if refused is None:
+                raise
+            refused[item.ref] = error
+            continue
+        owners |= {each.ref: each.owner for each in made}
+        found += made
+    return found
+
+
+def _expanded(
+    job: Wanted, known: Mapping[str, StoredObject], owners: Mapping[str, str | None], *, recreate: bool
+) -> list[Wanted]:
+    earlier = known.get(job.ref)
+    if earlier is not None and not recreate:
+        job = _as_it_was(job, earlier)
+        rollout = job.spec.get("rollout")
+        if rollout is None:
+            return [job]
+        refs = (f"{_SERVICE}/{rollout.get('service')}", f"{_MODEL}/{rollout.get('model')}")
+        kept = [_as_recorded(known[ref]) for ref in refs if ref in known and _is_of(known[ref], job, known)]
+        return [*kept, job]
+    config = JobConfig.of(job)
+    require_runnable(job, config)
+    job = expand_job(job, config)
+    owned = _owned_service(job, config) if not job.spec.get("rollout") else None
+    if owned is None:
+        return [job]
+    service, model = _claimed(job, owned, known, owners)
+    return [service, model, replace(job, spec={**job.spec, "rollout": {"service": service.name, "model": model.name}})]
+
+
+def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
+    """With what was made of its configuration then: that does not change while it is the same job."""
+    spec = dict(job.spec)
+    if earlier.spec.get("rollout") is not None:
+        spec.setdefault("rollout", earlier.spec["rollout"])
+    if (processes := (earlier.spec.get("resources") or {}).get(PROCESSES)) is not None:
+        spec["resources"] = {PROCESSES: processes, **(spec.get("resources") or {})}
+    return replace(job, spec=spec)
+
+
+def _claimed(
+    job: Wanted, owned: tuple[Wanted, Wanted], known: Mapping[str, StoredObject], owners: Mapping[str, str | None]
+) -> tuple[Wanted, Wanted]:
+    """The names are free, or the job's already. Then the service keeps its port. ``owners``: of all there is and is to
+    be. Raises Conflict."""
+
+    def is_taken(item: Wanted) -> bool:
+        return owners.get(item.ref, item.owner) != item.owner
+
+    service, model = owned
+    if is_taken(model):  # by another job of the same configuration, say: the driver is told
+        model = replace(model, ref=f"{_MODEL}/{job.name}", name=job.name)
+    for item in (service, model):
+        if is_taken(item):
+            raise Conflict(
+                f"{job.ref} would bring {item.ref}, which is there and is not its own; nothing was changed",
+                hint="give the job `rollout: {service: ..., model: ...}` to sample from it, or another name",
+            )
+    earlier = known.get(service.ref)
+    port = (earlier.spec.get("gateway") or {}).get("port") if earlier is not None else None
+    service = replace(service, spec={**service.spec, "gateway": {"port": port or _free_port()}})
+    return replace(service, fresh=True), replace(model, fresh=True)
+
+
+def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -> bool:
+    """Whether it belongs to the job, or to a service that does."""
+    owner = known.get(item.owner or "")
+    return item.owner == job.ref or (owner is not None and owner.kind == _SERVICE and owner.owner == job.ref)
+
+
+def _as_recorded(item: StoredObject) -> Wanted:
+    """What changes nothing when it is applied."""
+    layer = next((each for each in item.layers if each.manager == APPLY), None)
+    return Wanted(
+        ref=str(item.ref),
+        kind=item.kind,
+        name=item.name,
+        spec=dict(layer.spec) if layer is not None else {},
+        labels=item.labels,
+        annotations=item.annotations,
+        depends_on=tuple(item.depends_on),
+        owner=item.owner,
+        source=dict(layer.source) if layer is not None and layer.source else None,
+    )
+
+
+# -- the service that a configuration lays out
+
+
+def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | None:
+    """Service and model, without a port; None where the job samples from nothing, or from what its configuration or its
+    driver names. Raises UsageFault."""
+    part = config.inference()
+    if part is None:
+        return None
+    path = config.text("actor.path")
+    if not path:
+        raise UsageFault(
+            f"{job.ref} brings its own {part.engine} engine, and nothing says of which model", hint="actor.path=..."
+        )
+    name = config.text("rollout.model") or job.name
+    if name_problem(name) is not None:
+        raise UsageFault(f"{job.ref}: rollout.model {name!r} cannot name a Model: {name_problem(name)}")
+    stays = config.get("shutdown_server_on_exit", config.get("rollout.shutdown_server_on_exit")) is False
+    placed = {"scheduler": job.spec["scheduler"]} if job.spec.get("scheduler") else {}
+    service = _wanted(job, _SERVICE, job.name, placed, None if stays else job.ref)
+    threads = (job.spec.get("env") or {}).get("OMP_NUM_THREADS")
+    spec: dict[str, Any] = {"service": job.name, "backend": str(part), "path": config.absolute(path)}
+    if tokenizer := config.text("tokenizer_path"):
+        spec["tokenizerPath"] = config.absolute(tokenizer)
+    if arguments := config.engine_arguments(part.engine):
+        spec["engineArgs"] = arguments
+    if threads:
+        spec["env"] = {"OMP_NUM_THREADS": str(threads)}
+    return service, _wanted(job, _MODEL, name, spec, service.ref)
+
+
+def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: str | None) -> Wanted:
+    return Wanted(f"{kind}/{name}", kind, name, spec, job.labels, {}, (), owner, job.source, job.where)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# -- how long that service runs
+
+
+def following_jobs(
+    targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
+) -> tuple[Target, ...]:
+    """``targets``, with the services that jobs among them own, and each of those suspended where its job is at rest."""
+    chosen = {target.ref: target for target in targets}
+    known = {str(item.ref): item for item in stored} | {ref: target.object for ref, target in chosen.items()}
+    runs = list(states)
+    for ref, item in known.items():
+        job = known.get(item.owner or "")
+        if item.kind != _SERVICE or job is None or job.kind != _JOB:
+            continue
+        asked, mine = chosen.get(str(job.ref)), chosen.get(ref)
+        if (asked is None and mine is None) or (asked is not None and asked.gone):
+            continue
+        if mine is not None and mine.action != "unchanged":
+            continue
+        chosen[ref] = _following(item, asked or Target(job, "unchanged"), runs)
+    return tuple(chosen.values())
+
+
+def _following(service: StoredObject, job: Target, runs: Iterable[RunState]) -> Target:
+    resting = at_rest(job, runs)
+    if resting == any(layer.manager == LAYER for layer in service.layers):
+        return Target(service, "unchanged")
+    said = f"{job.ref} is at rest" if resting else f"{job.ref} is to run"
+    return with_layer(service, LAYER, {"suspend": True} if resting else {}, said)
+
+
+def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
+    """Whether no driver runs and none is to be started."""
+    if job.action in ("create", "replace"):
+        return False
+    mine = [ObservedRun(state) for state in runs if state.spec.owner == job.ref]
+    now = job_status(mine, suspended=bool(job.object.spec.get("suspend")))
+    if job.object.spec.get("suspend"):
+        return now.run is None or not now.run.may_live
+    return now.finished and not _restart_requested(job.object, now)
+
+
+def services_of(stored: Iterable[StoredObject], job: str) -> Iterator[StoredObject]:
+    return (item for item in stored if item.kind == _SERVICE and item.owner == job)

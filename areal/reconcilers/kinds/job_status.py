@@ -1,0 +1,80 @@
+"""How a training job is doing, from the runs of its driver. Pure; standard library only, for ``areal get``.
+
+A job is what its newest run is. A driver that ends by itself with 0 has done its work and is never started again; one
+that failed is started again by its supervisor as often as the spec allows, and a supervisor that died itself is
+replaced within the same allowance. What a person stopped goes on when it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from areal.reconcilers.observe import ObservedRun
+from areal.runtime.backends.base import Phase, RunState
+
+DRIVER = "driver"
+STOPPED_REASON = "stopped"
+
+
+class JobPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    LOST = "Lost"  # its supervisor is gone: nobody starts it again but a reconcile
+    UNKNOWN = "Unknown"  # out of sight
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    phase: JobPhase
+    message: str = ""
+    attempt: int = 0  # the newest, counted from 1; 0: none yet
+    run: ObservedRun | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
+
+
+def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:
+    """``runs`` are those of the job's driver, in any order."""
+    hidden = next((run for run in runs if run.state.phase is Phase.UNKNOWN), None)
+    if hidden is not None:
+        return JobStatus(JobPhase.UNKNOWN, hidden.state.reason, attempt_of(hidden.state), hidden)
+    started = [run for run in runs if run.state.phase is not Phase.INTENDED]
+    if not started:
+        return JobStatus(JobPhase.STOPPED if suspended else JobPhase.PENDING)
+    run = max(started, key=lambda each: (each.is_live, attempt_of(each.state), each.uid))
+    if run.is_live:
+        phase, message = JobPhase.RUNNING, run.state.reason if run.state.phase is Phase.BACKOFF else ""
+    else:
+        phase, message = _ended(run.state, suspended)
+    return JobStatus(phase, message, attempt_of(run.state), run)
+
+
+def attempt_of(state: RunState) -> int:
+    """Which start of the job's driver this run's last one was."""
+    return int(state.spec.inputs.get("attempt", 1)) + state.restarts
+
+
+def exit_code(state: RunState) -> int | None:
+    """The driver's exit status as a shell tells it; None while it runs, or when nobody knows."""
+    last = state.last_exit
+    if state.phase not in (Phase.EXITED, Phase.CRASHLOOP) or last is None:
+        return None
+    return last.code if last.code is not None else 128 + (last.signal or 0)
+
+
+def _ended(state: RunState, suspended: bool) -> tuple[JobPhase, str]:
+    why = state.last_exit.reason if state.last_exit else state.reason
+    if state.phase is Phase.DEAD:
+        return (JobPhase.STOPPED if suspended else JobPhase.LOST), state.reason
+    if state.reason == STOPPED_REASON:
+        return JobPhase.STOPPED, "" if suspended else "it was stopped; areal reconcile starts it again"
+    if state.phase is Phase.EXITED and state.last_exit is not None and state.last_exit.code == 0:
+        return JobPhase.SUCCEEDED, ""
+    return JobPhase.FAILED, why

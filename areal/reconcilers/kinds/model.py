@@ -1,0 +1,192 @@
+"""The Model kind: replicas of an engine and a data proxy behind its service's router, or behind somebody's endpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from areal.errors import NotFound
+from areal.reconcilers.health import Health, best_run, judge, serves
+from areal.reconcilers.kinds.base import Endpoint, KindController, Told
+from areal.reconcilers.observe import ObservedRun, RouteTable
+from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
+from areal.resources.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from areal.reconcilers.effect_context import EffectContext
+    from areal.reconcilers.launch import Slot
+    from areal.reconcilers.observe import Observed
+    from areal.reconcilers.plan import Op
+    from areal.reconcilers.planning import KindPlan, Planning
+    from areal.resources.diagnostics import Diagnostic
+    from areal.resources.fields import Strategy
+    from areal.resources.model import ModelSpec
+    from areal.resources.resource import Resource
+    from areal.runtime.backends.base import RunSpec
+    from areal.state.home import Home
+    from areal.state.objects import ObjectStore
+    from areal.state.records import StoredObject
+
+
+class ModelController(KindController):
+    replicas_field = "replicas"
+    columns = (("SERVICE", ("spec", "service"), False), ("BACKEND", ("spec", "backend"), False))
+
+    # -- manifests
+
+    def faults(self, resources: Sequence[Resource], cache: Path, told: Told) -> dict[Ref, list[Diagnostic]]:
+        from areal.reconcilers.kinds.model_engines import engine_args_faults
+
+        return engine_args_faults(resources, cache, told)
+
+    def faults_against_state(
+        self, resources: Sequence[Resource], stored: Sequence[StoredObject]
+    ) -> dict[Ref, list[Diagnostic]]:
+        from areal.reconcilers.kinds.model_files import missing_folders
+        from areal.resources.diagnostics import Diagnostic
+        from areal.resources.resource import served_as, served_twice
+
+        taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
+        faults: dict[Ref, list[Diagnostic]] = {}
+        for resource in resources:
+            found = missing_folders(resource)
+            if (other := taken.get(served_as(resource.name, resource.spec))) is not None:
+                found.append(Diagnostic(*served_twice(resource, str(other))))
+            if found:
+                faults[resource.ref] = found
+        return faults
+
+    # -- what belongs to what
+
+    def host(self, spec: Mapping[str, Any]) -> str:
+        return service_ref(spec)
+
+    # -- status
+
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+        """Ready means that users' requests arrive: every replica's processes answer, the router sends requests to each,
+        and the gateway answers."""
+        count = 0 if host is not None and host.get("suspend") else self.replicas(spec)
+        if count == 0:
+            return Health("Suspended", 0, 0)
+        owner = service_ref(spec)
+        names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
+        runs, table = seen.of(ref), seen.routes.get(owner)
+        served = served_name(ref.partition("/")[2], spec)
+        workers = table.models.get(served, ()) if _is_table(table) else ()
+        picked = {uid for uid, _, state in workers if state == "ready"}
+        best = [best_run(runs, component, index) for index in range(count) for component in names]
+        serving = [index for index in range(count) if all(serves(best_run(runs, each, index)) for each in names)]
+        sent = {run.replica for run in runs if serves(run) and run.uid in picked}
+        routed = [index for index in serving if index in sent]
+        if len(serving) < count:
+            return judge(len(routed) if _is_table(table) else len(serving), count, best, external=len(names) == 1)
+        if host is None:
+            return Health("Degraded", 0, count, "NoService", f"{owner} is not recorded")
+        if not _is_table(table):
+            return _unseen_routes(owner, "router", best_run(seen.of(owner), "router"), table, count)
+        if len(routed) < count:
+            message = f"{len(routed)} of {count} ready replicas get requests; areal reconcile routes them"
+            return Health("Degraded" if routed else "Progressing", len(routed), count, "NotRouted", message)
+        gateway = best_run(seen.of(owner), "gateway")
+        if not serves(gateway):
+            return _unseen_routes(owner, "gateway", gateway, None, count)
+        return Health("Ready", count, count, "AllReady")
+
+    def replicas(self, spec: Mapping[str, Any]) -> int:
+        """Like ``replica_count`` over a sparse spec, without importing the spec's model."""
+        if spec.get("suspend"):
+            return 0
+        if spec.get("external") or spec.get("engineUrl"):
+            return 1
+        if spec.get("replicas") is not None:
+            return int(spec["replicas"])
+        found = re.search(r"[:.](?:[a-z]\d+)*?d(\d+)", str(spec.get("backend", "")))
+        return int(found[1]) if found else 1
+
+    # -- planning
+
+    def plan(self, planning: Planning) -> KindPlan:
+        from areal.reconcilers.kinds.model_plan import ModelPlan
+
+        return ModelPlan(planning, self.kind)
+
+    def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
+        return (*observed.of(str(found.ref)), *observed.of(service_ref(found.spec), "router"))
+
+    def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
+        from areal.reconcilers.kinds.model_replicas import gpus_per_replica
+        from areal.resources.registry import effective
+
+        return gpus_per_replica(effective(self.kind, spec)) > 0
+
+    # -- execution
+
+    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+        return Endpoint(caller=("data-proxy", "engineUrl") if component == "engine" else None)
+
+    def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
+        from areal.reconcilers.kinds.model_files import require_models
+        from areal.resources.registry import effective
+
+        require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, told)
+
+    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+        from areal.reconcilers.kinds.inference_launch import model_run
+
+        return model_run(context, op, slot)
+
+    def start_deadline_s(self, context: EffectContext, ref: str) -> float:
+        """A rollout has its own patience."""
+        spec: ModelSpec = context.spec_of(ref)
+        strategy: Strategy = spec.strategy or context.spec_of(service_ref(context.object(ref).spec)).strategy
+        return min(spec.probes.startup.deadline_seconds, strategy.progress_deadline_seconds)
+
+    def dispose(self, home: Home, ref: Ref) -> str | None:
+        from areal.reconcilers.kinds.model_files import dispose_of_data
+
+        return dispose_of_data(home, ref)
+
+    # -- operations
+
+    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None, service: str) -> dict[str, Any]:
+        """As an external Model."""
+        from areal.reconcilers.kinds.model_engines import find_server
+
+        if store.get(Ref("InferenceService", service)) is None:
+            names = [item.name for item in store.list("InferenceService")]
+            message = f"InferenceService/{service} does not exist{did_you_mean(service, names)}"
+            raise NotFound(message, hint="areal get inferenceservice")
+        found = find_server(pid, url, ref.name)
+        return {
+            "apiVersion": API_VERSION,
+            "kind": self.kind,
+            "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else found.url}},
+            "spec": {"service": service, "external": {"url": found.url, "model": found.model}},
+        }
+
+    def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Trajectories that outlived their Model. They are somebody's work: nothing removes them."""
+        from areal.reconcilers.kinds.model_files import left_behind
+
+        for path in left_behind(home, names):
+            yield (
+                f"{path} holds what Model/{path.name} recorded, and no such Model is there any more",
+                "apply a Model of this name to export it, or remove the folder",
+            )
+
+
+def _is_table(table: RouteTable | str | None) -> TypeGuard[RouteTable]:
+    return isinstance(table, RouteTable)
+
+
+def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: object, count: int) -> Health:
+    """Every replica is ready, and whether requests reach it nobody can say, or they do not."""
+    if run is None or not run.is_live:
+        reason = f"{component}/0 of {owner} does not run"
+        phase = "Unknown" if component == "router" else "Degraded"  # relays serve on from the last table
+    else:
+        reason, phase = str(why or f"{component}/0 of {owner}: {run.why or run.state.reason or 'starting'}"), "Unknown"
+    return Health(phase, 0, count, f"{component.capitalize()}NotReady", f"the replicas are ready, but {reason}")

@@ -1,0 +1,425 @@
+"""Plan a Model: replicas of (engine, data proxy) behind its service's router. Pure.
+
+In order: routes that the router lost come back at once; what is missing starts, side by side, and is routed when all
+of it is warm; what is superfluous drains and stops; what has changed is replaced, new beside old where there is room.
+Nothing is stopped before its successor is routed and it is drained itself, unless the strategy, or a machine with no
+room for two, says so; and then the plan says so too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal.errors import NoCapacity
+from areal.reconcilers.components import Action, awaiting, end_cause, erase, stoppable, unseen
+from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds.model_replicas import (
+    ENGINE,
+    PROXY,
+    Extras,
+    ModelWork,
+    Replica,
+    extras_of,
+    gpus_per_replica,
+    not_replaced,
+    replica_count,
+    with_callers,
+)
+from areal.reconcilers.kinds.service_plan import ServiceView
+from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
+from areal.reconcilers.plan import Drift, Verb
+from areal.reconcilers.planning import KindPlan, Planning
+from areal.resources.kinds import service_ref
+from areal.resources.model import ModelSpec
+from areal.resources.registry import effective
+
+# -- replacement of outdated replicas
+
+
+def replace_all(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Ops that replace ``replicas``; the last of them."""
+    if not replicas:
+        return last
+    if work.strategy.type == "Recreate":
+        work.downtime(f"all {len(replicas)} replicas stop before their successors start (strategy Recreate)")
+        return _recreate(work, replicas, last)
+    if work.strategy.type == "BlueGreen":
+        need = work.need * _new_engines(replicas)
+        message = f": blue-green needs {need} spare GPUs for a second set"
+        work.require_gpus(need, message, "use strategy: {type: Rolling}")
+        return _surge(work, replicas, last)
+    left = list(replicas)
+    while left:
+        size = _surge_size(work, left)
+        batch = left[:size] if size else _given_up(work, left)
+        last = _surge(work, batch, last) if size else _recreate(work, batch, last)
+        left = [replica for replica in left if replica not in batch]
+    return last
+
+
+def _surge_size(work: ModelWork, left: Sequence[Replica]) -> int:
+    """How many successors may run beside the old ones now; 0: something has to go first."""
+    declared = work.strategy.max_surge
+    if not work.need or not any(replica.new_engine for replica in left):
+        return min(len(left), 1 if declared == "auto" else int(declared))
+    room = work.gpus.available // work.need
+    return min(len(left), room, room if declared == "auto" else int(declared))
+
+
+def _given_up(work: ModelWork, left: Sequence[Replica]) -> list[Replica]:
+    """The replicas that make room for their own successors: those that do not serve anyway, else as few as may be.
+
+    Raises NoCapacity when that would be the only one, and nobody has allowed it.
+    """
+    broken = [replica for replica in left if not replica.serves]
+    if broken:
+        return broken
+    unavailable = max(1, work.strategy.max_unavailable)
+    if work.count > 1:
+        work.downtime(f"capacity during the rollout is {work.count - unavailable}/{work.count}: no spare GPU")
+    elif work.policy.allow_downtime or work.strategy.max_unavailable:
+        work.downtime("the only replica stops before its successor starts: no spare GPU")
+    else:
+        raise NoCapacity(
+            f"{work.ref}: a rolling update of one replica needs {work.need} spare GPUs; {work.gpus.available} are free",
+            hint="use strategy: {type: Recreate} or --allow-downtime to stop the old replica first",
+        )
+    return list(left[:unavailable])
+
+
+def _surge(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """New beside old: start, warm, route in, soak, then drain and stop the old ones. Until they are drained the old
+    ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
+    cause = f"replaced: {_cause(batch)}"
+    new, warm = _successors(work, batch, last or work.recorded, beside=True)
+    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
+    switch = work.strategy.type == "BlueGreen"  # one change of the table: from then on only the new set is picked
+    work.routed = [*work.routed, *new]
+    work.cordoned = old if switch else []
+    needs: tuple[int, ...] = (work.route(f"successors are warm: {_cause(batch)}", (*warm, *last)),)
+    needs = _soak(work, new, needs, switch=switch)
+    needs = work.drain(old, needs, cause)
+    if old:
+        work.routed, work.cordoned = [uid for uid in work.routed if uid not in old], []
+        needs = (work.route("the old ones are drained", needs),)
+    return _retire(work, batch, needs, cause)
+
+
+def _soak(work: ModelWork, new: Sequence[str], needs: tuple[int, ...], *, switch: bool) -> tuple[int, ...]:
+    seconds = max(work.strategy.min_ready_seconds, work.strategy.keep_old_seconds if switch else 0.0)
+    if not seconds:
+        return needs
+    soaked = work.build.add(
+        Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args={"seconds": seconds}
+    )
+    return (soaked,)
+
+
+def _recreate(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Old before new: drain, stop, start. There is no room for both, or the user asked for it."""
+    cause = f"makes room: {_cause(batch)}"
+    needs = last or work.recorded
+    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
+    if old:
+        needs = work.drain(old, needs, cause)
+        work.routed = [uid for uid in work.routed if uid not in old]
+        needs = (work.route(cause, needs),)
+    needs = _retire(work, batch, needs, cause)
+    new, warm = _successors(work, batch, needs, beside=False)
+    work.routed += new
+    return (work.route("successors are warm", warm),)
+
+
+def _successors(
+    work: ModelWork, batch: Sequence[Replica], needs: tuple[int, ...], *, beside: bool
+) -> tuple[list[str], tuple[int, ...]]:
+    """Start the new engines (where they change) and data proxies: the proxies; the ops after which they are warm."""
+    new: list[str] = []
+    warmed: list[int] = []
+    flag = {"successor": True} if beside else {}
+    for replica in batch:
+        engine_run, ready = "", tuple[int, ...]()
+        if replica.engine is not None and replica.engine_component is not None:
+            replaced = replica.engine.action is Action.REPLACE
+            engine = work.start(replica.engine_component, replica.engine, needs, flag if replaced else None)
+            engine_run, ready = engine.run, engine.ready
+        args = {**({"engine": engine_run} if engine_run else {}), **flag}
+        proxy = work.start(replica.proxy_component, replica.proxy, needs, args, ready)
+        warmed += work.warm(replica, proxy.run, (*ready, *proxy.ready))
+        new.append(proxy.run)
+    return new, tuple(warmed)
+
+
+def _retire(work: ModelWork, batch: Sequence[Replica], needs: tuple[int, ...], cause: str) -> tuple[int, ...]:
+    """Stop the old data proxies, then the old engines."""
+    last = work.stop_all(_old_proxies(batch), cause, (*needs, *work.service.synced))
+    return work.stop_all([replica.old_engine for replica in batch if replica.old_engine], cause, last)
+
+
+def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
+    return [run for replica in batch for run in replica.old_proxies]
+
+
+def _cause(batch: Sequence[Replica]) -> str:
+    first = batch[0]
+    decisive = next(decision for decision in reversed(first.decisions) if decision.action is Action.REPLACE)
+    return decisive.cause or f"{PROXY} replaced"
+
+
+class ModelPlan(KindPlan):
+    """Models that give GPUs back are opened before those that take some."""
+
+    def __init__(self, planning: Planning, kind: str) -> None:
+        super().__init__(planning, kind)
+        self._opened: list[OpenedModel] = []
+
+    def open(self) -> None:
+        planning = self.planning
+        for target in sorted(self.targets, key=self._gpus_more):
+            if target.gone:
+                continue
+            ref = service_ref(target.object.spec)
+            service: ServiceView | None = planning.views.get(ref)
+            if service is None or service.gone:
+                planning.notes.unknown.append(f"{target.ref}: its service {ref} is not recorded")
+                continue
+            neighbour = not {target.ref, service.ref} & planning.scope.asked
+            self._opened.append(open_model(ModelWork(planning, target), routes_only=neighbour))
+
+    def _gpus_more(self, target: Target) -> tuple[int, str]:
+        """How many GPUs more than now the model will hold."""
+        held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
+        if target.gone:
+            return -held, target.object.name
+        spec: ModelSpec = effective(target.object.kind, target.object.spec)
+        service: ServiceView | None = self.planning.views.get(service_ref(target.object.spec))
+        idle = spec.suspend or (service is not None and service.suspended)
+        return (0 if idle else replica_count(spec) * gpus_per_replica(spec)) - held, target.object.name
+
+    def end(self) -> None:
+        planning = self.planning
+        for target in self.targets:
+            if (old := target.ending) is None:
+                continue
+            work = ModelWork(planning, old)
+            last = plan_model_end(work, (*work.service.gateway_stopped, *planning.all_drained))
+            if target.gone:
+                ref = work.service.ref
+                planning.ended[ref] = (*planning.ended.get(ref, ()), *last)
+            else:
+                planning.record_again(target, last)
+
+    def close(self) -> None:
+        for model in self._opened:
+            with self.planning.healing(model.work.target):
+                close_model(model)
+            settle(model.work)
+
+    def finish(self) -> None:
+        """Ended models are erased already."""
+
+
+@dataclass
+class OpenedModel:
+    """One model between the two halves of its plan. ``routes_only``: there is no second half."""
+
+    work: ModelWork
+    routes_only: bool = False
+    replicas: list[Replica] = field(default_factory=list)
+    extras: Extras = field(default_factory=Extras)
+    last: tuple[int, ...] = ()
+
+
+def open_model(work: ModelWork, *, routes_only: bool = False) -> OpenedModel:
+    """First half: what serves is routed at once. ``routes_only``: a neighbour, whose processes are another command's
+    business; a router that started anew learns what serves. Behind a router that cannot be seen nothing is done."""
+    if work.service.router_unseen or (routes_only and (work.suspended or not work.table_lost)):
+        return OpenedModel(work, routes_only=True)
+    if routes_only:
+        work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
+        return OpenedModel(work, routes_only=True, last=_restore_routes(work))
+    runs = work.observed.of(work.ref)
+    replicas = with_callers([work.replica(index) for index in range(work.count)], runs)
+    extras = extras_of(runs, replicas)
+    if not work.table_readable:
+        replicas, extras = [not_replaced(replica) for replica in replicas], Extras()
+    work.routed = _routed_now(work, replicas)
+    return OpenedModel(work, False, replicas, extras, _restore_routes(work))
+
+
+def close_model(plan: OpenedModel) -> None:
+    """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
+    work, extras, last = plan.work, plan.extras, plan.last
+    if plan.routes_only:
+        return
+    work.notes.cannot_see(work.ref, [run for run in unseen(work.observed.of(work.ref)) if run.replica >= work.count])
+    work.sweep()
+    fresh = [replica for replica in plan.replicas if not replica.replaced]
+    replaced = [replica for replica in plan.replicas if replica.replaced]
+    early, late = extras.early, extras.late
+    if early and _new_engines(fresh) * work.need > work.gpus.available:
+        last, early = _make_room(work, early, last), ()
+    _require_room(work, fresh)
+    last = _bring_up(work, fresh, last)
+    if any(replica.proxy.action is Action.DEFER for replica in fresh):
+        return  # until they serve, the others do: the next pass goes on
+    if not all(replica.serves for replica in replaced):
+        early, late = (), (*early, *late)  # until all is replaced they may be all that serves
+    last = _remove(work, early, last, _extra_cause(work))
+    last = replace_all(work, replaced, last)
+    last = _remove(work, late, last, _extra_cause(work))
+    _forget_routes(work, last)
+
+
+def _proxies(work: ModelWork) -> tuple[ObservedRun, ...]:
+    return work.observed.of(work.ref, PROXY)
+
+
+def _routed_now(work: ModelWork, replicas: Sequence[Replica]) -> list[str]:
+    """Data proxies that serve: the set to keep whole until an op takes one out. What cannot be seen stays in."""
+    ours = [replica.live_proxy for replica in replicas if replica.live_proxy is not None]
+    serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
+    unsure = work.service.needs_sync  # relays may still pick what the router does not know
+    others = [
+        run.uid
+        for run in _proxies(work)
+        if run.may_live and (run.uid in work.known or (unsure and run.seen is Seen.READY))
+    ]
+    return list(dict.fromkeys([*serving, *others]))
+
+
+def _restore_routes(work: ModelWork) -> tuple[int, ...]:
+    """What serves is routed at once, whatever else has to be waited for."""
+    if not work.routed or not work.table_readable:
+        return ()
+    cause = _lost_routes(work)
+    return (work.route(cause, work.recorded),) if cause else ()
+
+
+def _lost_routes(work: ModelWork) -> str:
+    missing = [uid for uid in work.routed if uid not in work.known]
+    extra = sorted(worker for worker in work.known if worker not in work.routed)
+    if missing:
+        message = f"{len(missing)} of {len(work.routed)} replicas are not in the router's table"
+        return _drifted(work, "route-missing", message)
+    if extra:
+        return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
+    wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
+    draining = [uid for uid in work.routed if work.known[uid] in ("draining", "cordoned") and uid in wanted]
+    if draining:
+        return "a drain was interrupted"
+    table = work.service.table
+    told = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
+    return "" if told == work.readiness else "probes.readiness changed"
+
+
+def _drifted(work: ModelWork, kind: str, message: str) -> str:
+    """A router that is restarted by this very plan is no drift of the model."""
+    if work.service.table is not None:
+        work.notes.drift.append(Drift(work.ref, kind, "routes", message))
+    return f"{kind}: {message}"
+
+
+def _new_engines(replicas: Sequence[Replica]) -> int:
+    return sum(1 for replica in replicas if replica.new_engine)
+
+
+def _make_room(work: ModelWork, extras: Sequence[ObservedRun], last: tuple[int, ...]) -> tuple[int, ...]:
+    """What is superfluous holds GPUs that what is missing needs."""
+    if any(run.seen is Seen.READY for run in extras):
+        work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
+    return _remove(work, extras, last, "makes room")
+
+
+def _require_room(work: ModelWork, fresh: Sequence[Replica]) -> None:
+    new = _new_engines(fresh)
+    need = new * work.need
+    plural = "s" if new > 1 else ""
+    work.require_gpus(
+        need,
+        f" needs {need} GPUs for {new} new replica{plural}",
+        "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
+    )
+
+
+def _bring_up(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Start what is missing in the slots that need no replacement, and publish it when all of it is warm."""
+    ready: list[int] = []
+    joining: list[str] = []
+    warm: list[int] = []
+    for replica in replicas:
+        engine_run, engine_ready = "", tuple[int, ...]()
+        if replica.engine is not None and replica.engine_component is not None:
+            engine = work.start(replica.engine_component, replica.engine, work.recorded)
+            engine_run, engine_ready = engine.run, engine.ready
+        args = {"engine": engine_run} if engine_run else {}
+        proxy = work.start(replica.proxy_component, replica.proxy, work.recorded, args, engine_ready)
+        ready += (*engine_ready, *proxy.ready)
+        stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
+        if proxy.run not in work.routed and not stays_out:
+            joining.append(proxy.run)
+            warm += work.warm(replica, proxy.run, (*engine_ready, *proxy.ready))
+    if not joining:
+        return (*last, *ready)
+    work.routed += joining
+    return (work.route("new replicas are ready", (*last, *ready, *warm)),)
+
+
+def _extra_cause(work: ModelWork) -> str:
+    return "suspended" if work.suspended else f"not one of {work.count} replicas"
+
+
+def _remove(work: ModelWork, runs: Sequence[ObservedRun], last: tuple[int, ...], cause: str) -> tuple[int, ...]:
+    """Drain, take out of rotation, stop."""
+    if not runs:
+        return last
+    needs = (*(last or work.recorded), *work.service.synced)
+    proxies = [run for run in runs if run.state.spec.component == PROXY]
+    routed = [run.uid for run in proxies if run.uid in work.routed]
+    if routed and work.service.router:
+        needs = work.drain(routed, needs, cause)
+        work.routed = [uid for uid in work.routed if uid not in routed]
+        needs = (work.route(cause, needs) if work.routed else work.unroute(cause, needs),)
+    needs = work.stop_all(proxies, cause, (*needs, *work.service.gateway_stopped))
+    return work.stop_all([run for run in runs if run.state.spec.component == ENGINE], cause, needs)
+
+
+def _forget_routes(work: ModelWork, last: tuple[int, ...]) -> None:
+    """A model without replicas is not listed, even when its processes went by themselves."""
+    table = work.service.table
+    if work.count or work.routed or not isinstance(table, RouteTable) or work.name not in table.models:
+        return  # (what cannot be seen is among ``routed``)
+    if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
+        work.unroute(_extra_cause(work), last or work.recorded)
+
+
+def settle(work: ModelWork) -> None:
+    """The model is visible where users ask for it: at the gateway."""
+    changed = [op.id for op in work.build.ops_of(work.ref) if op.verb in (Verb.ROUTE, Verb.AWAIT)]
+    if not changed or not work.routed or not work.count:
+        return
+    if work.service.gateway_unseen or not work.table_readable:
+        return
+    needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
+    args = {"service": work.service.ref, **awaiting(work.trainer)}
+    work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
+
+
+def plan_model_end(work: ModelWork, needs: tuple[int, ...]) -> tuple[int, ...]:
+    """Delete: drain and unroute while the service lives on, then stop, forget, erase; the last ops.
+
+    A router that does not answer must not keep a model from being deleted: its ops are waited for, not needed.
+    """
+    cause, runs = end_cause(work.target), stoppable(work.observed.of(work.ref))
+    after: tuple[int, ...] = ()
+    if work.service.router and not work.service.gone:
+        after = work.leave_router([run for run in runs if run.state.spec.component == PROXY and run.is_live], cause)
+    args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
+    last = needs
+    for name in (PROXY, ENGINE):
+        part = [run for run in runs if run.state.spec.component == name]
+        last = tuple(work.stop(run, cause, last, args) for run in part) or last
+    erased = erase(work.build, work.target, work.observed, last, after)
+    return (erased,)

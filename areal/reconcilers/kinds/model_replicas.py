@@ -1,0 +1,364 @@
+"""A Model's replicas: how many, of what size, what is to be done about each slot, and the ops for it. Pure.
+
+A replica's data proxy names its engine by URL, and a replaced process keeps its port where it can, so an engine that
+died comes back under a data proxy that never noticed. Routes are one declarative set a model; the only op that takes a
+replica out of rotation is DRAIN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from areal.errors import NoCapacity
+from areal.reconcilers.components import (
+    Action,
+    Component,
+    Decision,
+    Started,
+    awaiting,
+    decide,
+    inference_part,
+    keep,
+    key_input,
+    start,
+    unseen,
+)
+from areal.reconcilers.kinds.service_plan import ServiceView
+from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
+from areal.reconcilers.plan import Verb
+from areal.reconcilers.planning import ObjectWork
+from areal.resources.fields import Strategy
+from areal.resources.inference_service import InferenceServiceSpec
+from areal.resources.kinds import service_ref
+from areal.resources.model import ModelSpec
+from areal.resources.registry import effective
+
+ENGINE, PROXY = "engine", "data-proxy"
+ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
+PROXY_FIELDS = (
+    *("backend", "path", "revision", "external", "engineUrl", "engineApiKeyFrom"),
+    *("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs"),
+)
+
+
+def replica_count(spec: ModelSpec) -> int:
+    """``replicas``, else the backend's data-parallel dimension, else 1. A model without an engine of ours has one data
+    proxy."""
+    if not spec.starts_engine:
+        return 1
+    if spec.replicas is not None:
+        return spec.replicas
+    return inference_part(spec.backend).data if spec.backend else 1
+
+
+def gpus_per_replica(spec: ModelSpec) -> int:
+    """``resources.gpus``; else tensor x pipeline for engines that need GPUs; the embedded engine asks for none."""
+    if not spec.starts_engine:
+        return 0
+    if spec.resources.gpus is not None:
+        return spec.resources.gpus
+    part = inference_part(spec.backend or "embedded")
+    return 0 if part.engine == "embedded" else part.devices_per_replica
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One slot: what is to be done about its engine (None: not ours) and its data proxy. ``callers`` are surplus
+    data proxies of an engine that is to be replaced: they go when it goes."""
+
+    index: int
+    engine: Decision | None
+    proxy: Decision
+    engine_component: Component | None
+    proxy_component: Component
+    callers: tuple[ObservedRun, ...] = ()
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return (self.proxy,) if self.engine is None else (self.engine, self.proxy)
+
+    @property
+    def replaced(self) -> bool:
+        return any(decision.action is Action.REPLACE for decision in self.decisions)
+
+    @property
+    def new_engine(self) -> bool:
+        """Whether an engine will be started, and so GPUs are needed."""
+        return self.engine is not None and self.engine.action in (Action.SPAWN, Action.REPLACE)
+
+    @property
+    def old_proxies(self) -> tuple[ObservedRun, ...]:
+        """Data proxies to drain and stop when this slot is replaced."""
+        own = (self.proxy.run,) if self.proxy.action is Action.REPLACE and self.proxy.run is not None else ()
+        return (*own, *self.callers)
+
+    @property
+    def old_engine(self) -> ObservedRun | None:
+        replaced = self.engine is not None and self.engine.action is Action.REPLACE
+        return self.engine.run if replaced and self.engine is not None else None
+
+    @property
+    def live_proxy(self) -> ObservedRun | None:
+        return self.proxy.run if self.proxy.run is not None and self.proxy.run.is_live else None
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered by this slot today."""
+        return self.live_proxy is not None and self.live_proxy.seen is Seen.READY
+
+
+def _behind(engine: Decision, proxy: Decision) -> Decision:
+    """What to do about a data proxy, given what happens to its engine."""
+    if engine.action is Action.SPAWN and proxy.action in (Action.AWAIT, Action.KICK):
+        return Decision(Action.DEFER, "its engine has to start first", proxy.run)
+    if engine.action is Action.LEAVE and proxy.action is not Action.KEEP:
+        return Decision(Action.DEFER, "its engine cannot be seen", proxy.run)
+    if engine.action is Action.REPLACE and proxy.run is not None and proxy.run.is_live:
+        return Decision(Action.REPLACE, engine.cause, proxy.run, decided_by=engine.decided_by)
+    return proxy
+
+
+def not_replaced(slot: Replica) -> Replica:
+    """The same slot when nothing may be replaced now: outdated processes are left as they are."""
+    engine, proxy = slot.engine, slot.proxy
+    if proxy.action is Action.REPLACE:
+        proxy = Decision(Action.LEAVE, proxy.cause, proxy.run)
+    if engine is not None and engine.action is Action.REPLACE:
+        engine = Decision(Action.LEAVE, engine.cause, engine.run)
+        proxy = _behind(engine, proxy)
+    return replace(slot, engine=engine, proxy=proxy, callers=())
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Runs that no slot wants. ``late`` are engines behind a data proxy that is only about to be replaced."""
+
+    early: tuple[ObservedRun, ...] = ()
+    late: tuple[ObservedRun, ...] = ()
+
+
+def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> list[Replica]:
+    """The same slots, each with the surplus data proxies of the engine that it is about to lose."""
+    free = [run for run in _surplus(runs, replicas) if run.state.spec.component == PROXY]
+    return [
+        replace(slot, callers=tuple(run for run in free if calls(run, slot.old_engine))) if slot.old_engine else slot
+        for slot in replicas
+    ]
+
+
+def calls(proxy: ObservedRun, engine: ObservedRun | None) -> bool:
+    return engine is not None and proxy.state.spec.inputs.get("engineUrl") == engine.url
+
+
+def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extras:
+    """Runs to stop: scaled away, suspended, left by an interrupted replacement. Where some run of the model cannot be
+    seen none is: what looks superfluous from here may be all that serves."""
+    if unseen(runs):
+        return Extras()
+    callers = {run.uid for slot in replicas for run in slot.callers}
+    found = [run for run in _surplus(runs, replicas) if run.uid not in callers]
+    gone = {run.uid for run in found}
+    calling = [run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in gone]
+    late = tuple(
+        run for run in found if run.state.spec.component == ENGINE and any(calls(proxy, run) for proxy in calling)
+    )
+    return Extras(tuple(run for run in found if run not in late), late)
+
+
+def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[ObservedRun]:
+    """Living runs that no slot has chosen."""
+    decisions = [decision for replica in replicas for decision in replica.decisions]
+    wanted = {decision.run.uid for decision in decisions if decision.run is not None}
+    return [run for run in runs if run.is_live and run.uid not in wanted]
+
+
+# -- the working state of one Model's plan
+
+
+@dataclass
+class ModelWork(ObjectWork):
+    routed: list[str] = field(default_factory=list)
+    cordoned: list[str] = field(default_factory=list)  # of those routed: nothing new, but the sessions that they have
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        spec: ModelSpec = effective(self.target.object.kind, self.target.object.spec)
+        return spec
+
+    @property
+    def service(self) -> ServiceView:
+        """As far as it is planned; with the defaults where it is not recorded."""
+        ref = service_ref(self.target.object.spec)
+        view: ServiceView | None = self.planning.views.get(ref)
+        return view or ServiceView(ref, InferenceServiceSpec())
+
+    @property
+    def trainer(self) -> str:
+        """The job that trains the model and whose driver does not run yet: it starts when the model's processes are
+        there, and the model may wait for its weights."""
+        spec, trainers = self.target.object.spec, self.planning.trainers
+        service = spec.get("service", "default")
+        found = [trainers[key] for key in ((service, None), (service, self.target.object.name)) if key in trainers]
+        return min(found)[1] if found else ""
+
+    @property
+    def name(self) -> str:
+        """The router's name of it."""
+        return self.spec.served_model_name or self.target.object.name
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.suspend or self.service.suspended
+
+    @property
+    def count(self) -> int:
+        return 0 if self.suspended else replica_count(self.spec)
+
+    @property
+    def need(self) -> int:
+        """GPUs of one replica."""
+        return gpus_per_replica(self.spec)
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.spec.strategy or self.service.spec.strategy
+
+    @property
+    def known(self) -> Mapping[str, str]:
+        """The model's workers in the router's table, with their states; empty when it has none or starts empty."""
+        table = self.service.table
+        if not isinstance(table, RouteTable):
+            return {}
+        return {worker: state for worker, _, state in table.models.get(self.name, ())}
+
+    @property
+    def readiness(self) -> dict[str, Any]:
+        """How the router is to probe the model's data proxies."""
+        return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
+
+    @property
+    def table_lost(self) -> bool:
+        """Whether the router has started anew and does not know the model."""
+        table = self.service.table
+        if isinstance(table, RouteTable):
+            return not table.synced and self.name not in table.models
+        return table is None and bool(self.service.router)
+
+    @property
+    def table_readable(self) -> bool:
+        return not isinstance(self.service.table, str)
+
+    def replica(self, index: int) -> Replica:
+        """Decide about one slot; drift goes to the notes."""
+        inputs, sparse = {**self.restarted, **key_input(self.service.spec)}, self.target.object.spec
+        engine, engine_component = None, None
+        if self.spec.starts_engine:
+            engine_component = Component(self.ref, ENGINE, index, "Model", sparse, ENGINE_FIELDS, inputs)
+            engine = decide(engine_component, self.observed.of(self.ref, ENGINE, index))
+            self.notes.note(engine_component, engine)
+            if engine.run is not None and engine.action in (Action.KEEP, Action.AWAIT, Action.KICK):
+                inputs = {**inputs, "engineUrl": engine.run.url}
+        proxy_component = Component(self.ref, PROXY, index, "Model", sparse, PROXY_FIELDS, inputs)
+        proxy = decide(proxy_component, self.observed.of(self.ref, PROXY, index))
+        engine_restarts = engine is not None and engine.action in (Action.KICK, Action.SPAWN, Action.AWAIT)
+        if not (engine_restarts and proxy.action is Action.AWAIT):
+            self.notes.note(proxy_component, proxy)
+        if engine is not None:
+            proxy = _behind(engine, proxy)
+            if proxy.action is Action.LEAVE and engine.action is Action.REPLACE:
+                engine = Decision(Action.DEFER, "its data proxy cannot be seen", engine.run)
+        return Replica(index, engine, proxy, engine_component, proxy_component)
+
+    def start(
+        self,
+        component: Component,
+        decision: Decision,
+        needs: Sequence[int],
+        args: Mapping[str, Any] | None = None,
+        after: Sequence[int] = (),
+    ) -> Started:
+        """Start a process, with the GPUs that it needs; or wait for the one that is there."""
+        trainer = self.trainer if component.name == PROXY else ""
+        if decision.action in (Action.KEEP, Action.LEAVE, Action.DEFER, Action.AWAIT):
+            return keep(self.build, component, decision, needs, after, trainer)
+        if decision.action is not Action.KICK:
+            needs = (*needs, *self.swept.get(component.target, ()))
+        if component.name == ENGINE and decision.action is not Action.KICK:
+            needs = (*needs, *self.gpus.take(self.need, f"{self.ref} {component.target}"))
+        return start(self.build, component, decision, self.observed, needs, args, after, trainer)
+
+    def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
+        """A completion through the data proxy, before it is routed. An endpoint of somebody else is asked for nothing
+        that costs: that it answers at all is part of being ready."""
+        if self.spec.external is not None:
+            return tuple(needs)
+        target = replica.proxy_component.target
+        args = awaiting(self.trainer)
+        return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
+
+    def leave_router(self, proxies: Sequence[ObservedRun], cause: str) -> tuple[int, ...]:
+        """Drain every data proxy and forget the model at the router; to be waited for, whatever becomes of it."""
+        seconds = self.policy.drain_s(self.strategy.drain_timeout_seconds)
+        drains = self.drain([run.uid for run in proxies], (), cause, seconds=seconds)
+        args = {**self._router, **self._own_name, "after": list(drains)}
+        needs = (*self.service.router_ready, *self.service.synced)
+        gone = self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
+        return (*drains, gone)
+
+    def stop_all(self, runs: Sequence[ObservedRun], cause: str, needs: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self.stop(run, cause, needs) for run in runs) or tuple(needs)
+
+    def route(self, cause: str, needs: Sequence[int]) -> int:
+        """Give the router the model's whole set."""
+        return self.build.add(
+            Verb.ROUTE,
+            self.ref,
+            "routes",
+            cause,
+            needs=(*needs, *self.service.router_ready),
+            runs=tuple(self.routed),
+            args={
+                **self._router,
+                "expected": min(self.count, len(self.routed)),
+                "readiness": self.readiness,
+                **({"cordoned": list(self.cordoned)} if self.cordoned else {}),
+            },
+        )
+
+    def unroute(self, cause: str, needs: Sequence[int]) -> int:
+        needs = (*needs, *self.service.router_ready)
+        return self.build.add(
+            Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args={**self._router, **self._own_name}
+        )
+
+    @property
+    def _own_name(self) -> dict[str, str]:
+        """Of an object that will be gone, or another one, when its routes go."""
+        return {"model": self.name} if self.spec.served_model_name else {}
+
+    def drain(
+        self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None
+    ) -> tuple[int, ...]:
+        """No new picks, running requests finish; ``seconds`` None: as long as the strategy says."""
+        args = {**self._router, "seconds": self.strategy.drain_timeout_seconds if seconds is None else seconds}
+        needs = (*needs, *self.service.router_ready, *self.service.synced)
+        drains = [
+            self.build.add(Verb.DRAIN, self.ref, "data-proxy", cause, needs=needs, run=uid, args=args)
+            for uid in proxies
+        ]
+        return tuple(drains) or tuple(needs)
+
+    @property
+    def _router(self) -> dict[str, Any]:
+        return {"service": self.service.ref, "router": self.service.router}
+
+    def downtime(self, sentence: str) -> None:
+        self.notes.destructive.append(f"{self.ref}: {sentence}")
+
+    def require_gpus(self, count: int, message: str, hint: str) -> None:
+        """Refuse, before anything is planned, what the machine cannot hold."""
+        if count > self.gpus.available:
+            raise NoCapacity(f"{self.ref}{message}; {self.gpus.available} are free", hint=hint)

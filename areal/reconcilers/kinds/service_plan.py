@@ -1,0 +1,303 @@
+"""Plan an InferenceService: a router that says where, a gateway that relays. Pure.
+
+The router and the gateway start side by side; the gateway follows the router's table and waits for it. A gateway
+that must change on the same address starts beside the old one (the port is shared) and the old one drains. A router
+is replaced in place: the relays keep serving from their last table meanwhile, and do so until they are told that the
+new table is whole (SYNC); until then nothing that they may still pick is stopped, and no gateway that knows only the
+new table is started beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from areal.reconcilers.components import (
+    Action,
+    Component,
+    Decision,
+    Started,
+    decide,
+    end_cause,
+    erase,
+    keep,
+    key_input,
+    start,
+    stop_in_order,
+    stoppable,
+    unseen,
+)
+from areal.reconcilers.desired import Target
+from areal.reconcilers.observe import ObservedRun, RouteTable
+from areal.reconcilers.plan import Verb
+from areal.reconcilers.planning import KindPlan, ObjectWork, Planning
+from areal.resources.inference_service import InferenceServiceSpec
+from areal.resources.kinds import served_name
+from areal.resources.registry import effective
+
+ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
+GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")
+
+
+@dataclass(frozen=True)
+class ServiceView:
+    """What a Model's plan must know of its service. ``router`` is a run uid or symbol, "" when there is none.
+
+    ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
+    a sentence when it cannot be read. Relays go by the table alone after the ops ``synced``. ``router_unseen``,
+    ``gateway_unseen``: out of sight, or not to be counted on yet, and left alone.
+    """
+
+    ref: str
+    spec: InferenceServiceSpec
+    router: str = ""
+    router_ready: tuple[int, ...] = ()
+    synced: tuple[int, ...] = ()
+    gateway_ready: tuple[int, ...] = ()
+    table: RouteTable | str | None = None
+    gone: bool = False
+    gateway_stopped: tuple[int, ...] = ()
+    router_unseen: bool = False
+    gateway_unseen: bool = False
+
+    @property
+    def suspended(self) -> bool:
+        return self.spec.suspend
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether relays still go by what they inherited from an earlier router."""
+        if self.gone or not self.router or self.router_unseen or isinstance(self.table, str):
+            return False
+        return self.table is None or not self.table.synced
+
+
+class InferenceServicePlan(KindPlan):
+    """Views of the services are for the models that are attached to them."""
+
+    def __init__(self, planning: Planning, kind: str) -> None:
+        super().__init__(planning, kind)
+        self._staying: list[ServiceWork] = []
+
+    def drain(self) -> None:
+        planning = self.planning
+        for target in self.targets:
+            if target.gone:
+                spec = _spec(target)
+                runs, needs = stoppable(planning.observed.of(target.ref)), planning.all_drained
+                args = {"graceSeconds": planning.policy.drain_s(spec.strategy.drain_timeout_seconds)}
+                names = ["gateway"]
+                stopped = stop_in_order(planning.build, target.ref, runs, names, end_cause(target), needs, args)
+                planning.views[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
+
+    def open(self) -> None:
+        planning = self.planning
+        for target in self.targets:
+            if target.gone:
+                continue
+            work = ServiceWork(planning, target)
+            self._staying.append(work)
+            planning.views[target.ref] = open_service(work)
+            if target.action == "configure" and any(change.path.startswith("spec.auth.") for change in target.changes):
+                planning.notes.destructive.append(
+                    f"{target.ref}: the key changes; requests fail until every process has the new one"
+                )
+
+    def sync(self) -> None:
+        views: list[ServiceView] = [planned for t in self.targets if (planned := self.planning.views.get(t.ref))]
+        for view in views:
+            self._unroute_undeclared(view)
+        for view in views:
+            self._mark_synced(view)
+
+    def _unroute_undeclared(self, view: ServiceView) -> None:
+        """Models in the router's table that no object declares."""
+        if not isinstance(view.table, RouteTable) or view.gone:
+            return
+        for name in sorted(view.table.models):
+            if name not in self._declared:
+                args = {"service": view.ref, "router": view.router, "model": name}
+                cause = f"route-extra: no object declares model {name}"
+                self.planning.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
+
+    @cached_property
+    def _declared(self) -> frozenset[str]:
+        targets = self.planning.scope.all
+        objects = [item for target in targets for item in (target.object, target.replaces) if item is not None]
+        return frozenset(served_name(item.name, item.spec) for item in objects if item.kind == "Model")
+
+    def _mark_synced(self, view: ServiceView) -> None:
+        """A router that started empty is whole again when it knows what serves today. What has yet to start comes
+        later: it must not keep the rest of the table from being trusted."""
+        if not view.needs_sync:
+            return
+        build = self.planning.build
+        restored = [op for op in build.ops() if op.verb is Verb.ROUTE and op.args["service"] == view.ref]
+        undeclared = [op for op in build.ops_of(view.ref) if op.verb is Verb.UNROUTE]
+        needs = (*view.router_ready, *(op.id for op in (*restored, *undeclared)))
+        op = build.add(Verb.SYNC, view.ref, "router", "its table is whole again", needs=needs, run=view.router)
+        self.planning.views[view.ref] = replace(view, synced=(op,))
+
+    def close(self) -> None:
+        for work in self._staying:
+            self.planning.views[work.ref] = close_service(work, self.planning.views[work.ref])
+
+    def finish(self) -> None:
+        """The router, every record, the object."""
+        planning = self.planning
+        for target in self.targets:
+            if not target.gone:
+                continue
+            needs = (*planning.views[target.ref].gateway_stopped, *planning.ended.get(target.ref, ()))
+            runs, grace = stoppable(planning.observed.of(target.ref)), planning.policy.grace
+            stopped = stop_in_order(planning.build, target.ref, runs, ["router"], end_cause(target), needs, grace)
+            erase(planning.build, target, planning.observed, (*needs, *stopped))
+
+
+def _spec(target: Target) -> InferenceServiceSpec:
+    spec: InferenceServiceSpec = effective(target.object.kind, target.object.spec)
+    return spec
+
+
+@dataclass
+class ServiceWork(ObjectWork):
+    gateway: tuple[Component, Decision] | None = None
+
+    @cached_property
+    def spec(self) -> InferenceServiceSpec:
+        return _spec(self.target)
+
+    def start(
+        self,
+        component: Component,
+        decision: Decision,
+        needs: Sequence[int],
+        args: Mapping[str, Any] | None = None,
+        after: Sequence[int] = (),
+    ) -> Started:
+        needs = (*needs, *self.swept.get(component.target, ()))
+        return start(self.build, component, decision, self.observed, needs, args, after)
+
+    def component(self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None) -> Component:
+        told = {**(inputs or {}), **self.restarted, **key_input(self.spec)}
+        return Component(self.ref, name, 0, "InferenceService", self.target.object.spec, fields, told)
+
+    def decide(self, component: Component) -> Decision:
+        decision = decide(component, self.observed.of(self.ref, component.name))
+        self.notes.note(component, decision)
+        return decision
+
+
+def open_service(work: ServiceWork) -> ServiceView:
+    """The router, and a gateway where there is none: what the service's models need to know."""
+    if work.spec.suspend:
+        return ServiceView(work.ref, work.spec, gateway_stopped=_suspend(work))
+    work.sweep()
+    routing = work.component("router", ROUTER_FIELDS)
+    decision = work.decide(routing)
+    router, fresh = _plan_router(work, routing, decision)
+    table = None if fresh else work.observed.routes.get(work.ref)
+    if isinstance(table, str):
+        work.notes.unknown.append(table)
+    view = ServiceView(work.ref, work.spec, router.run, router.ready, table=table)
+    if decision.action is Action.LEAVE:
+        view = replace(view, router_unseen=True)
+    work.gateway = _decide_gateway(work, decision)
+    view = _plan_gateway(work, view)
+    return view if view.router_unseen else replace(view, router_ready=_configure(work, router, table))
+
+
+def close_service(work: ServiceWork, view: ServiceView) -> ServiceView:
+    """A gateway that has to change follows its predecessor, once the table that it will follow is whole."""
+    if work.gateway is None or work.gateway[1].action is not Action.REPLACE or view.router_unseen:
+        return view
+    component, decision = work.gateway
+    assert decision.run is not None
+    started = work.start(component, decision, (*work.recorded, *view.synced), {"router": view.router})
+    _drain_out(work, component, decision.run, f"replaced: {decision.cause}", started.ready)
+    return replace(view, gateway_ready=started.ready)
+
+
+def _suspend(work: ServiceWork) -> tuple[int, ...]:
+    """Stop the gateway, which lets running streams finish, then the router; the ops after which no request comes."""
+    runs = work.observed.of(work.ref)
+    work.notes.cannot_see(work.ref, unseen(runs))
+    args = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}
+    ending = stoppable(runs)
+    closed = stop_in_order(work.build, work.ref, ending, ["gateway"], "suspended", work.recorded, args)
+    stop_in_order(work.build, work.ref, ending, ["router"], "suspended", closed)
+    return closed
+
+
+def _configure(work: ServiceWork, router: Started, table: RouteTable | str | None) -> tuple[int, ...]:
+    """Hot settings, where the router does not have them; the ops after which it does."""
+    strategy, limits = work.spec.router.strategy, work.spec.limits.model_dump(mode="json", by_alias=False)
+    if isinstance(table, str):
+        return router.ready
+    if table is not None and (table.strategy, {name: table.limits.get(name) for name in limits}) == (strategy, limits):
+        return router.ready
+    cause = "router starts empty" if table is None else "settings changed"
+    needs, hot = router.ready or work.recorded, {"strategy": strategy, "limits": limits}
+    return (work.build.add(Verb.CONFIGURE, work.ref, "router", cause, needs=needs, run=router.run, args=hot),)
+
+
+def _plan_router(work: ServiceWork, component: Component, decision: Decision) -> tuple[Started, bool]:
+    """The router, and whether its table starts empty."""
+    if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
+        _stop_extras(work, component, decision)
+        kept = keep(work.build, component, decision, work.recorded)
+        return kept, decision.action is Action.AWAIT and work.observed.routes.get(work.ref) is None
+    needs = work.recorded
+    if decision.action is Action.REPLACE:
+        assert decision.run is not None
+        work.notes.destructive.append(f"{work.ref}: the router is restarted (gateways serve on meanwhile)")
+        old = work.build.add(Verb.STOP, work.ref, component.target, decision.cause, needs=needs, run=decision.run.uid)
+        needs = (old,)
+    return work.start(component, decision, needs), True
+
+
+def _decide_gateway(work: ServiceWork, router: Decision) -> tuple[Component, Decision]:
+    stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
+    inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
+    component = work.component("gateway", GATEWAY_FIELDS, inputs)
+    decision = work.decide(component)
+    moving = (Action.SPAWN, Action.REPLACE, Action.LEAVE)
+    if router.action in moving and decision.action in (Action.AWAIT, Action.KICK):
+        return component, Decision(Action.DEFER, "its router has to be there first", decision.run)
+    return component, decision
+
+
+def _plan_gateway(work: ServiceWork, view: ServiceView) -> ServiceView:
+    """Keep, heal or start the gateway; one that has to be replaced waits until the routes are whole."""
+    assert work.gateway is not None
+    component, decision = work.gateway
+    if decision.action is Action.DEFER:
+        return replace(view, gateway_unseen=True)
+    if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
+        kept = keep(work.build, component, decision, work.recorded, view.router_ready)
+        _stop_extras(work, component, decision, kept.ready)
+        return replace(view, gateway_ready=kept.ready, gateway_unseen=decision.action is Action.LEAVE)
+    if view.router_unseen:
+        return replace(view, gateway_unseen=True)  # a gateway without its router would serve nothing
+    if decision.action is Action.REPLACE:
+        return view
+    # A router that fails ends the wait for the gateway that follows it.
+    started = work.start(component, decision, work.recorded, {"router": view.router}, view.router_ready)
+    return replace(view, gateway_ready=started.ready)
+
+
+def _drain_out(work: ServiceWork, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
+    """SIGTERM, and as much time as running streams may take."""
+    args = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}
+    work.build.add(Verb.STOP, work.ref, component.target, cause, needs=needs, run=run.uid, args=args)
+
+
+def _stop_extras(work: ServiceWork, component: Component, decision: Decision, needs: tuple[int, ...] = ()) -> None:
+    """A second live process is what an interrupted replacement leaves behind."""
+    if decision.action is Action.LEAVE or decision.run is None:
+        return
+    for run in work.observed.of(work.ref, component.name):
+        if run.is_live and run.uid != decision.run.uid:
+            _drain_out(work, component, run, "not wanted beside another", needs)

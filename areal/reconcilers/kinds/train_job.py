@@ -1,0 +1,126 @@
+"""The TrainJob kind: a driver that runs to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from areal.reconcilers.health import DIED, JOB_FAILED, Health
+from areal.reconcilers.kinds.base import KindController, Told
+from areal.reconcilers.kinds.job_status import JobPhase, job_status
+from areal.runtime.backends.base import Phase
+
+if TYPE_CHECKING:
+    from areal.errors import ArealError
+    from areal.reconcilers.context import Progress
+    from areal.reconcilers.desired import Target, Wanted
+    from areal.reconcilers.effect_context import EffectContext
+    from areal.reconcilers.launch import Slot
+    from areal.reconcilers.observe import Observed, ObservedRun
+    from areal.reconcilers.plan import Op
+    from areal.reconcilers.planning import KindPlan, Planning
+    from areal.resources.diagnostics import Diagnostic
+    from areal.resources.kinds import Ref
+    from areal.resources.resource import Resource
+    from areal.runtime.backends.base import RunSpec, RunState
+    from areal.state.home import Home
+    from areal.state.records import StoredObject
+
+
+class TrainJobController(KindController):
+    runs_to_completion = True
+    columns = (("DRIVER", ("spec", "driver"), True),)
+
+    # -- manifests
+
+    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+        from areal.reconcilers.kinds.job_config import job_faults
+
+        return job_faults(items, lambda ref: told(ref, "checking its configuration"))
+
+    def expand(
+        self,
+        wanted: Sequence[Wanted],
+        stored: Sequence[StoredObject],
+        recreate: Sequence[str],
+        refused: MutableMapping[str, ArealError] | None,
+    ) -> list[Wanted]:
+        from areal.reconcilers.kinds.job_plan import with_services
+
+        return with_services(wanted, stored, recreate, refused)
+
+    # -- what belongs to what
+
+    def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
+        """A model may wait for the weights of the job that trains it."""
+        rollout = spec.get("rollout") or {}
+        return f"InferenceService/{rollout.get('service')}"
+
+    def follow(
+        self, targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
+    ) -> tuple[Target, ...]:
+        from areal.reconcilers.kinds.job_plan import following_jobs
+
+        return following_jobs(targets, stored, states)
+
+    # -- status
+
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+        now = job_status(seen.of(ref), suspended=bool(spec.get("suspend")))
+        reasons = {JobPhase.FAILED: JOB_FAILED, JobPhase.LOST: DIED, JobPhase.UNKNOWN: "CannotBeSeen"}
+        phase = "Failed" if now.phase is JobPhase.LOST else now.phase.value
+        reason, message = reasons.get(now.phase, phase), now.message
+        state = now.run.state if now.run is not None else None
+        works = now.phase is JobPhase.RUNNING and state is not None and state.phase is Phase.RUNNING
+        if works and state is not None and state.halted:
+            works, reason = False, "Halted"
+            message = f"pid {state.pid} is stopped by a signal; kill -CONT {state.pid} lets it go on"
+        attempt = f"attempt {now.attempt}" if now.attempt > 1 or message else ""
+        message = ": ".join(part for part in (attempt, message) if part)
+        well = works or now.phase is JobPhase.SUCCEEDED
+        return Health(phase, int(well), 0 if now.phase is JobPhase.STOPPED else 1, reason, message)
+
+    def finished(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> str:
+        now = job_status(runs, suspended=bool(spec.get("suspend")))
+        return now.phase.value if now.finished else ""
+
+    def running(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> bool:
+        now = job_status(runs, suspended=bool(spec.get("suspend")))
+        return not now.finished and now.phase is not JobPhase.STOPPED
+
+    def outlived(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun], now: float) -> bool:
+        ttl_s = spec.get("ttlSecondsAfterFinished")
+        if ttl_s is None:
+            return False
+        status = job_status(runs, suspended=bool(spec.get("suspend")))
+        return status.finished and status.run is not None and status.run.ended_at + float(ttl_s) <= now
+
+    def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
+        """Its step, since when it runs, and how long it takes."""
+        from areal.reconcilers.context import Progress
+        from areal.state.job_metrics import bottleneck, eta_s, newest_step
+
+        step = newest_step(home.job_metrics(name))
+        if not step:
+            return None
+        reward = step.get("reward/mean")
+        told = [f"reward {reward:.3f}"] if isinstance(reward, int | float) else []
+        detail = ", ".join([*told, *filter(None, [bottleneck(step)])])
+        total = step.get("total_steps")
+        stage = "step" if isinstance(total, int) else f"step {step['step']}"
+        return Progress(f"{self.kind}/{name}", stage, step["step"], total, age_s, detail, eta_s(step))
+
+    # -- planning and execution
+
+    def plan(self, planning: Planning) -> KindPlan:
+        from areal.reconcilers.kinds.job_plan import TrainJobPlan
+
+        return TrainJobPlan(planning, self.kind)
+
+    def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
+        return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
+
+    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+        from areal.reconcilers.kinds.job_launch import driver_run
+
+        return driver_run(context, op, slot)

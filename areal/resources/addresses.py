@@ -1,0 +1,201 @@
+"""Addresses that services listen on, and addresses that external models may be reached at. Standard library only.
+
+The URL of an external API is read once, strictly, into parts that are then used as they are: nothing downstream parses
+the text again, so there are no two readings of it to play against each other. Spellings of an address that only some
+parsers understand (``0x7f.1``, ``2130706433``, ``127.1``, ``0177.0.0.1``) are refused as hosts. The rules for addresses
+are the same for one written in the URL and for one that a name server told for a connection, which then goes to that
+very address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import unicodedata
+from dataclasses import dataclass
+
+MIN_EXPOSED_KEY = 16  # characters of an admin key where other machines can reach the service
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def base_url(host: str, port: int) -> str:
+    """The URL at which processes of this machine reach a service on ``host``. An unspecified address (0.0.0.0, ::) is
+    replaced by loopback: it can be listened on, but not connected to."""
+    try:
+        address = ipaddress.ip_address(host or "0.0.0.0")
+    except ValueError:
+        return f"http://{host}:{port}"
+    if address.is_unspecified:
+        address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+
+
+def key_fault(key: bytes, host: str) -> str | None:
+    """The fault of ``key`` as the admin key of a service that listens on ``host``; None for a valid one."""
+    if not key:
+        return "it is empty"
+    if not key.isascii() or any(byte <= 32 or byte == 127 for byte in key):
+        return "it is not one line of printable ASCII without spaces"
+    if len(key) < MIN_EXPOSED_KEY and not is_loopback(host):
+        return f"it has {len(key)} characters; on {host or '0.0.0.0'}, which others reach, it needs {MIN_EXPOSED_KEY}"
+    return None
+
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+DEFAULT_PATH = "/v1"
+_PORTS = {"http": 80, "https": 443}
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<rest>.*)", re.DOTALL
+)
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp", "Cs", "Co", "Cn")  # Unicode categories
+_DOT_SEGMENT = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
+
+# Where clouds keep an instance's credentials, beside the link-local range.
+_METADATA = {
+    ipaddress.ip_address(text)
+    for text in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254")
+}
+_CARRIER = ipaddress.ip_network("100.64.0.0/10")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class UrlError(ValueError):
+    """``str`` says what is wrong, for the person who wrote it."""
+
+
+@dataclass(frozen=True)
+class ExternalUrl:
+    """``host`` is lower case and ASCII, an IPv6 address without brackets; ``path`` has no slash at its end."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def address(self) -> IPAddress | None:
+        """The address, where the URL names one and no name."""
+        try:
+            return ipaddress.ip_address(self.host)
+        except ValueError:
+            return None
+
+    @property
+    def text(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}{self.path}"
+
+    def refusal(self, address: IPAddress, *, allow_private: bool) -> str | None:
+        """The reason that a connection of this URL may not go to ``address``; None where it may.
+
+        A loopback address is allowed where the URL names it: ``localhost`` means this machine; another name that leads
+        here does not.
+        """
+        is_named = address.is_loopback and (self.host == "localhost" or self.address is not None)
+        return refusal(address, allow_private=allow_private or is_named)
+
+
+def parse_external_url(text: str, *, allow_private: bool = False) -> ExternalUrl:
+    """Raises UrlError, also for an address that may not be reached."""
+    if any(char <= " " or char == "\\" or char == "\x7f" or unicodedata.category(char) in _INVISIBLE for char in text):
+        raise UrlError("holds a space, a backslash or a character that does not show")
+    match = _URL.fullmatch(text)
+    scheme = match["scheme"].lower() if match else ""
+    if match is None or scheme not in _PORTS:
+        raise UrlError("must begin with http:// or https://")
+    if match["rest"]:
+        raise UrlError("must hold no query and no fragment")
+    if "@" in match["authority"]:
+        raise UrlError("must hold no credentials: the key has a place of its own")
+    host, port = _authority(match["authority"], _PORTS[scheme])
+    segments = match["path"].split("/")
+    if any(_DOT_SEGMENT.fullmatch(segment) for segment in segments):
+        raise UrlError("must hold no . or .. in its path")
+    url = ExternalUrl(scheme, host, port, match["path"].rstrip("/") or DEFAULT_PATH)
+    if url.address is not None and (why := url.refusal(url.address, allow_private=allow_private)) is not None:
+        raise UrlError(why)
+    return url
+
+
+def _authority(text: str, default_port: int) -> tuple[str, int]:
+    bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", text)
+    if bracketed:
+        host, port = _ipv6(bracketed[1]), bracketed[2]
+    else:
+        name, colon, port = text.partition(":")
+        host, port = _name(name), port if colon else None
+    if port is None:
+        return host, default_port
+    if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or not 0 < int(port) < 65536:
+        raise UrlError(f"has the port {port!r}, which is no number from 1 to 65535")
+    return host, int(port)
+
+
+def _ipv6(text: str) -> str:
+    try:
+        if "%" in text:
+            raise ValueError("zone")
+        return str(ipaddress.IPv6Address(text))
+    except ValueError as error:
+        raise UrlError(f"has [{text}] for a host, which is no IPv6 address") from error
+
+
+def _name(text: str) -> str:
+    """A host name or an IPv4 address, in the one spelling that all agree on."""
+    try:
+        # Compatibility forms first: full-width digits are digits, and an ideographic full stop is a dot.
+        name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").encode("idna").decode("ascii").lower()
+    except UnicodeError as error:
+        raise UrlError(f"has the host {text!r}, which is no name") from error
+    name = name.removesuffix(".")
+    labels = name.split(".")
+    if len(name) > 253 or not all(map(_LABEL.fullmatch, labels)):
+        raise UrlError(f"has the host {text!r}, which is no name" if text else "names no host")
+    if not _NUMERIC.fullmatch(labels[-1]):
+        return name
+    try:
+        return str(ipaddress.IPv4Address(name))
+    except ValueError as error:
+        raise UrlError(f"has the host {text!r}: write an IPv4 address as four decimal numbers") from error
+
+
+def refusal(address: IPAddress, *, allow_private: bool) -> str | None:
+    """The reason that nothing may be sent to ``address``; None where it may. The rules for IPv4 addresses apply to an
+    IPv6 address that embeds them."""
+    judged = _embedded_ipv4(address) or (address,)
+    if any(each.is_link_local or each in _METADATA for each in (address, *judged)):
+        return f"leads to {address}, a link-local or metadata address: credentials of machines live there, no model"
+    for each in judged:
+        # 0.0.0.0/8 reaches this machine by another name; 240.0.0.0/4 holds the broadcast address.
+        is_special = each.version == 4 and (int(each) >> 24 == 0 or int(each) >> 28 == 15)
+        is_reserved = each.is_reserved and not each.is_private
+        if each.is_unspecified or each.is_multicast or is_special or is_reserved:
+            return f"leads to {address}, which is no address of a server"
+    is_public = all(each.is_global and not (each.version == 4 and each in _CARRIER) for each in judged)
+    if not allow_private and not is_public:
+        return f"leads to {address}, a private address: set external.allowPrivate: true if that is meant"
+    return None
+
+
+def _embedded_ipv4(address: IPAddress) -> tuple[IPAddress, ...]:
+    """IPv4 addresses that an IPv6 one stands for: mapped, compatible, 6to4, Teredo, NAT64."""
+    if not isinstance(address, ipaddress.IPv6Address):
+        return ()
+    found: list[IPAddress] = [each for each in (address.ipv4_mapped, address.sixtofour) if each is not None]
+    if address.teredo is not None:
+        found += address.teredo
+    if address in _NAT64 or (int(address) >> 32 == 0 and int(address) > 1):
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return tuple(found)

@@ -1,0 +1,315 @@
+"""The engine of a model: the ``backend`` string, which lays out its devices, and ``engineArgs``, its arguments.
+
+``allocation = part ("+" part)*``, ``part = engine [":" dims]``, ``dims = (letter number)+`` with each letter at most
+once: d data parallel (replicas), t tensor, p pipeline, c context, e expert. ``sglang:d4t2+fsdp:d8`` is an inference
+and a training part. The older ``sglang.d16p1m1+d32p2m1`` (m = tensor, the second part's engine implied: fsdp, or
+megatron when it needs tensor or pipeline parallelism) is read as well.
+
+World size is d*t*p*c; e folds experts onto devices that are already counted.
+
+The embedded engine's flags are the fields of its configuration, so that a manifest is checked where no engine is
+installed. The flags of other engines come from the ``--help`` of an installed one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from areal.resources import plugins
+from areal.resources.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from areal.resources.fields import Schema
+
+INFERENCE_ENGINES = ("embedded", "sglang", "vllm", "external")
+TRAIN_ENGINES = ("fsdp", "megatron")
+ENGINES = (*INFERENCE_ENGINES, *TRAIN_ENGINES)
+
+_NAMES = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
+_DIM = re.compile(r"([a-z])(\d*)")
+_MAX_DEVICES = 1_000_000
+
+
+_NUMBER = "(?!0+(?![0-9]))[0-9]{1,6}(?![0-9])"
+_SIZE_ONE = "0{0,5}1(?![0-9])"
+_ONCE = "".join(f"(?!.*[{letter}].*[{letter}])" for letter in ("d", "tm", "p", "c", "e"))
+# Of one inference engine, for JSON Schemas; only its size is not bounded.
+BACKEND_PATTERN = (
+    rf"(?:embedded|external)(?::{_ONCE}(?:[de]{_NUMBER}|[tpc]{_SIZE_ONE})+|\.{_ONCE}(?:[de]{_NUMBER}|[tmpc]{_SIZE_ONE})+)?"
+    rf"|(?:sglang|vllm)(?::{_ONCE}(?:[dtpce]{_NUMBER})+|\.{_ONCE}(?:[dtmpce]{_NUMBER})+)?"
+)
+
+
+class BackendError(ValueError):
+    """``column`` is the 1-based place of the trouble inside the string."""
+
+    def __init__(self, message: str, column: int) -> None:
+        super().__init__(f"column {column}: {message}")
+        self.message = message
+        self.column = column
+
+
+@dataclass(frozen=True)
+class Part:
+    """One engine with its layout."""
+
+    engine: str
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+
+    @property
+    def devices_per_replica(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def world_size(self) -> int:
+        return self.data * self.devices_per_replica
+
+    def __str__(self) -> str:
+        sizes = {letter: getattr(self, name) for letter, name in _NAMES.items()}
+        dims = "".join(f"{letter}{size}" for letter, size in sizes.items() if size != 1 or letter == "d")
+        return f"{self.engine}:{dims}"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The parts as written; ``str`` gives the one canonical spelling."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def inference(self) -> Part | None:
+        return next((part for part in self.parts if part.engine in INFERENCE_ENGINES), None)
+
+    @property
+    def training(self) -> Part | None:
+        return next((part for part in self.parts if is_train_engine(part.engine)), None)
+
+    @property
+    def world_size(self) -> int:
+        return sum(part.world_size for part in self.parts)
+
+    def __str__(self) -> str:
+        return "+".join(str(part) for part in self.parts)
+
+
+def is_train_engine(engine: str) -> bool:
+    """Built in, or registered by another package."""
+    return engine in TRAIN_ENGINES or (engine not in ENGINES and engine in plugins.TRAIN_ENGINES)
+
+
+def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool = False) -> Allocation:
+    """Read ``text``; ``engines`` are those allowed here, train engines of other
+    packages with ``fsdp``; ``single`` forbids ``+``. Raises BackendError."""
+    parts: list[Part] = []
+    column = 1
+    for index, piece in enumerate(text.split("+")):
+        if index == 1 and single:
+            raise BackendError('one engine only: "+" joins inference with training, in a training config', column - 1)
+        parts.append(_parse_part(piece, column, parts, engines))
+        column += len(piece) + 1
+    _check_roles(parts, text)
+    return Allocation(tuple(parts))
+
+
+def _parse_part(piece: str, column: int, before: list[Part], engines: Collection[str]) -> Part:
+    if not piece:
+        raise BackendError("an engine is missing, for example sglang:d4t2", column)
+    match = re.match(r"[A-Za-z_]+(?![A-Za-z_0-9])", piece)
+    old = match is None and bool(before)
+    if match is None and not old:
+        raise BackendError(f'"{piece}" does not begin with an engine, for example sglang:{piece}', column)
+    engine = match[0] if match is not None else ""
+    if engine and engine not in engines and not ("fsdp" in engines and is_train_engine(engine)):
+        allowed = f"; one of {', '.join(engines)}"
+        raise BackendError(f'unknown engine "{engine}"{did_you_mean(engine, engines)}{allowed}', column)
+    rest = piece[len(engine) :]
+    if rest and not old and rest[0] not in ":.":
+        raise BackendError(f'expected ":" after {engine}, found "{rest[0]}"', column + len(engine))
+    dotted = old or rest[:1] == "."
+    skip = len(engine) + (0 if old else min(1, len(rest)))
+    dims = _parse_dims(piece[skip:], column + skip, dotted) if rest else {}
+    part = Part(engine or "fsdp", **dims)
+    if not engine and part.devices_per_replica > 1:
+        part = Part("megatron", **dims)
+    _check_part(part, column)
+    return part
+
+
+def _parse_dims(text: str, column: int, dotted: bool) -> dict[str, int]:
+    dims: dict[str, int] = {}
+    at = 0
+    while at < len(text):
+        match = _DIM.match(text, at)
+        if match is None:
+            raise BackendError(f'expected a dimension like d2, found "{text[at]}"', column + at)
+        letter = "t" if dotted and match[1] == "m" else match[1]
+        name = _NAMES.get(letter)
+        if name is None:
+            raise BackendError(
+                f'unknown dimension "{match[1]}": d data, t tensor, p pipeline, c context, e expert', column + at
+            )
+        if name in dims:
+            raise BackendError(f'dimension "{match[1]}" ({name}) is given twice', column + at)
+        if not match[2] or not 1 <= len(match[2]) <= 6 or int(match[2]) == 0:
+            raise BackendError(f'"{match[1]}" needs a number from 1 up, for example {match[1]}2', column + at + 1)
+        dims[name] = int(match[2])
+        at = match.end()
+    if not dims:
+        raise BackendError("dimensions are missing, for example d4t2", column)
+    return dims
+
+
+def _check_part(part: Part, column: int) -> None:
+    if part.engine == "fsdp" and part.pipeline > 1:
+        raise BackendError("fsdp has no pipeline parallelism: use megatron, or p1", column)
+    if part.engine in ("embedded", "external") and part.devices_per_replica > 1:
+        raise BackendError(f"{part.engine} runs in one process: only d can be above 1", column)
+    if part.world_size > _MAX_DEVICES:
+        raise BackendError(f"{part.world_size} devices are more than anyone has", column)
+
+
+def _check_roles(parts: list[Part], text: str) -> None:
+    if len(parts) > 2:
+        raise BackendError("at most two parts: one for inference, one for training", len(text))
+    roles = [is_train_engine(part.engine) for part in parts]
+    if len(parts) == 2 and roles[0] == roles[1]:
+        role = "training" if roles[0] else "inference"
+        raise BackendError(f"both parts are {role} engines: one for inference, one for training", text.index("+") + 2)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The values of a flag: one of ``choices``, or a ``type``."""
+
+    type: type = str
+    choices: tuple[str, ...] = ()
+
+
+_OURS: Mapping[str, Mapping[str, str]] = {  # flags set from another field, or fixed
+    "embedded": {
+        "model-path": "path",
+        "lora": "lora",
+        "log-level": "logLevel of the service",
+        **dict.fromkeys(("host", "port", "admin-key-file"), ""),
+    },
+    "vllm": {
+        "model": "path",
+        "tensor-parallel-size": "backend",
+        "pipeline-parallel-size": "backend",
+        "lora-modules": "lora",
+        "enable-lora": "lora",
+        **dict.fromkeys(("host", "port", "worker-extension-cls"), ""),
+    },
+    "sglang": {
+        "model-path": "path",
+        "tp-size": "backend",
+        "pp-size": "backend",
+        "lora-paths": "lora",
+        "enable-lora": "lora",
+        **dict.fromkeys(("host", "port"), ""),
+    },
+}
+_ONE = "must be 1: with more, tokens sampled before a weight update may come after it, and get the new weights' version"
+_ONE_ONLY: Mapping[str, Mapping[str, str]] = {  # flags whose one good value is 1, and why
+    "vllm": {"stream-interval": _ONE},
+    "sglang": {"stream-interval": _ONE},
+}
+
+
+@cache
+def embedded_flags() -> dict[str, Flag]:
+    """The embedded engine's own options, from its configuration."""
+    from areal.wire.processes import EmbeddedEngineConfig
+
+    flags = {}
+    for name, kind in get_type_hints(EmbeddedEngineConfig).items():
+        flag = name.replace("_", "-")
+        if get_origin(kind) is Literal and flag not in _OURS["embedded"]:
+            flags[flag] = Flag(choices=get_args(kind))
+        elif flag not in _OURS["embedded"]:
+            flags[flag] = Flag(next(each for each in (kind, *get_args(kind)) if each in (int, float, str)))
+    return flags
+
+
+def flag_name(name: str) -> str:
+    """``maxBatchSize``, ``max_batch_size`` -> ``max-batch-size``."""
+    spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
+    return spaced.replace("_", "-").strip("-")
+
+
+def areal_sets(engine: str, name: str) -> bool:
+    """Whether an argument is areal's own business."""
+    return flag_name(name).partition(".")[0] in _OURS.get(engine, {})
+
+
+def engine_arg_faults(
+    engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """(argument, its fault). ``known``: the engine's flags without dashes; None: no engine is installed to list them.
+
+    An argument of a flag that takes a map may be written with its key after a dot.
+    """
+    if engine == "embedded":
+        known = embedded_flags()
+    for name, value in arguments.items():
+        flag = flag_name(name).partition(".")[0]
+        if flag in _OURS.get(engine, {}):
+            where = _OURS[engine][flag]
+            yield name, f"is set by areal itself{f', from {where}' if where else ''}"
+        elif str(value) not in ("1", "None") and (why := _ONE_ONLY.get(engine, {}).get(flag)):
+            yield name, why
+        elif known is not None and flag not in known:
+            yield name, f"the {engine} engine has no such argument{did_you_mean(flag, known)}"
+        elif engine == "embedded" and (fault := _value_fault(embedded_flags()[flag], value)):
+            yield name, fault
+
+
+def engine_args_schema(engine: str) -> Schema:
+    """JSON Schema of ``engineArgs``: the embedded engine's flags with their values; of others, what is areal's own."""
+    refused: Schema = {f"^{_spellings(flag)}$": False for flag in _OURS[engine]}
+    if engine != "embedded":
+        return {"patternProperties": refused}
+    allowed = {f"^{_spellings(name)}$": _value_schema(flag) for name, flag in embedded_flags().items()}
+    return {"patternProperties": allowed | refused, "additionalProperties": False}
+
+
+def _spellings(flag: str) -> str:
+    """A regular expression of the names that ``flag_name`` takes for this flag, also with a key after a dot."""
+    first, *words = flag.split("-")
+    head = f"[{first[0]}{first[0].upper()}]{first[1:]}"
+    tail = "".join(f"(?:[-_]{word[0]}|{word[0].upper()}){word[1:]}" for word in words)
+    return rf"[-_]*{head}{tail}(?:[-_]*|\..*)"
+
+
+def _value_schema(flag: Flag) -> Schema:
+    if flag.choices:
+        return {"enum": [None, *flag.choices]}
+    if flag.type is str:
+        return {"type": ["string", "null"]}
+    if flag.type is int:
+        return {"type": ["integer", "null"], "exclusiveMinimum": 0, "maximum": 2**63}
+    return {"type": ["number", "null"], "exclusiveMinimum": 0}
+
+
+def _value_fault(flag: Flag, value: Any) -> str | None:
+    """Values of the embedded engine's flags. Null leaves a flag out."""
+    if value is None:
+        return None
+    if flag.choices:
+        if value in flag.choices:
+            return None
+        return f"{value!r} is not one of {', '.join(flag.choices)}{did_you_mean(str(value), flag.choices)}"
+    if flag.type is str:
+        return None if isinstance(value, str) else f"must be a text, not {value!r}"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or (flag.type is int and not isinstance(value, int)):
+        return f"must be {'a whole number' if flag.type is int else 'a number'}, not {value!r}"
+    return None if value > 0 else f"must be above 0, not {value!r}"

@@ -1,0 +1,377 @@
+"""The folder of a run, and what makes it exact whenever it is killed::
+
+    run.json             the settings; a run is resumed only with the same
+    trajectories.jsonl   an episode a line, on disk before it is acknowledged
+    trajectories-N.parquet   the same, with --parquet: made from the lines of each run when it ends
+    journal.jsonl        sessions started, dropped, acknowledged; gone when a run is complete
+    failures.jsonl       each failed attempt, with its kind
+    summary.json
+
+A line without its end is what a killed writer left: it is cut off, its session is still there to be exported again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from areal.errors import Conflict, Locked
+from areal.rollout.failures import EpisodeFailed
+from areal.state.files import explain, write_all, write_atomic
+from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
+from areal.trajectories.record import Episode
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """The state that an earlier run left. ``sessions``: by episode, the last one that was started and not dropped.
+    ``acknowledged``: episodes whose export was acknowledged."""
+
+    sessions: Mapping[str, str] = field(default_factory=dict)
+    acknowledged: frozenset[str] = frozenset()
+
+
+class OutputFolder:
+    """Open with ``open_folder``; one process at a time. Its methods may be called from any thread."""
+
+    def __init__(self, path: Path, run_id: str, lock: int, *, parquet: bool) -> None:
+        self.path = path
+        self._held = lock
+        self.run_id = run_id
+        self.parquet = parquet
+        self.previous_run = PreviousRun()
+        self._lock = threading.Lock()
+        self._lines = self._segment().open("ab", buffering=0)
+        self._journal = (path / "journal.jsonl").open("a", encoding="utf-8")
+        self._failures = (path / "failures.jsonl").open("a", encoding="utf-8")
+
+    def _segment(self) -> Path:
+        """Lines go to the file that follows the last one that became Parquet."""
+        if not self.parquet:
+            return self.path / f"{TRAJECTORIES}{JSONL}"
+        done = len(list(self.path.glob(f"{TRAJECTORIES}-*{PARQUET}")))
+        return self.path / f"{TRAJECTORIES}-{done:05d}{JSONL}"
+
+    def episodes(self) -> Iterator[Episode]:
+        """Episodes on disk, of all runs."""
+        for path in sorted(self.path.glob(f"{TRAJECTORIES}-*{PARQUET}")):
+            from areal.trajectories.reading import read_parquet
+
+            yield from read_parquet(path)
+        yield from read_lines(Path(self._lines.name), unfinished=True)
+
+    def write(self, episode: Episode) -> None:
+        """Returns when it is on disk."""
+        line = json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._append(line)
+        os.fsync(self._lines.fileno())
+
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing: on a full disk the half that went in is taken out again, for the lines of others."""
+        end = os.fstat(self._lines.fileno()).st_size
+        try:
+            write_all(self._lines.fileno(), line)
+        except OSError as error:
+            os.ftruncate(self._lines.fileno(), end)
+            raise explain(error, self._lines.name, "write") from error
+
+    def started(self, episode: str, session_id: str) -> None:
+        self._note({"op": "started", "episode": episode, "session_id": session_id})
+
+    def dropped(self, episode: str, session_id: str) -> None:
+        self._note({"op": "dropped", "episode": episode, "session_id": session_id})
+
+    def acknowledged(self, episode: str) -> None:
+        self._note({"op": "acknowledged", "episode": episode})
+
+    def _note(self, entry: Mapping[str, str]) -> None:
+        with self._lock:
+            self._journal.write(json.dumps(entry) + "\n")
+            self._journal.flush()
+
+    def failed(self, episode: str, attempt: int, failure: EpisodeFailed) -> None:
+        entry = {"episode": episode, "attempt": attempt, "kind": failure.kind, "message": failure.message}
+        with self._lock:
+            self._failures.write(json.dumps({**entry, "at": round(time.time(), 3)}) + "\n")
+            self._failures.flush()
+
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Let go of it, as it is."""
+        for file in (self._lines, self._journal, self._failures):
+            file.close()
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
+
+    def finish(self, summary: Mapping[str, Any], *, complete: bool) -> None:
+        """Nothing is written any more. ``complete``: every episode is here, so that nothing has to be remembered of
+        sessions."""
+        self._lines.close()
+        if self.parquet:
+            self._to_parquet()
+        _write_whole(self.path / "summary.json", summary)
+        if complete:
+            (self.path / "journal.jsonl").unlink(missing_ok=True)
+
+    def _to_parquet(self) -> None:
+        """The lines stay until the Parquet file has its name: a reader always finds one of them complete."""
+        from areal.trajectories.reading import write_parquet
+
+        lines = Path(self._lines.name)
+        if lines.stat().st_size:
+            temp = lines.with_suffix(".tmp")
+            write_parquet(read_lines(lines), temp)
+            with temp.open("rb") as file:
+                os.fsync(file.fileno())
+            temp.replace(lines.with_suffix(PARQUET))
+        lines.unlink()
+
+
+def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resume: bool) -> OutputFolder:
+    """Raises Conflict when the folder has a run already (without ``resume``) or one of something else (with it), Locked
+    while another process writes into it."""
+    path.mkdir(parents=True, exist_ok=True)
+    lock = _lock(path)
+    try:
+        run_id = _claim(path, {**settings, "parquet": parquet}, resume=resume)
+        _mend(path)
+        folder = OutputFolder(path, run_id, lock, parquet=parquet)
+    except BaseException:
+        os.close(lock)
+        raise
+    folder.previous_run = _previous_run(path / "journal.jsonl")
+    return folder
+
+
+def _claim(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
+    """The id of the run that the folder is for."""
+    about = path / "run.json"
+    run_id = secrets.token_hex(4)
+    if about.exists() and (resume or _has_begun(path)):
+        if not resume:
+            raise Conflict(
+                f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output"
+            )
+        before = json.loads(about.read_bytes())
+        run_id = before["run_id"]
+        _same(path, before, settings)
+    elif _has_begun(path):
+        raise Conflict(f"{path} holds trajectories, but no run.json that says of what", hint="choose another --output")
+    else:
+        _write_whole(about, {"format": _FORMAT, "run_id": run_id, **settings})
+    return str(run_id)
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether the folder has anything to resume: a run that ended before its first episode has not."""
+    return any(each.stat().st_size for name in (f"{TRAJECTORIES}*", "journal.jsonl") for each in path.glob(name))
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise Locked(f"another collection writes into {path}", hint="wait for it, or choose another --output") from None
+    return fd
+
+
+def _same(path: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    other = [
+        f"{name}: {before.get(name)} there, {value} now"
+        for name, value in settings.items()
+        if before.get(name) != value
+    ]
+    if other:
+        raise Conflict(f"{path} holds a run of something else", detail="\n".join(other), hint="choose another --output")
+
+
+def _mend(path: Path) -> None:
+    """Cut off what a killed writer left of a line, and forget lines that became Parquet."""
+    for lines in path.glob(f"{TRAJECTORIES}*{JSONL}"):
+        if lines.with_suffix(PARQUET).exists():
+            lines.unlink()
+            continue
+        _cut(lines)
+    for name in ("journal.jsonl", "failures.jsonl"):
+        if (path / name).exists():
+            _cut(path / name)
+    for temp in path.glob("*.tmp"):
+        temp.unlink()
+
+
+def _cut(lines: Path) -> None:
+    with lines.open("r+b") as file:
+        file.truncate(_whole_lines(file.fileno()))
+
+
+def _whole_lines(fd: int, step: int = 1 << 16) -> int:
+    """The length of the file up to the end of its last complete line."""
+    at = os.fstat(fd).st_size
+    while at > 0:
+        start = max(0, at - step)
+        newline = os.pread(fd, at - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        at = start
+    return 0
+
+
+def _previous_run(journal: Path) -> PreviousRun:
+    sessions: dict[str, str] = {}
+    acknowledged: set[str] = set()
+    if not journal.exists():
+        return PreviousRun()
+    for line in journal.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        if entry["op"] == "started":
+            sessions[entry["episode"]] = entry["session_id"]
+        elif entry["op"] == "dropped" and sessions.get(entry["episode"]) == entry["session_id"]:
+            del sessions[entry["episode"]]
+        elif entry["op"] == "acknowledged":
+            acknowledged.add(entry["episode"])
+    return PreviousRun(sessions, frozenset(acknowledged))
+
+
+def _write_whole(path: Path, document: Mapping[str, Any]) -> None:
+    write_atomic(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", mode=0o644)
+
+
+# The summary of a run
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOutcome:
+    """The numbers of an episode for the summary. ``prompt_tokens`` are those of its longest interaction."""
+
+    prompt: int
+    reward: float | None
+    turns: int
+    prompt_tokens: int
+    generated_tokens: int
+    truncated: bool
+    seconds: float
+
+
+def outcome_of(episode: Episode) -> EpisodeOutcome:
+    rows = episode.interactions
+    return EpisodeOutcome(
+        episode.prompt,
+        episode.reward,
+        len(rows),
+        max((row.prompt_tokens for row in rows), default=0),
+        sum(row.generated_tokens for row in rows),
+        any(row.truncated for row in rows),
+        episode.seconds,
+    )
+
+
+@dataclass
+class CollectionProgress:
+    """Grows while a run goes on. ``before``: how many of ``outcomes`` earlier runs have written."""
+
+    planned: int
+    outcomes: list[EpisodeOutcome] = field(default_factory=list)
+    before: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    retried: int = 0
+    running: int = 0
+
+    @property
+    def done(self) -> int:
+        return len(self.outcomes)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [each.reward for each in self.outcomes if each.reward is not None]
+
+
+def summary(progress: CollectionProgress, seconds: float) -> dict[str, Any]:
+    """The content of ``summary.json``. Rates are of this run alone; tokens are generated ones."""
+    outcomes = progress.outcomes
+    fresh = sum(each.generated_tokens for each in outcomes[progress.before :])
+    return {
+        "planned": progress.planned,
+        "done": progress.done,
+        "done_before": progress.before,
+        "failed": sum(progress.failed.values()),
+        "missing": progress.planned - progress.done,
+        "failures": dict(sorted(progress.failed.items())),
+        "retries": progress.retried,
+        "seconds": round(seconds, 3),
+        "generated_tokens": sum(each.generated_tokens for each in outcomes),
+        "tokens_per_second": round(fresh / seconds, 2) if seconds > 0 else None,
+        "episodes_per_second": round((progress.done - progress.before) / seconds, 3) if seconds > 0 else None,
+        "reward": spread(progress.rewards),
+        "unrewarded": progress.done - len(progress.rewards),
+        "groups": groups(outcomes),
+        "turns": spread([each.turns for each in outcomes]),
+        "prompt_tokens": spread([each.prompt_tokens for each in outcomes]),
+        "answer_tokens": spread([each.generated_tokens for each in outcomes]),
+        "episode_seconds": spread([each.seconds for each in outcomes]),
+        "truncated": sum(each.truncated for each in outcomes),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    """Mean, standard deviation (of the whole, not of a sample) and quantiles; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    mean = math.fsum(ordered) / len(ordered)
+    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in ordered) / len(ordered))
+    return {
+        "mean": round(mean, 6),
+        "std": round(deviation, 6),
+        "min": ordered[0],
+        "p50": quantile(ordered, 0.5),
+        "p90": quantile(ordered, 0.9),
+        "p99": quantile(ordered, 0.99),
+        "max": ordered[-1],
+    }
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The least value that ``share`` of them do not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def groups(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any] | None:
+    """Prompts with several rewarded samples: in how many all samples agree, which teach a group-relative method
+    nothing. None where there is no such prompt."""
+    by_prompt: dict[int, list[float]] = {}
+    for each in outcomes:
+        if each.reward is not None:
+            by_prompt.setdefault(each.prompt, []).append(each.reward)
+    several = [rewards for rewards in by_prompt.values() if len(rewards) > 1]
+    if not several:
+        return None
+    best = max(max(rewards) for rewards in several)
+    agreeing = [rewards for rewards in several if min(rewards) == max(rewards)]
+    return {
+        "prompts": len(several),
+        "all_best": sum(rewards[0] == best for rewards in agreeing),
+        "all_equal": len(agreeing),
+        "best_of_n": round(math.fsum(max(rewards) for rewards in several) / len(several), 6),
+    }
+
+
+def failed_for(failures: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items(), key=lambda item: -item[1]))

@@ -1,0 +1,511 @@
+"""``RolloutController``: episodes against an inference service, for a trainer without asyncio.
+
+Workflows run as tasks on a loop of their own thread; every public call is made from another thread and blocks. The
+service is found by address and key. It is not started here, and outlives the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from areal.api.registry import load_attr
+from areal.client.errors import CallerError, ClientError, DeadlineExceeded
+from areal.client.inference import AsyncInferenceClient
+from areal.client.loop_thread import LoopThread
+from areal.errors import NotFound, TimedOut, UsageFault
+from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
+from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
+from areal.rollout.engine import EpisodeEngine, PromptBatcher
+from areal.rollout.executor import EpisodeRunner, Executor, RolloutsFailed
+from areal.rollout.failures import Failure
+from areal.rollout.staleness import EpisodeEnd, EpisodeSpec, Rollout, StalenessManager, StalenessWindow
+from areal.rollout.workflows import WorkflowResolver
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import InferenceEngineConfig
+
+
+ADDRESS, KEY_FILE, MODEL = "AREAL_INFERENCE_ADDR", "AREAL_INFERENCE_KEY_FILE", "AREAL_INFERENCE_MODEL"
+_POLL_S = 0.5
+
+
+class ServiceAddress(NamedTuple):
+    address: str
+    key: str | None = None
+    model: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ServiceAddress({self.address!r}, model={self.model!r})"
+
+
+def find_service(
+    config: InferenceEngineConfig, given: ServiceAddress, environment: Mapping[str, str]
+) -> ServiceAddress:
+    """Arguments take precedence over the configuration, and that over the environment; where only the latter names the
+    service, it also says which model, for a job may have another one than its configuration names. Raises UsageFault
+    where nothing says where it is, NotFound for a key file that cannot be read."""
+    address = given.address or config.gateway_addr or environment.get(ADDRESS)
+    if not address:
+        raise UsageFault(
+            "nothing says where the inference service is",
+            hint=f"rollout.gateway_addr=http://HOST:PORT, or {ADDRESS}; areal inf status shows it",
+        )
+    key = given.key or config.admin_api_key or None
+    key_file = config.admin_api_key_file or environment.get(KEY_FILE)
+    if key is None and key_file:
+        try:
+            key = Path(key_file).expanduser().read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise NotFound(f"the key file {key_file} cannot be read: {error.strerror}") from error
+    from_environment = not (given.address or config.gateway_addr)
+    names = [environment.get(MODEL), config.model]
+    model = next(filter(None, names if from_environment else reversed(names)), None)
+    return ServiceAddress(address, key, given.model or model or None)
+
+
+async def open_service(
+    service: ServiceAddress, config: InferenceEngineConfig
+) -> tuple[AsyncInferenceClient, int | None]:
+    """A client, and how many tokens the model has room for, where the service says it. Raises ClientError."""
+    client = AsyncInferenceClient(service.address, service.key, model=service.model, timeout_s=config.request_timeout)
+    try:
+        await client.wait_ready(config.setup_timeout)
+        if config.min_required_servers > 1:
+            await _wait_servers(client, config.min_required_servers, config.setup_timeout)
+        mine = [each for each in await client.model_entries() if client.model in (None, each["id"])]
+        return client, mine[0].get("max_model_len") if mine else None
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def servers_of(client: AsyncInferenceClient) -> int:
+    """The number of servers of the model; 0 where the key may not ask. Raises ClientError."""
+    try:
+        return sum(_serves(client, each) for each in await client.workers.list())
+    except CallerError:
+        return 0
+
+
+async def _wait_servers(client: AsyncInferenceClient, wanted: int, timeout_s: float) -> None:
+    ready = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                ready = sum(each["state"] == "ready" for each in await client.workers.list() if _serves(client, each))
+                if ready >= wanted:
+                    return
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{ready} of {wanted} servers are ready after {timeout_s:g} s") from error
+
+
+def _serves(client: AsyncInferenceClient, worker: Mapping[str, Any]) -> bool:
+    return client.model is None or worker.get("model") in (None, client.model)
+
+
+_log = logging.getLogger(__name__)
+_LEAST_FAILURES = 8
+_QUEUE_FACTOR = 16
+_REMEMBERED_TASKS = 65536
+_TARGET_TTL_S = 30.0
+
+Accept = Callable[[Any], bool] | str | None
+Row = Mapping[str, Any]
+
+
+class RolloutController:
+    """``should_accept_fn`` takes a trajectory and says whether it is worth training on (dynamic sampling); what it
+    refuses is replaced by another prompt's. Use it as ``with``, or call ``initialize`` and ``destroy``."""
+
+    def __init__(
+        self,
+        config: InferenceEngineConfig,
+        *,
+        gateway_addr: str | None = None,
+        admin_api_key: str | None = None,
+        model: str | None = None,
+        seed: int = 0,
+        dump_folder: Path | None = None,
+        drop_incomplete_group: bool = False,
+    ) -> None:
+        """``dump_folder``: where ``config.dump_to_file`` has the consumed rollouts written; else below its fileroot.
+        ``drop_incomplete_group``: a group of which a member failed is none."""
+        self.config = config
+        self._dump_folder = dump_folder or fileroot_of(config)
+        self._address = gateway_addr
+        self._key = admin_api_key
+        self._model = model
+        self._seed = seed
+        self._numbers = itertools.count()
+        self._tasks: dict[str, int] = {}
+        self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
+        self._thread: LoopThread | None = None
+        self._workflows = WorkflowResolver(config.agent or config.openai, whole=drop_incomplete_group)
+
+    def __enter__(self) -> Self:
+        self.initialize()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    def initialize(self, *_: Any, **__: Any) -> None:
+        """Wait until the service is ready. Raises UsageFault where nothing says which it is, DeadlineExceeded.
+        Arguments are accepted for drivers that pass what they start servers with, and not needed."""
+        if self._thread is not None:
+            return
+        service = self.service()
+        self._thread = LoopThread("areal-rollouts")
+        try:
+            self._thread.run(self._open(service))
+        except BaseException:
+            self.destroy()
+            raise
+
+    def service(self) -> ServiceAddress:
+        """Address, admin key and model that episodes are sampled from. Raises UsageFault, NotFound."""
+        return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
+
+    async def _open(self, service: ServiceAddress) -> None:
+        config = self.config
+        self._client, self._context = await open_service(service, config)
+        self._batcher = PromptBatcher(self._client, await servers_of(self._client))
+        pool_of_this_loop(config.reward_workers)
+        window = StalenessWindow(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
+        runner = EpisodeRunner(
+            self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
+        )
+        most_failures = max(_LEAST_FAILURES, 2 * config.consumer_batch_size)
+        staleness = StalenessManager(window, seed=self._seed)
+        self._executor = Executor(staleness, runner, most_failures, self._failed)
+
+    def destroy(self) -> None:
+        """EpisodeRunner that run are given up. Idempotent; the service goes on."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.run(self._close())
+        finally:
+            thread.close()
+
+    async def _close(self) -> None:
+        if (executor := getattr(self, "_executor", None)) is not None:
+            await executor.close()
+        if (batcher := getattr(self, "_batcher", None)) is not None:
+            await batcher.close()
+        if (client := getattr(self, "_client", None)) is not None:
+            await client.close()
+        await self._workflows.close()
+        await close_pool_of_this_loop()
+
+    def _engine(self, item: EpisodeSpec) -> EpisodeEngine:
+        config = self.config
+        return EpisodeEngine(
+            self._client,
+            self._batcher,
+            item.task_id,
+            lambda: self._executor.staleness.version,
+            config.request_timeout,
+            self._context,
+            seeded=config.deterministic_sampling,
+        )
+
+    # -- submitting
+
+    def submit(
+        self,
+        data: Row,
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        task_id: str | None = None,
+        is_eval: bool = False,
+    ) -> str:
+        """One episode (a group of ``group_size``), to run when it may. ``is_eval``: outside the staleness window, its
+        result is for ``wait_for_task`` alone. Its id. Raises CallerError where the queue is full."""
+        make = self._item_factory(
+            workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=is_eval, is_eval=is_eval
+        )
+        item = make(data, task_id)
+
+        def put() -> None:
+            executor, config = self._executor, self.config
+            size = config.queue_size or _QUEUE_FACTOR * config.concurrency
+            if len(executor.staleness.pending) >= size:
+                raise CallerError(f"{size} episodes wait already: wait for some first", code="queue_full")
+            if is_eval:
+                executor.expect(item.number)
+            executor.submit([item])
+
+        self._loop.call(put)
+        self._tasks[item.task_id] = item.number
+        if len(self._tasks) > _REMEMBERED_TASKS:
+            del self._tasks[next(iter(self._tasks))]
+        return item.task_id
+
+    def _item_factory(
+        self,
+        workflow: Any,
+        kwargs: Mapping[str, Any] | None,
+        accept: Accept,
+        group_size: int,
+        *,
+        outside_window: bool,
+        is_eval: bool = False,
+    ) -> Callable[[Row, str | None], EpisodeSpec]:
+        runs = self._workflows.resolve(workflow, kwargs, group_size)
+        accepts = load_attr(accept, "should_accept_fn") if isinstance(accept, str) else accept
+        prefix = (self.config.trial_name or "rollout") + ("-eval" if is_eval else "")
+
+        def make(data: Row, task_id: str | None = None) -> EpisodeSpec:
+            number = next(self._numbers)
+            name = task_id or f"{prefix}-{getattr(data, 'position', number)}"  # the same when a trainer resumes
+            return EpisodeSpec(number, data, runs, name, accepts, outside_window, is_eval)
+
+        return make
+
+    # -- taking
+
+    def wait(self, count: int, timeout: float | None = None, raise_timeout: bool = True) -> list[Any]:
+        """The trajectories of ``count`` accepted episodes: oldest weights first, in an order independent of who was
+        quick. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout gives an empty list."""
+        return [each.trajectory for each in self.take(count, timeout, raise_timeout=raise_timeout)]
+
+    def take(self, count: int, timeout: float | None = None, *, raise_timeout: bool = True) -> list[Rollout]:
+        """Like ``wait``, with versions, prompts and task ids."""
+        try:
+            taken = self._loop.run(self._executor.take(count, self._timeout(timeout), completed=False, low_water=0))
+        except TimedOut:
+            if raise_timeout:
+                raise
+            return []
+        assert taken is not None
+        return self._dumped(taken)
+
+    def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
+        """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, and what it failed
+        with."""
+        number = self._tasks.get(task_id)
+        if number is None:
+            raise NotFound(f"there is no episode {task_id!r}")
+        rollout = self._loop.run(self._executor.take_one(number, self._timeout(timeout)))
+        del self._tasks[task_id]
+        return rollout.trajectory if rollout is not None else None
+
+    def rollout_batch(
+        self,
+        data: Sequence[Row],
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        timeout: float | None = None,
+        is_eval: bool = False,
+    ) -> list[Any]:
+        """Run these and wait for all, outside the staleness window: the trajectories of the accepted, in the order of
+        ``data``. Failures are logged and kept (``failures``). Raises RolloutsFailed where all failed."""
+        taken = self.run_batch(data, workflow, workflow_kwargs, should_accept_fn, group_size, timeout, is_eval)
+        return [each.trajectory for each in self._dumped(taken)]
+
+    def run_batch(
+        self,
+        data: Sequence[Row],
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        timeout: float | None = None,
+        is_eval: bool = False,
+    ) -> list[Rollout]:
+        """Like ``rollout_batch``, with versions, prompts and task ids; ``dump_to_file`` is the caller's business."""
+        make = self._item_factory(
+            workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=True, is_eval=is_eval
+        )
+        items = [make(row, None) for row in data]
+        ends = self._loop.run(self._executor.run_all(items, self._timeout(timeout)))
+        failed = [end for end in ends if isinstance(end, Failure)]
+        if failed and len(failed) == len(items):
+            raise RolloutsFailed(f"all {len(items)} episodes failed", failed)
+        for failure in failed:
+            _log.warning("episode %s failed by fault of the %s: %r", failure.task_id, failure.blame, failure.error)
+        return [end for end in ends if isinstance(end, Rollout)]
+
+    def prepare_batch(
+        self,
+        dataloader: Iterable[Any] | None,
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        dynamic_bs: bool = False,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """The next batch of ``consumer_batch_size`` trajectories, while episodes for later ones run on. ``dataloader``
+        gives rows or lists of rows, over and over; None in online mode, where users make the episodes.
+        ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the prompts that are
+        submitted by this call."""
+        taken = self.take_prepared(
+            dataloader, workflow, workflow_kwargs, should_accept_fn, group_size, dynamic_bs, timeout
+        )
+        return [each.trajectory for each in self._dumped(taken)]
+
+    def take_prepared(
+        self,
+        dataloader: Iterable[Any] | None,
+        workflow: Any = None,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        should_accept_fn: Accept = None,
+        group_size: int = 1,
+        dynamic_bs: bool = False,
+        timeout: float | None = None,
+    ) -> list[Rollout]:
+        """Like ``prepare_batch``, with versions, prompts and task ids; ``dump_to_file`` is the caller's business."""
+        make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
+        rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
+        enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
+        while True:
+            missing = enough - self._loop.call(lambda: len(executor.staleness.pending))
+            items = [make(row, None) for row in itertools.islice(rows, max(0, missing))]
+            self._loop.call(lambda items=items: executor.submit(items))  # type: ignore[misc]
+            take = executor.take(count, self._timeout(timeout), completed=dynamic_bs, low_water=max(1, count // 2))
+            if (taken := self._loop.run(take)) is not None:
+                return taken
+
+    def _rows(self, dataloader: Iterable[Any] | None) -> Iterator[Row]:
+        """One endless stream for each loader, continued from call to call."""
+        if dataloader is None:
+            return itertools.repeat({})
+        key = id(dataloader)
+        if key not in self._streams or self._streams[key][0] is not dataloader:
+            self._streams[key] = (dataloader, _endless(dataloader))
+        return self._streams[key][1]
+
+    def _dumped(self, taken: list[Rollout]) -> list[Rollout]:
+        if self.config.dump_to_file and taken:
+            append_rollouts(self._dump_folder, self.get_version(), taken, self.model)
+        return taken
+
+    def _failed(self, item: EpisodeSpec, failure: Failure) -> None:
+        if self.config.dump_to_file:
+            write_failure(self._dump_folder, item, failure)
+
+    # -- versions, control
+
+    def pause(self) -> None:
+        """No new episode starts."""
+        self._loop.call(lambda: self._executor.pause())
+
+    def resume(self) -> None:
+        self._loop.call(lambda: self._executor.resume())
+
+    def pause_generation(self) -> None:
+        """Pause the whole service. Returns when no further token of the present weights can be sampled."""
+        self._loop.run(self._client.workers.pause())
+
+    def continue_generation(self) -> None:
+        self._loop.run(self._client.workers.resume())
+
+    def set_version(self, version: int) -> None:
+        """The trainer has published these weights. What tokens are stamped with is the weight update's business."""
+        self._loop.call(lambda: self._executor.set_version(version))
+
+    def get_version(self) -> int:
+        return self._loop.call(lambda: self._executor.staleness.version)
+
+    def chat_completion(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+        """One answer of the service, outside every episode."""
+        return self._loop.run(self._client.chat(messages, **fields))
+
+    def register_scrape_target(self, target: str, labels: Mapping[str, str]) -> None:
+        """``target`` (host:port) is in the service's list for Prometheus from now on."""
+
+        async def keep() -> None:
+            while True:
+                # A service that is away, or of an older release, does not list it.
+                with contextlib.suppress(ClientError, TimeoutError, OSError):
+                    await self._client.register_scrape_target(target, labels, _TARGET_TTL_S)
+                await asyncio.sleep(_TARGET_TTL_S / 3)
+
+        self._registering = self._loop.start(keep())
+
+    # -- looking
+
+    @property
+    def model(self) -> str:
+        """The one that is sampled from; "" where the service has one."""
+        return self._client.model or ""
+
+    def failures(self) -> list[Failure]:
+        """The last 256."""
+        return self._loop.call(lambda: list(self._executor.staleness.failures))
+
+    def export_stats(self) -> dict[str, float]:
+        """EpisodeCounts since the start, and how many run, wait, and are ready."""
+
+        def read() -> dict[str, float]:
+            state = self._executor.staleness
+            now = {"running": len(state.running), "pending": len(state.pending), "ready": len(state.accepted)}
+            return {**asdict(state.counts), **now, "version": state.version}
+
+        return self._loop.call(read)
+
+    def ends(self) -> list[EpisodeEnd]:
+        """EpisodeRunner since the last call that give nothing to train on, and why. The first call starts it."""
+        return self._loop.call(lambda: self._executor.staleness.drain_ends())
+
+    def served_version(self) -> int | None:
+        """The highest that a server of the model has; None where none tells."""
+        model = self._client.model
+
+        async def ask() -> list[int]:
+            versions = await self._client.workers.versions()
+            ours = {each["worker_addr"] for each in await self._client.workers.list() if model in (None, each["model"])}
+            return [version for address, version in versions.items() if address in ours]
+
+        return max(self._loop.run(ask()), default=None)
+
+    def outstanding(self) -> list[Row]:
+        """The prompts that were submitted and not consumed: a checkpoint keeps them, a restart submits them again."""
+
+        def read() -> list[Row]:
+            executor = self._executor
+            return [item.data for item in (*executor.staleness.outstanding(), *executor.in_flight())]
+
+        return self._loop.call(read)
+
+    def _timeout(self, timeout: float | None) -> float:
+        return self.config.request_timeout if timeout is None else timeout
+
+    @property
+    def _loop(self) -> LoopThread:
+        if self._thread is None:
+            raise RuntimeError("the controller is not initialized")
+        return self._thread
+
+
+RolloutControllerV2 = RolloutController
+
+
+def _endless(dataloader: Iterable[Any]) -> Iterator[Row]:
+    """Raises ValueError for a loader that has nothing."""
+    while True:
+        empty = True
+        for item in dataloader:
+            empty = False
+            yield from [item] if isinstance(item, Mapping) else item
+        if empty:
+            raise ValueError("the data loader has no rows")

@@ -1,0 +1,204 @@
+"""Consumed rollouts as files that ``areal inf trajectories show`` reads: a line for each sample of a prompt; and staged
+them ``failures.jsonl``, a line for each rollout that failed, with whose fault it was.
+
+A trainer writes a file a step, once it knows the advantages, and one for each evaluation: a step that is taken again
+replaces its file. Programs that are no training job append to a file a version of the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from areal.rollout.failures import Failure, error_line
+from areal.rollout.staleness import EpisodeSpec, Rollout
+from areal.trajectories.record import Episode, Interaction, total_reward
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import InferenceEngineConfig
+
+
+_log = logging.getLogger(__name__)
+_STEP_FILE = re.compile(r"trajectories-(?:eval-)?(\d+)\.jsonl")
+_COLUMNS: dict[str, int | float] = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}  # where absent
+
+
+def fileroot_of(config: InferenceEngineConfig) -> Path:
+    """The folder of trajectories of a program that runs outside a training job."""
+    root = Path(config.fileroot or ".")
+    return root.joinpath(*filter(None, (config.experiment_name, config.trial_name)), "trajectories")
+
+
+def append_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], model: str) -> None:
+    """To the file of ``version``, that of the weights these are to train. ``model``: whose tokens these are. A full
+    disk costs the lines, which are for people to look at, not the rollouts."""
+    lines = b"".join(_line(sample) for each in rollouts for sample in episodes_of(each, model))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"trajectories-v{version:06d}.jsonl").open("ab") as file:
+            file.write(lines)
+    except OSError as error:
+        _log.warning("%d rollouts are not written down: %s", len(rollouts), error)
+
+
+def write_step(
+    folder: Path, step: int, episodes: Iterable[Episode], *, is_eval: bool = False, append: bool = False
+) -> None:
+    """The file of a training step, or of the evaluation after it; ``append`` goes on with it. A full disk costs it."""
+    path = folder / f"trajectories-{'eval-' if is_eval else ''}{step:06d}.jsonl"
+    staged = path.with_suffix(".part")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if append and path.exists():
+            path.rename(staged)
+        with staged.open("ab" if append else "wb") as file:
+            file.write(b"".join(map(_line, episodes)))
+        staged.replace(path)
+    except OSError as error:
+        _log.warning("the rollouts of step %d are not written down: %s", step, error)
+
+
+def remove_steps(folder: Path, after: int) -> None:
+    """The files of later steps: a run that resumes after this one takes them again."""
+    for path in folder.glob("trajectories-*.jsonl"):
+        if (match := _STEP_FILE.fullmatch(path.name)) and int(match[1]) > after:
+            path.unlink(missing_ok=True)
+
+
+def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
+    """Append it. A full disk costs the line."""
+    line = {
+        "episode": failure.task_id,
+        "prompt": _prompt(item.data, item.number),
+        "is_eval": item.is_eval,
+        "blame": failure.blame,
+        "error": error_line(failure.error),
+        "attempts": failure.attempts,
+        "at": round(time.time(), 3),
+        "example": _plain_columns(item.data),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "failures.jsonl").open("ab") as file:
+            file.write(orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        _log.warning("a failure is not written down: %s", error)
+
+
+def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
+
+
+def _prompt(data: Mapping[str, Any], otherwise: int) -> int:
+    """The row of the data set, where a trainer's prompt says it."""
+    return int(getattr(data, "row", otherwise))
+
+
+def _line(episode: Episode) -> bytes:
+    return orjson.dumps(episode.document(), default=str, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def episodes_of(
+    rollout: Rollout, model: str = "", *, step: int | None = None, advantages: Sequence[float | None] | None = None
+) -> list[Episode]:
+    """One for each sample of the group, its rows without padding. Text rollouts have no rows. ``advantages``: one a
+    row."""
+    rows = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
+    columns = {name: np.asarray(column).tolist() for name, column in rows.items() if hasattr(column, "shape")}
+    if advantages is not None:
+        columns["advantages"] = list(advantages)
+    samples, parents = _conversations(columns) if "input_ids" in columns else ([], [])
+    interactions = _interactions(columns, samples, parents, rollout.task_id, model)
+    found = []
+    for sample in dict.fromkeys(samples or [0]):
+        own = tuple(row for of, row in zip(samples, interactions, strict=True) if of == sample)
+        found.append(
+            Episode(
+                episode=f"{rollout.task_id}/{sample}",
+                interactions=own,
+                prompt=_prompt(rollout.data, rollout.number),
+                sample=sample,
+                reward=total_reward(own),
+                seconds=rollout.seconds,
+                example=_plain_columns(rollout.data),
+                group=rollout.task_id,
+                step=step,
+                is_eval=rollout.item.is_eval,
+            )
+        )
+    return found
+
+
+def _interactions(
+    columns: Mapping[str, list[Any]], samples: Sequence[int], parents: Sequence[int], task_id: str, model: str
+) -> list[Interaction]:
+    lengths = [sum(mask) for mask in columns.get("attention_mask", ())]
+    tokens: dict[str, Any] = {
+        name: columns[name] if name in columns else [[absent] * length for length in lengths]
+        for name, absent in _COLUMNS.items()
+    }
+    rewards = columns.get("rewards", [0.0] * len(lengths))
+    original = columns.get("original_rewards", rewards)
+    advantages = columns.get("advantages", [None] * len(lengths))
+    truncated = columns.get("truncated", [False] * len(lengths))
+    temperatures = columns.get("temperatures", [1.0] * len(lengths))
+    by_token = columns.get("token_temperatures")
+    names = [f"{task_id}/{sample}/{place - samples.index(sample)}" for place, sample in enumerate(samples)]
+    return [
+        Interaction(
+            interaction_id=names[place],
+            parent_id=names[parents[place]] if parents[place] >= 0 else None,
+            model=model,
+            truncated=bool(truncated[place]),
+            rewarded="rewards" in columns,
+            reward=rewards[place],
+            original_reward=original[place],
+            advantage=advantages[place],
+            temperature=None if math.isnan(temperatures[place]) else temperatures[place],
+            token_temperatures=by_token[place][:length] if by_token and math.isnan(temperatures[place]) else (),
+            input_ids=columns["input_ids"][place][:length],
+            **{name: column[place][:length] for name, column in tokens.items()},
+        )
+        for place, length in enumerate(lengths)
+    ]
+
+
+def _conversations(columns: Mapping[str, list[Any]]) -> tuple[list[int], list[int]]:
+    """The sample of each row, and the row whose conversation it continues, -1 for none. Where a workflow does not give
+    them, a row continues the longest one that its prompt begins with, and answers to one prompt are samples."""
+    tokens = [ids[: sum(mask)] for ids, mask in zip(columns["input_ids"], columns["attention_mask"], strict=True)]
+    masks = columns.get("loss_mask") or [[0] * len(ids) for ids in tokens]
+    prompts = [ids[: mask.index(1)] if 1 in mask else ids for ids, mask in zip(tokens, masks, strict=True)]
+    given = columns.get("sample_ids")
+    parents = columns.get("parents")
+    if parents is None:
+        parents = []
+        for place, prompt in enumerate(prompts):
+            before = [
+                at
+                for at, ids in enumerate(tokens)
+                if at != place
+                and (given is None or given[at] == given[place])
+                and len(ids) < len(prompt)
+                and prompt[: len(ids)] == ids
+            ]
+            parents.append(max(before, key=lambda at: len(tokens[at]), default=-1))
+    if given is not None:
+        return given, parents
+    prompts_seen: list[list[int]] = []
+    samples = [0] * len(tokens)
+    for place in sorted(range(len(tokens)), key=lambda at: len(tokens[at])):  # parents are shorter: they come first
+        if parents[place] >= 0:
+            samples[place] = samples[parents[place]]
+        elif len(tokens) > 1:
+            samples[place] = prompts_seen.count(prompts[place])
+            prompts_seen.append(prompts[place])
+    return samples, parents

@@ -1,0 +1,351 @@
+"""The ``InferenceEngine`` of one episode: what a workflow samples from.
+
+Interruption: a weight update pauses generation inside the service and continues it there. Where an engine aborts a
+response instead, its partial tokens are kept and the rest is requested, each token with the log-probability and version
+it was sampled with.
+
+Prompts that are requested within the same two milliseconds with the same options become one call: most of the cost of a
+short answer is its call, and a step of sixteen groups that answer a handful of tokens each is sixteen calls or one. A
+long answer is requested alone: a call of many would last as long as the longest of them, and only the router's choice
+of a replica for each keeps replicas evenly busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from areal.api.config.rollout import NO_TOP_K
+from areal.api.io_struct import ModelRequest, ModelResponse
+from areal.client.errors import CallerError, ServiceError
+from areal.client.inference import AsyncGroup, AsyncInferenceClient
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import GenerationHyperparameters
+
+
+MAX_CHOICES = 128  # of one call
+_BATCH_DELAY_S = 0.002
+_SHORT_ANSWER = 32  # tokens
+_SHORT_PROMPT = 512
+_MAX_SEGMENTS = 32
+_AFTER_ABORT_S = 0.2
+_SEED_BITS = 0x7FFFFFFF
+
+Choices = list[dict[str, Any]]
+
+
+def prompts_per_call(waiting: int, choices: int, replicas: int) -> int:
+    """The number of prompts per call, of ``waiting`` with so many ``choices`` each: every replica gets its share."""
+    share = -(-waiting // max(1, replicas))
+    return max(1, min(share, MAX_CHOICES // choices))
+
+
+def is_short(prompt_tokens: int, max_tokens: int) -> bool:
+    return prompt_tokens <= _SHORT_PROMPT and max_tokens <= _SHORT_ANSWER
+
+
+@dataclass(frozen=True)
+class _PendingPrompt:
+    prompt: Sequence[int]
+    choices: asyncio.Future[Choices] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def resolve(self, choices: Choices) -> None:
+        if not self.choices.done():
+            self.choices.set_result(choices)
+
+    def fail(self, error: Exception) -> None:
+        if not self.choices.done():
+            self.choices.set_exception(error)
+
+
+class PromptBatcher:
+    """``replicas``: how many servers the model has; 0 where it is unknown, and then every prompt is its own call."""
+
+    def __init__(self, client: AsyncInferenceClient, replicas: int = 0) -> None:
+        self._client = client
+        self._replicas = replicas
+        self._waiting: dict[bytes, list[_PendingPrompt]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def complete(self, prompt: Sequence[int], *, n: int = 1, max_tokens: int, **fields: Any) -> Choices:
+        """The ``n`` choices of one prompt, counted from 0. Raises ClientError."""
+        options = {**fields, "n": n, "max_tokens": max_tokens}
+        if not (self._replicas and is_short(len(prompt), max_tokens)):
+            return await self._complete_one(prompt, options)
+        pending, key = _PendingPrompt(prompt), orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
+        if (others := self._waiting.get(key)) is not None:
+            others.append(pending)
+        else:
+            self._waiting[key] = [pending]
+            asyncio.get_running_loop().call_later(_BATCH_DELAY_S, self._flush, key, options)
+        return await pending.choices
+
+    async def _complete_one(self, prompt: Sequence[int], options: dict[str, Any]) -> Choices:
+        choices: Choices = (await self._client.complete(prompt, **options))["choices"]
+        return choices
+
+    def _flush(self, key: bytes, options: dict[str, Any]) -> None:
+        waiting = [pending for pending in self._waiting.pop(key) if not pending.choices.done()]
+        size = prompts_per_call(len(waiting), options["n"], self._replicas)
+        for first in range(0, len(waiting), size):
+            batch = waiting[first : first + size]
+            task = asyncio.create_task(self._call(batch, options), name=f"prompts-{len(batch)}")
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+            for pending in batch:
+                pending.choices.add_done_callback(partial(_cancel_if_unwanted, task, batch))
+
+    async def _call(self, batch: Sequence[_PendingPrompt], options: dict[str, Any]) -> None:
+        try:
+            answer = await self._client.complete([list(pending.prompt) for pending in batch], **options)
+        except CallerError:  # of one of them, and the others are good
+            await asyncio.gather(*(self._resolve_one(pending, options) for pending in batch))
+        except Exception as error:  # noqa: BLE001 (each waiter gets it)
+            for pending in batch:
+                pending.fail(error)
+        else:
+            each = options["n"]
+            for number, pending in enumerate(batch):
+                choices = answer["choices"][number * each : (number + 1) * each]
+                for index, choice in enumerate(choices):
+                    choice["index"] = index
+                pending.resolve(choices)
+
+    async def _resolve_one(self, pending: _PendingPrompt, options: dict[str, Any]) -> None:
+        try:
+            pending.resolve(await self._complete_one(pending.prompt, options))
+        except Exception as error:  # noqa: BLE001 (its waiter gets it)
+            pending.fail(error)
+
+    async def close(self) -> None:
+        """Those that still wait are cancelled."""
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+
+
+def _cancel_if_unwanted(task: asyncio.Task[None], batch: Sequence[_PendingPrompt], _: asyncio.Future[Choices]) -> None:
+    if all(pending.choices.cancelled() for pending in batch):
+        task.cancel()
+
+
+def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: int | None = None) -> int:
+    """The longest answer in tokens; ``context``: the model's context length, where it is known. Raises
+    CallerError where the prompt leaves no room."""
+    longest = min(gconfig.max_tokens, context or gconfig.max_tokens)
+    budget = min(gconfig.max_new_tokens, longest - prompt_len)
+    if budget < 1:
+        message = f"a prompt of {prompt_len} tokens leaves no room for an answer in {longest}"
+        raise CallerError(message, code="context_length_exceeded", param="max_tokens")
+    return budget
+
+
+def sampling_fields(gconfig: GenerationHyperparameters, seed: int | None) -> dict[str, Any]:
+    """Fields that differ from the service's defaults, without the budget."""
+    fields: dict[str, Any] = {"temperature": 0.0 if gconfig.greedy else gconfig.temperature}
+    optional = {
+        "top_p": (gconfig.top_p, 1.0),
+        "min_p": (gconfig.min_p, 0.0),
+        "top_k": (gconfig.top_k if 0 < gconfig.top_k < NO_TOP_K else 0, 0),
+        "min_tokens": (gconfig.min_new_tokens, 0),
+        "frequency_penalty": (gconfig.frequency_penalty, 0.0),
+        "presence_penalty": (gconfig.presence_penalty, 0.0),
+        "repetition_penalty": (gconfig.repetition_penalty, 1.0),
+        "ignore_eos": (gconfig.ignore_eos, False),
+        "skip_special_tokens": (gconfig.skip_special_tokens, True),
+        "stop": (gconfig.stop or None, None),
+        "stop_token_ids": (gconfig.stop_token_ids or None, None),
+        "seed": (seed, None),
+    }
+    return fields | {name: value for name, (value, default) in optional.items() if value != default}
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed of 31 bits from what names a sample, so that each has its own and all runs have the same."""
+    return int.from_bytes(sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") & _SEED_BITS
+
+
+@dataclass
+class PartialResponse:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    text: str = ""
+    stop_reason: str = "abort"
+
+    def extend(self, choice: dict[str, Any]) -> None:
+        """Raises ServiceError."""
+        try:
+            tokens, logprobs, versions = choice["token_ids"], choice["token_logprobs"], choice["versions"]
+        except KeyError as error:
+            message = f"the service answers without {error}: it is of another release than this client; restart it"
+            raise ServiceError(message, code="other_release") from error
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += versions
+        self.text += choice["text"]
+        self.stop_reason = choice["finish_reason"]
+
+    def response(self, req: ModelRequest, seconds: float) -> ModelResponse:
+        return ModelResponse(
+            input_tokens=list(req.input_ids),
+            output_tokens=self.tokens,
+            output_logprobs=self.logprobs,
+            output_versions=self.versions,
+            stop_reason=self.stop_reason,  # type: ignore[arg-type]
+            temperature=0.0 if req.gconfig.greedy else req.gconfig.temperature,
+            latency=seconds,
+            text=self.text,
+            tokenizer=req.tokenizer,
+        )
+
+
+@dataclass
+class HeadVersion:
+    """The version at an episode's first request; None before it. Shared by the members of a group."""
+
+    version: int | None = None
+
+
+class GroupSessions:
+    """Sessions for the members of a group, all started by the first member that needs one: they may share a replica,
+    and so the prompt's place in its cache."""
+
+    def __init__(self, client: AsyncInferenceClient, task_id: str, size: int) -> None:
+        self._client = client
+        self._task_id = task_id
+        self._size = size
+        self._lock = asyncio.Lock()
+        self._group: AsyncGroup | None = None
+
+    async def of_member(self, member: int) -> AsyncGroup:
+        async with self._lock:
+            if self._group is None:
+                self._group = await self._client.start_group(self._task_id, self._size)
+        return replace(self._group, sessions=(self._group.sessions[member],))
+
+
+@dataclass
+class EpisodeEngine:
+    """An ``InferenceEngine``. ``member`` is the place in the group; ``seeded``: sampling depends on nothing but the
+    episode's name."""
+
+    client: AsyncInferenceClient
+    batcher: PromptBatcher
+    task_id: str
+    version: Callable[[], int]
+    timeout_s: float
+    context: int | None = None  # tokens that the model has room for
+    seeded: bool = False
+    member: int = 0
+    sessions: GroupSessions | None = None
+    head: HeadVersion = field(default_factory=HeadVersion)
+    _calls: int = 0
+
+    @property
+    def base_url(self) -> str:
+        return self.client.base_url
+
+    @property
+    def model(self) -> str | None:
+        return self.client.model
+
+    def get_version(self) -> int:
+        return self.version()
+
+    def _pin_version(self) -> None:
+        if self.head.version is None:
+            self.head.version = self.version()
+
+    def for_group(self, size: int) -> list[EpisodeEngine]:
+        """One for each episode of a group."""
+        sessions = GroupSessions(self.client, self._session_task, size)
+        return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
+
+    async def start_sessions(self, count: int = 1) -> AsyncGroup:
+        self._pin_version()
+        sessions, self.sessions = self.sessions, None
+        if sessions is not None and count == 1:
+            return await sessions.of_member(self.member)
+        return await self.client.start_group(self._session_task, count)
+
+    @property
+    def _session_task(self) -> str:
+        return self.task_id[:256]
+
+    def samples_together(self, gconfig: GenerationHyperparameters, count: int) -> bool:
+        """Whether ``agenerate_group`` may sample so many: it cannot where each sample has its own seed."""
+        return count <= MAX_CHOICES and not self.seeded and gconfig.seed is None
+
+    async def agenerate(self, req: ModelRequest) -> ModelResponse:
+        return (await self.agenerate_group(req, 1))[0]
+
+    async def agenerate_group(self, req: ModelRequest, count: int) -> list[ModelResponse]:
+        """``count`` samples of one prompt, by one call: most of what a short answer costs is its call."""
+        if req.image_data:
+            raise CallerError("image_data is not supported: prompts are token ids", param="image_data")
+        self._pin_version()
+        started = time.monotonic()
+        budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
+        answers = [PartialResponse() for _ in range(count)]
+        for choice in await self._choices(req, [], budget, fields | {"n": count}):
+            answers[choice["index"]].extend(choice)
+        await self._continue([each for each in answers if each.stop_reason == "abort"], req, budget, fields)
+        seconds = time.monotonic() - started
+        return [each.response(req, seconds) for each in answers]
+
+    async def _continue(
+        self, answers: Sequence[PartialResponse], req: ModelRequest, budget: int, fields: dict[str, Any]
+    ) -> None:
+        """Aborted responses go on."""
+        if not answers:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, answer in enumerate(answers):
+                    group.create_task(
+                        self._continue_one(answer, req, budget, fields), name=f"continue-{self.task_id}-{number}"
+                    )
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from failed
+
+    async def _continue_one(
+        self, answer: PartialResponse, req: ModelRequest, budget: int, fields: dict[str, Any]
+    ) -> None:
+        for _ in range(_MAX_SEGMENTS - 1):
+            if len(answer.tokens) >= budget:
+                answer.stop_reason = "length"
+            if answer.stop_reason != "abort":
+                return
+            await asyncio.sleep(_AFTER_ABORT_S)
+            answer.extend((await self._choices(req, answer.tokens, budget, fields))[0])
+        if answer.stop_reason == "abort":
+            raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
+
+    def _fields(self, req: ModelRequest) -> dict[str, Any]:
+        self._calls += 1
+        seed = req.gconfig.seed
+        if self.seeded or seed is not None:
+            seed = derived_seed(seed if seed is not None else "", self.task_id, self.member, self._calls)
+        return sampling_fields(req.gconfig, seed)
+
+    async def _choices(
+        self, req: ModelRequest, so_far: list[int], budget: int, fields: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Request choices that the service does not record: the answer has all that a training row needs."""
+        return await self.batcher.complete(
+            [*req.input_ids, *so_far],
+            max_tokens=budget - len(so_far),
+            return_token_ids=True,
+            store=False,
+            timeout_s=self.timeout_s,
+            **fields,
+        )

@@ -1,0 +1,356 @@
+"""One episode with its attempts and its deadline; episodes as asyncio tasks on one loop, started as their staleness
+allows. A bad rollout is data, not a crash. Not thread-safe: the controller calls it on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from areal.api.workflow_context import EpisodeContext, episode
+from areal.client.errors import Blame
+from areal.errors import ArealError, TimedOut
+from areal.rollout.engine import EpisodeEngine, HeadVersion
+from areal.rollout.failures import Failure, RolloutFailed, blame_of, error_line
+from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
+from areal.rollout.workflows import run_episode
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+_RETRIED = (Blame.SERVICE, Blame.INFRASTRUCTURE)
+_REMEMBERED_ENDS = 4096
+_WARN_FACTOR = 4  # rejections in a row, in multiples of the failures in a row that are too many: a warning
+_FAIL_FACTOR = 64  # an error
+_HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """``trajectory`` None: the episode was rejected."""
+
+    trajectory: Any
+    head_version: int
+    tail_version: int
+    attempts: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EpisodeRunner:
+    """``attempts`` counts the first one too; only failures of the service or below it are tried again. ``check``:
+    rows are checked before they are accepted."""
+
+    engine: Callable[[EpisodeSpec], EpisodeEngine]
+    attempts: int
+    timeout_s: float
+    check: bool = True
+    _heads: dict[int, HeadVersion] = field(default_factory=dict)
+
+    def head_of(self, item: EpisodeSpec) -> int | None:
+        """The version of the running episode's oldest token; None while it has sampled nothing."""
+        head = self._heads.get(item.number)
+        return head.version if head is not None else None
+
+    async def run(self, item: EpisodeSpec) -> EpisodeResult | Failure:
+        started, attempt = time.monotonic(), 0
+        try:
+            while True:
+                attempt += 1
+                engine = self.engine(item)
+                self._heads[item.number] = engine.head
+                version = engine.get_version()
+                try:
+                    trajectory = await self._attempt(item, engine)
+                    head, tail = versions_of(trajectory, version)
+                    return EpisodeResult(trajectory, head, tail, attempt, time.monotonic() - started)
+                except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
+                    blame = blame_of(error)
+                    if attempt >= self.attempts or blame not in _RETRIED:
+                        return Failure(item.task_id, blame, error, attempt)
+                    _log.warning("episode %s: attempt %d failed: %s", item.task_id, attempt, error)
+                await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
+        finally:
+            self._heads.pop(item.number, None)
+
+    async def _attempt(self, item: EpisodeSpec, engine: EpisodeEngine) -> Any:
+        with episode(EpisodeContext(item.task_id, is_eval=item.is_eval)):
+            async with asyncio.timeout(self.timeout_s):
+                trajectory = await run_episode(item.workflow, engine, dict(item.data))
+        if trajectory is None:
+            return None
+        if self.check:
+            check_rows(trajectory)
+        return trajectory if item.accept is None or item.accept(trajectory) else None
+
+
+def versions_of(trajectory: Any, otherwise: int) -> tuple[int, int]:
+    """The versions of the oldest and the newest sampled token; ``otherwise`` where rows have none."""
+    versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
+    if versions is None:
+        return otherwise, otherwise
+    sampled, mask = np.asarray(versions), trajectory.get("loss_mask")
+    is_meant = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
+    sampled = sampled[is_meant]
+    return (int(sampled.min()), int(sampled.max())) if sampled.size else (otherwise, otherwise)
+
+
+def check_rows(trajectory: Any) -> None:
+    """Raises ValueError saying which column is wrong."""
+    if not isinstance(trajectory, Mapping):
+        raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
+    if "interactions" in trajectory:
+        return  # an external model's, as text
+    for name in ("input_ids", "attention_mask"):
+        if name not in trajectory:
+            raise ValueError(f"a trajectory needs {name}")
+    shape = tuple(trajectory["input_ids"].shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"input_ids must be [rows, tokens], not {list(shape)}")
+    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
+        if name in trajectory and tuple(trajectory[name].shape) != shape:
+            raise ValueError(f"{name} is {list(trajectory[name].shape)}, input_ids {list(shape)}")
+    for name in ("rewards", "temperatures", "sample_ids", "parents"):
+        if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
+            raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")
+
+
+class RolloutsFailed(ArealError):
+    """Episodes fail, or are rejected, one after the other, or no more can come. ``failures``: the last ones;
+    ``streak``: how many of them belong together."""
+
+    def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0, hint: str | None = None) -> None:
+        first = failures[-min(streak or len(failures), len(failures))] if failures else None
+        cause = (
+            f"; the first, {first.task_id}, by fault of the {first.blame}: {error_line(first.error)}" if first else ""
+        )
+        super().__init__(message + cause, hint=hint or (_HINT if failures else None))
+        self.failures = tuple(failures)
+
+
+Outcome = Rollout | Failure | None
+"""The outcome of an episode; None: it was rejected."""
+
+
+class Executor:
+    """``most_failures``: so many in a row end a wait. ``on_failure`` is called with each failure."""
+
+    def __init__(
+        self,
+        staleness: StalenessManager,
+        runner: EpisodeRunner,
+        most_failures: int,
+        on_failure: Callable[[EpisodeSpec, Failure], None] = lambda item, failure: None,
+    ) -> None:
+        self.staleness = staleness
+        self._runner = runner
+        self._on_failure = on_failure
+        self._most_failures = most_failures
+        self._warn_at = _WARN_FACTOR * most_failures
+        self._tasks: dict[int, tuple[EpisodeSpec, asyncio.Task[None]]] = {}
+        self._awaited: dict[int, asyncio.Future[Outcome]] = {}
+        self._aborted: set[int] = set()
+        self._ended: OrderedDict[int, Failure | None] = OrderedDict()  # without a result, the last ones
+        self._changed = asyncio.Event()
+        self._paused = False
+        self._finished = 0
+
+    def submit(self, items: Sequence[EpisodeSpec]) -> None:
+        for item in items:
+            self.staleness.submit(item)
+        self.admit()
+
+    def admit(self) -> None:
+        while not self._paused and (item := self.staleness.next_to_run()) is not None:
+            task = asyncio.create_task(self._run(item), name=f"episode-{item.task_id}")
+            self._tasks[item.number] = (item, task)
+            task.add_done_callback(lambda _, number=item.number: self._tasks.pop(number))  # type: ignore[misc]
+
+    def in_flight(self) -> list[EpisodeSpec]:
+        """Running episodes of the window."""
+        return [item for item, _ in self._tasks.values() if item.number in self.staleness.running]
+
+    def expect(self, number: int) -> asyncio.Future[Outcome]:
+        """The outcome of this episode will be taken by its number."""
+        return self._awaited.setdefault(number, asyncio.get_running_loop().create_future())
+
+    def pause(self) -> None:
+        """No episode starts; running ones go on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self.admit()
+
+    def set_version(self, version: int) -> None:
+        """Episodes that are too old from now on are aborted: their results would only be dropped."""
+        self.staleness.set_version(version)
+        for item, task in list(self._tasks.values()):
+            head = self._runner.head_of(item)
+            if (
+                item.number in self.staleness.running
+                and head is not None
+                and is_stale(self.staleness.window, head, version)
+            ):
+                self._aborted.add(item.number)
+                task.cancel()
+        self._notify()
+
+    async def _run(self, item: EpisodeSpec) -> None:
+        try:
+            outcome = await self._runner.run(item)
+        except BaseException:
+            if item.number not in self._aborted:
+                self.staleness.cancelled(item)
+                raise
+            self.staleness.aborted(item)
+        else:
+            if isinstance(outcome, Failure):
+                self.staleness.failed(item, outcome)
+                self._on_failure(item, outcome)
+                self._resolve(item, outcome)
+            else:
+                rollout = self._rollout(item, outcome)
+                self.staleness.ended(item, rollout)
+                self._warn_of_rejections()
+                self._resolve(item, rollout)
+        finally:
+            self._aborted.discard(item.number)
+        self._notify()
+
+    def _warn_of_rejections(self) -> None:
+        """Sampling goes on, for the next prompt may be accepted, but the user is told why it takes long: each time
+        after twice as many rejections."""
+        rejected = self.staleness.rejecting
+        if not rejected:
+            self._warn_at = _WARN_FACTOR * self._most_failures
+        elif rejected >= self._warn_at:
+            self._warn_at *= 2
+            _log.warning(
+                "the last %d prompts were all rejected, by the workflow or by dynamic sampling (a group whose answers "
+                "have one reward teaches nothing); more are sampled",
+                rejected,
+            )
+
+    def _rollout(self, item: EpisodeSpec, result: EpisodeResult) -> Rollout | None:
+        if result.trajectory is None:
+            return None
+        self._finished += 1
+        return Rollout(
+            item,
+            result.trajectory,
+            result.head_version,
+            result.tail_version,
+            self._finished,
+            result.attempts,
+            result.seconds,
+        )
+
+    def _resolve(self, item: EpisodeSpec, outcome: Outcome) -> None:
+        future = self._awaited.get(item.number)
+        if future is not None:
+            if not future.done():
+                future.set_result(outcome)
+            return
+        if not isinstance(outcome, Rollout):
+            self._ended[item.number] = outcome
+        if len(self._ended) > _REMEMBERED_ENDS:
+            self._ended.popitem(last=False)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self.admit()
+
+    async def take(self, count: int, timeout_s: float, *, completed: bool, low_water: int) -> list[Rollout] | None:
+        """A batch; with ``completed``, the accepted of ``count`` episodes that ended. None where fewer than
+        ``low_water`` prompts wait: more are needed. Raises RolloutsFailed, TimedOut."""
+        ready = self.staleness.take_completed if completed else self.staleness.take
+        what = f"{count} rollouts"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while (taken := ready(count)) is None:
+                    self.admit()
+                    self._raise_if_hopeless(what, waits_for_input=low_water > 0)
+                    if len(self.staleness.pending) < low_water:
+                        return None
+                    await self._changed.wait()
+                self.admit()
+                return taken
+        raise TimedOut(f"no {what} within {timeout_s:g} s: {self.status_line()}")
+
+    async def take_one(self, number: int, timeout_s: float) -> Rollout | None:
+        """The rollout of one episode; None where it was rejected. Raises RolloutFailed, TimedOut."""
+        if (found := self.staleness.take_one(number)) is not None:
+            return found
+        if number in self._ended:
+            return _result(self._ended.pop(number))
+        future = self.expect(number)
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await future
+        except TimeoutError as error:
+            raise TimedOut(f"no result of the episode within {timeout_s:g} s: {self.status_line()}") from error
+        finally:
+            self._awaited.pop(number, None)
+        return self.staleness.take_one(number) or _result(outcome)
+
+    async def run_all(self, items: Sequence[EpisodeSpec], timeout_s: float) -> list[Outcome]:
+        """Episodes outside the window, awaited as a whole, in the order of ``items``."""
+        futures = [self.expect(item.number) for item in items]
+        self.submit(items)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wait(futures)
+        except TimeoutError as error:
+            raise TimedOut(f"{len(items)} rollouts took longer than {timeout_s:g} s: {self.status_line()}") from error
+        finally:
+            for item in items:
+                self._awaited.pop(item.number, None)
+        return [future.result() for future in futures]
+
+    def _raise_if_hopeless(self, what: str, *, waits_for_input: bool) -> None:
+        staleness = self.staleness
+        if staleness.failing >= self._most_failures:
+            failing, staleness.failing = staleness.failing, 0
+            raise RolloutsFailed(f"{failing} episodes failed one after the other", staleness.failures, failing)
+        if staleness.rejecting >= _FAIL_FACTOR * self._most_failures:
+            rejected, staleness.rejecting = staleness.rejecting, 0
+            raise RolloutsFailed(
+                f"the last {rejected} prompts were all rejected, by the workflow or by dynamic sampling",
+                (),
+                hint="a group whose answers have one reward teaches nothing: look at the rewards, or sample without it",
+            )
+        if staleness.idle and not waits_for_input:
+            raise RolloutsFailed(f"{what} cannot come: {self.status_line()}", staleness.failures)
+
+    def status_line(self) -> str:
+        """Counts of the present and the past, for an error or a log line."""
+        staleness, counts = self.staleness, self.staleness.counts
+        now = f"{len(staleness.running)} running, {len(staleness.accepted)} ready, {len(staleness.pending)} waiting"
+        past = f"{counts.rejected} rejected, {counts.failed} failed, {counts.dropped} too old"
+        held = ""
+        if staleness.in_training and staleness.capacity() == 0 and not staleness.running:
+            held = f"; none may start before version {staleness.version + 1}: call set_version"
+        return f"{now} ({past}){'; paused' if self._paused else ''}{held}"
+
+    async def close(self) -> None:
+        tasks = [task for _, task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for future in self._awaited.values():
+            future.cancel()
+
+
+def _result(outcome: Outcome) -> Rollout | None:
+    if isinstance(outcome, Failure):
+        raise RolloutFailed(outcome)
+    return outcome

@@ -1,0 +1,113 @@
+"""Why an episode gave no trajectory. A failure is data: it is counted, tried again or discarded, never a reward of 0.
+
+``Blame`` says who can act on it, ``FailureKind`` what happened, as summaries of a collection count it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from areal.client.errors import Blame, ClientError
+from areal.errors import ArealError
+from areal.reward.failures import RewardError
+
+WORKFLOW, REWARD = "workflow", "reward"
+_NO_MODEL = "model_not_found"  # it was there when we began: a service that is started again has it in a moment
+_SESSION_GONE = ("session_not_found", "session_ended")
+_CONNECTION_ERRORS = {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
+
+
+class FailureKind(StrEnum):
+    UNREACHABLE = "unreachable"  # the gateway did not answer, or its engine is away
+    REFUSED = "refused"  # a 4xx: the same request fails again
+    TIMEOUT = "timeout"  # the episode took longer than it may
+    AGENT = "agent"  # the agent raised
+    NO_INTERACTION = "no_interaction"  # the agent ended without calling the model
+    REWARD = "reward"  # the reward raised, or gave no finite number
+    REWARD_TIMEOUT = "reward_timeout"
+    LOST = "lost"  # the service no longer has the session
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An episode without a result. ``blame``: caller, service, infrastructure, reward or workflow."""
+
+    task_id: str
+    blame: str
+    error: BaseException
+    attempts: int
+
+
+class RolloutFailed(Exception):
+    """Whoever waits for one episode by its id gets its failure."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.task_id}: {failure.error!r}")
+        self.failure = failure
+
+
+def error_line(error: BaseException) -> str:
+    return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}"
+
+
+class EpisodeFailed(Exception):
+    """An attempt of a collection. ``status``: what the service answered; 0 where the service is not the cause."""
+
+    def __init__(self, kind: FailureKind, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.status = status
+
+    @property
+    def worth_retrying(self) -> bool:
+        return self.kind is not FailureKind.REFUSED
+
+
+def refusal(status: int, document: Any) -> EpisodeFailed:
+    """The failure of a call by its status: trouble of the service and a lost session are worth another try, a refusal
+    is not."""
+    error = document.get("error") if isinstance(document, Mapping) else None
+    error = error if isinstance(error, Mapping) else {"message": str(document)[:200]}
+    if status >= 500 or status in (408, 425, 429):
+        kind = FailureKind.UNREACHABLE
+    elif status == 401 or error.get("code") in _SESSION_GONE:
+        kind = FailureKind.LOST
+    else:
+        kind = FailureKind.REFUSED
+    return EpisodeFailed(kind, f"{status}: {error.get('message')}", status)
+
+
+def failure_of_agent(error: BaseException, timeout_s: float) -> EpisodeFailed:
+    """The failure of an agent's exception: the clients of OpenAI and Anthropic distinguish failures of the service."""
+    message = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError):
+        return EpisodeFailed(FailureKind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
+    if type(error).__module__.partition(".")[0] in ("openai", "anthropic"):
+        status = getattr(error, "status_code", None)
+        if isinstance(status, int):
+            return EpisodeFailed(refusal(status, {}).kind, message, status)
+        if blame_of(error) is Blame.INFRASTRUCTURE:
+            return EpisodeFailed(FailureKind.UNREACHABLE, message)
+    return EpisodeFailed(FailureKind.AGENT, message)
+
+
+def blame_of(error: BaseException) -> str:
+    """caller, service, infrastructure, reward, or workflow. Clients of other libraries are known by what their errors
+    have: a ``status_code``, a ``ConnectionError``, or a name that says so."""
+    if getattr(error, "code", None) == _NO_MODEL:
+        return Blame.SERVICE
+    if isinstance(error, ClientError):
+        return error.blame
+    if isinstance(error, RewardError):
+        return REWARD
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return Blame.SERVICE if status >= 500 or status == 429 else Blame.CALLER
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, ConnectionError) or names & _CONNECTION_ERRORS:
+        return Blame.INFRASTRUCTURE
+    return blame_of(error.__cause__) if error.__cause__ is not None else WORKFLOW

@@ -1,0 +1,139 @@
+"""``ArealOpenAI``: OpenAI's client as a workflow's own, for episodes that reward and export their calls themselves.
+
+Each client is one recorded session, started by its first call. ``export_interactions`` says at once which calls are
+meant, and the rows are fetched when the episode has returned them: several clients' may be put into one dict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import openai
+
+from areal.rollout.agents import export_session, reward_session
+from areal.rollout.tensors import concat_padded_tensors
+
+if TYPE_CHECKING:
+    from areal.client.inference import AsyncSession
+
+
+Style = Literal["individual", "concat"]
+
+
+class ArealOpenAI(openai.AsyncOpenAI):
+    """``engine`` is the episode's. Tools and reasoning are read by the model's data proxy, and tokens made there:
+    ``tokenizer`` and the parsers' names are not needed."""
+
+    def __init__(
+        self,
+        engine: Any,
+        tokenizer: Any = None,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        chat_template_type: str = "hf",
+        engine_max_tokens: int | None = None,
+        **how: Any,
+    ) -> None:
+        how.setdefault("http_client", _http_of_this_loop())
+        super().__init__(base_url=engine.base_url, api_key=self._key, **how)
+        self._engine = engine
+        self._session: AsyncSession | None = None
+        self._starting = asyncio.Lock()
+        self._calls: list[str] = []
+        self._rewards: dict[str, float] = {}
+        self._discount = 0.0  # a call has its own reward only
+
+    async def _key(self) -> str:
+        async with self._starting:
+            if self._session is None:
+                (self._session,) = (await self._engine.start_sessions(1)).sessions
+        return self._session.api_key
+
+    @cached_property
+    def chat(self) -> Any:
+        """``model`` may be left out: it is the one that is trained."""
+        chat = openai.resources.chat.AsyncChat(self)
+        self._name_model(chat.completions)
+        return chat
+
+    @cached_property
+    def responses(self) -> Any:
+        """``model`` may be left out, as in ``chat``; a response is a call like a completion."""
+        from openai.resources.responses import AsyncResponses
+
+        return self._name_model(AsyncResponses(self))
+
+    def _name_model(self, calls: Any) -> Any:
+        calls.create = partial(calls.create, model=self._engine.model or "default")
+        return calls
+
+    async def post(self, *args: Any, **kwargs: Any) -> Any:
+        answer: Any = await super().post(*args, **kwargs)
+        if isinstance(name := getattr(answer, "id", None), str):
+            self._calls.append(name)
+        return answer
+
+    def set_reward(self, completion_id: str, reward: float) -> None:
+        """Set the reward of one call. Raises KeyError for a call of another client."""
+        if completion_id not in self._calls:
+            raise KeyError(f"{completion_id!r} is no call of this client")
+        self._rewards[completion_id] = float(reward)
+
+    def set_last_reward(self, reward: float) -> None:
+        """Set the reward of the newest call."""
+        if not self._calls:
+            raise KeyError("this client has made no call that could be rewarded")
+        self._rewards[self._calls[-1]] = float(reward)
+
+    def apply_reward_discount(self, turn_discount: float = 1.0) -> None:
+        """Each call of a conversation also has what follows it is worth, times this."""
+        self._discount = turn_discount
+
+    def export_interactions(self, style: Style = "individual") -> dict[str, InteractionWithTokenLogpReward]:
+        """The result for ``arun_episode`` to return: ``individual`` has a row for each call, ``concat`` one for a
+        conversation."""
+        return {
+            name: InteractionWithTokenLogpReward(name, self._rewards.get(name), self, style) for name in self._calls
+        }
+
+    async def rows(self, style: Style) -> Any:
+        """Raises ValueError where nothing was rewarded."""
+        assert self._session is not None, "it has calls, so it has a session"
+        if not self._rewards:
+            raise ValueError("no call of the episode was rewarded: set_reward(completion.id, reward)")
+        await reward_session(self._session, self._rewards)
+        return await export_session(self._session, discount=self._discount, style=style)
+
+
+_HTTP: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+
+
+def _http_of_this_loop() -> Any:
+    """Shared by all clients of an event loop: each of its own would read the machine's certificates again, which takes
+    longer than a short answer."""
+    loop = asyncio.get_running_loop()
+    if loop not in _HTTP:
+        _HTTP[loop] = openai.DefaultAsyncHttpxClient()
+    return _HTTP[loop]
+
+
+@dataclass(frozen=True)
+class InteractionWithTokenLogpReward:
+    """A call and its reward, None where it has none of its own."""
+
+    interaction_id: str
+    reward: float | None
+    client: ArealOpenAI = field(repr=False)
+    style: Style = "individual"
+
+
+async def rows_of_interactions(given: Mapping[str, InteractionWithTokenLogpReward]) -> Any:
+    """One trajectory of all clients' calls."""
+    clients = {id(each.client): each for each in given.values()}
+    return concat_padded_tensors([await each.client.rows(each.style) for each in clients.values()])

@@ -1,0 +1,392 @@
+"""Workflows of verifiable rewards: one answer to a prompt, or an answer that is tried again until it is right.
+
+From a row of a data set to its prompt's token ids, to sampled responses, to rewards, to training rows. The reward
+function is checked before the first episode: a missing one would fail every episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import orjson
+
+from areal.api import stats
+from areal.api.io_struct import ModelRequest, ModelResponse
+from areal.api.registry import load_attr
+from areal.api.reward_api import AsyncRewardWrapper
+from areal.api.workflow_api import RolloutWorkflow, Trajectory
+from areal.api.workflow_context import stat_scope
+from areal.dataset.tokenizers import templated, texts
+from areal.errors import ArealError, UsageFault
+from areal.reward.functions import Parameters
+from areal.rollout.tensors import RewardedResponse, response_rows, row
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import GenerationHyperparameters
+    from areal.api.engine_api import InferenceEngine
+
+
+def resolved_tokenizer(tokenizer: Any) -> Any:
+    """A tokenizer, or the one in a model's folder."""
+    if not isinstance(tokenizer, str):
+        return tokenizer
+    from areal.dataset.tokenizers import load_hf_tokenizer
+
+    return load_hf_tokenizer(tokenizer)
+
+
+def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = None) -> list[int]:
+    """Token ids of ``input_ids``, ``messages`` (by the chat template) or ``prompt`` (plain text). Raises UsageFault."""
+    if data.get("input_ids") is not None:
+        return [int(token) for token in data["input_ids"]]
+    if data.get("messages") is not None:
+        return chat_ids(tokenizer, data["messages"], thinking)
+    if isinstance(data.get("prompt"), str):
+        return list(tokenizer.encode(data["prompt"]))
+    raise UsageFault(f"a row needs messages, prompt or input_ids; this one has {', '.join(data) or 'nothing'}")
+
+
+def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], thinking: bool | None = None) -> list[int]:
+    """The prompt of a chat, up to where the assistant begins. ``thinking`` None: as the template has it."""
+    variables = {} if thinking is None else {"enable_thinking": thinking}
+    return templated(tokenizer, messages, add_generation_prompt=True, **variables)
+
+
+class PromptCache:
+    """Token ids and text of prompts; those of rows that come again, in the next epoch, are not made again. Bounded by
+    ``most`` tokens that are remembered."""
+
+    def __init__(self, tokenizer: Any, thinking: bool | None = None, most: int = 1 << 20) -> None:
+        self._tokenizer = tokenizer
+        self._thinking = thinking
+        self._most = most
+        self._size = 0
+        self._made: dict[bytes, tuple[tuple[int, ...], str]] = {}
+        self._lock = threading.Lock()  # long prompts are made on other threads, and by members of a group at once
+
+    def of(self, data: Mapping[str, Any]) -> tuple[list[int], str]:
+        """Token ids as ``prompt_ids`` gives them, and their text."""
+        key = _key(data)
+        if key is not None and (known := self._made.get(key)) is not None:
+            return list(known[0]), known[1]
+        ids = prompt_ids(self._tokenizer, data, self._thinking)
+        text = self._tokenizer.decode(ids)
+        if key is not None:
+            self._remember(key, tuple(ids), text)
+        return ids, text
+
+    def _remember(self, key: bytes, ids: tuple[int, ...], text: str) -> None:
+        with self._lock:
+            if key in self._made:
+                return
+            self._made[key] = ids, text
+            self._size += len(ids)
+            while self._size > self._most:
+                gone, _ = self._made.pop(next(iter(self._made)))
+                self._size -= len(gone)
+
+
+def _key(data: Mapping[str, Any]) -> bytes | None:
+    """The cache key of a row; None where the row has token ids already."""
+    if data.get("input_ids") is not None:
+        return None
+    try:
+        return orjson.dumps((data.get("messages"), data.get("prompt")))
+    except TypeError:  # no plain data
+        return None
+
+
+RewardFn: TypeAlias = "Callable[..., Any] | str | Sequence[Callable[..., Any] | str]"
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class RowReward:
+    """``reward_fn`` (or its name) for answers to rows of a data set: it gets prompt, completion, their token ids, and
+    those of the row's own columns that it takes. Raises UsageFault for what is not there or cannot be called."""
+
+    def __init__(self, reward_fn: Callable[..., Any] | str, timeout_s: float = 15.0) -> None:
+        found = load_attr(reward_fn, "reward") if isinstance(reward_fn, str) else reward_fn
+        try:
+            self._wrapper = AsyncRewardWrapper(found, timeout_seconds=timeout_s)
+        except ValueError as error:
+            raise UsageFault(f"reward {reward_fn!r}: {error}") from error
+        self._parameters = Parameters.of(found)
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Before anything is sampled. Raises UsageFault for a row without a column that the function needs."""
+        self._parameters.call(("", "", [], []), row)
+
+    async def __call__(
+        self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, Any]
+    ) -> float:
+        args, kwargs = self._parameters.call((prompt, completion, prompt_ids, completion_ids), row)
+        return await self._wrapper(*args, **kwargs)
+
+    async def each(
+        self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
+    ) -> list[float | Exception]:
+        """The reward of each answer (text, token ids) to one prompt, or its error."""
+        return await self._wrapper.each(
+            [self._parameters.call((prompt, text, prompt_ids, ids), row) for text, ids in answers]
+        )
+
+
+class WeightedRewards:
+    """Several rewards, each times its weight, added up. The mean of each is in the metrics, by its function's name."""
+
+    def __init__(
+        self,
+        reward_fns: Sequence[Callable[..., Any] | str],
+        timeout_s: float = 15.0,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        self._weights = [1.0] * len(reward_fns) if weights is None else [float(weight) for weight in weights]
+        if not reward_fns or len(self._weights) != len(reward_fns):
+            raise UsageFault(
+                f"reward_weights has {len(self._weights)} numbers, and reward_fn {len(reward_fns)} functions"
+            )
+        if not all(math.isfinite(weight) for weight in self._weights):
+            raise UsageFault(f"reward_weights must be finite numbers, not {self._weights}")
+        self._rewards = [RowReward(each, timeout_s) for each in reward_fns]
+        self._names = [_name_of(each) for each in reward_fns]
+        if len(set(self._names)) < len(self._names):
+            raise UsageFault(f"reward_fn has functions of one name, which metrics cannot tell apart: {self._names}")
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        for reward in self._rewards:
+            reward.check(row)
+
+    async def __call__(
+        self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, Any]
+    ) -> float:
+        call = (prompt, completion, prompt_ids, completion_ids, row)
+        return self._sum(await asyncio.gather(*(reward(*call) for reward in self._rewards)))
+
+    async def each(
+        self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
+    ) -> list[float | Exception]:
+        """An answer that one function has no reward for has none."""
+        found = await asyncio.gather(*(reward.each(prompt, prompt_ids, answers, row) for reward in self._rewards))
+        result: list[float | Exception] = []
+        for values in zip(*found, strict=True):
+            errors = [value for value in values if isinstance(value, Exception)]
+            result.append(errors[0] if errors else self._sum([v for v in values if not isinstance(v, Exception)]))
+        return result
+
+    def _sum(self, values: Sequence[float]) -> float:
+        numbers = {f"reward/{name}": value for name, value in zip(self._names, values, strict=True)}
+        stats.get(stat_scope()).scalar(**numbers)
+        return sum(weight * value for weight, value in zip(self._weights, values, strict=True))
+
+
+def row_reward(
+    reward_fn: RewardFn,
+    timeout_s: float = 15.0,
+    weights: Sequence[float] | None = None,
+) -> RowReward | WeightedRewards:
+    """The reward of one function, or of a list of functions with ``weights`` (1 each)."""
+    if isinstance(reward_fn, list | tuple):
+        return WeightedRewards(reward_fn, timeout_s, weights)
+    if weights is not None:
+        return WeightedRewards([reward_fn], timeout_s, weights)  # type: ignore[list-item]
+    return RowReward(reward_fn, timeout_s)  # type: ignore[arg-type]
+
+
+def _name_of(reward_fn: Callable[..., Any] | str) -> str:
+    if isinstance(reward_fn, str):
+        return reward_fn.replace(":", ".").rpartition(".")[2]
+    return str(getattr(reward_fn, "__name__", type(reward_fn).__name__))
+
+
+T = TypeVar("T")
+
+_SHORT = 1024
+
+
+class RLVRWorkflow(RolloutWorkflow):
+    """``data`` has ``messages`` (or ``prompt``, or ``input_ids``); the reward gets its columns as keywords.
+
+    ``reward_fn`` may be a list, whose rewards times ``reward_weights`` (1 each) are added up. Functions and
+    ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig`` is the trainer's
+    group size: an episode is one sample.
+    """
+
+    def __init__(
+        self,
+        reward_fn: RewardFn,
+        gconfig: GenerationHyperparameters,
+        tokenizer: Any,
+        enable_thinking: bool | None = None,
+        reward_timeout: float = 15.0,
+        get_input_ids_fn: Callable[..., list[int]] | str | None = None,
+        data_extract_prompt_fn: Callable[[dict[str, Any]], Any] | str | None = None,
+        reward_weights: Sequence[float] | None = None,
+    ) -> None:
+        self.tokenizer = resolved_tokenizer(tokenizer)
+        self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
+        self._reward = row_reward(reward_fn, reward_timeout, reward_weights)
+        self._thinking = enable_thinking
+        self._prompts = PromptCache(self.tokenizer, enable_thinking)
+        self._input_ids_of = _function(get_input_ids_fn, "get_input_ids_fn")
+        self._prompt_of = _function(data_extract_prompt_fn, "data_extract_prompt_fn")
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+        self._reward.check(data)
+        request, prompt = await self._request(data)
+        answer = await engine.agenerate(request)
+        (completion,) = await self._texts([answer])
+        reward = await self._reward(prompt, completion, request.input_ids, answer.output_tokens, data)
+        return response_rows([RewardedResponse(answer, reward)])
+
+    def can_group(self, engine: Any, size: int) -> bool:
+        may = getattr(engine, "samples_together", None)
+        return may is not None and bool(may(self.gconfig, size))
+
+    async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[RewardedResponse | Exception]:
+        self._reward.check(data)
+        request, prompt = await self._request(data)
+        answers: list[ModelResponse] = await engine.agenerate_group(request, size)
+        completions = await self._texts(answers)
+        tokens = [answer.output_tokens for answer in answers]
+        rewards = await self._reward.each(prompt, request.input_ids, list(zip(completions, tokens, strict=True)), data)
+        return [
+            reward if isinstance(reward, Exception) else RewardedResponse(answer, reward)
+            for answer, reward in zip(answers, rewards, strict=True)
+        ]
+
+    async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
+        """Of a row, with the text of its prompt."""
+        characters = sum(len(str(data[name])) for name in ("messages", "prompt") if name in data)
+        ids, prompt = await run_off_loop(lambda: self._prompt(data), characters)
+        return ModelRequest(input_ids=ids, gconfig=self.gconfig, tokenizer=self.tokenizer), prompt
+
+    async def _texts(self, answers: Sequence[ModelResponse]) -> list[str]:
+        tokens = [each.output_tokens for each in answers]
+        return await run_off_loop(lambda: texts(self.tokenizer, tokens), sum(map(len, tokens)))
+
+    def _prompt(self, data: dict[str, Any]) -> tuple[list[int], str]:
+        if self._input_ids_of is not None:
+            messages = self._prompt_of(data) if self._prompt_of is not None else data["messages"]
+            ids = list(self._input_ids_of(messages, self.tokenizer, bool(self._thinking)))
+            return ids, self.tokenizer.decode(ids)
+        if self._prompt_of is not None:
+            data = {"messages": self._prompt_of(data)}
+        return self._prompts.of(data)
+
+
+def _function(given: Callable[..., Any] | str | None, kind: str) -> Callable[..., Any] | None:
+    return load_attr(given, kind) if isinstance(given, str) else given
+
+
+async def run_off_loop(work: Callable[[], T], size: int) -> T:
+    """``work()``, on another thread where it takes longer than getting there. ``size``: of a text, in characters or
+    tokens."""
+    return work() if size <= _SHORT else await asyncio.to_thread(work)
+
+
+TRY_AGAIN = (
+    "Your answer is either wrong or not parsable to the reward function. You may misunderstand the original question. "
+    "Please carefully read the original question, check the previous errors, and try to answer it again."
+)
+_FULL = "context_length_exceeded"  # what an engine's error says, of the model's context or of ``gconfig.max_tokens``
+
+
+@dataclass
+class _RowBuilder:
+    """One row that grows turn by turn: tokens of earlier turns are never made again from text."""
+
+    input_ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turn_ids: list[int] = field(default_factory=list)
+    truncated: bool = False
+    temperature: float = 1.0
+
+    def add_prompt(self, tokens: list[int]) -> None:
+        self._extend(tokens, 0, [0.0] * len(tokens), [-1] * len(tokens), -1)
+
+    def add_answer(self, answer: ModelResponse, turn: int) -> None:
+        self._extend(answer.output_tokens, 1, answer.output_logprobs, answer.output_versions, turn)
+        self.truncated = answer.stop_reason == "length"
+        self.temperature = answer.temperature
+
+    def _extend(self, tokens: list[int], mask: int, logprobs: list[float], versions: list[int], turn: int) -> None:
+        self.input_ids += tokens
+        self.loss_mask += [mask] * len(tokens)
+        self.logprobs += logprobs
+        self.versions += versions
+        self.turn_ids += [turn] * len(tokens)
+
+
+class MultiTurnWorkflow(RolloutWorkflow):
+    """Up to ``max_turns`` answers; the reward of the last one counts, times ``turn_discount`` for each turn before
+    it. An episode whose context is full ends with the answer that it has."""
+
+    def __init__(
+        self,
+        reward_fn: RewardFn,
+        gconfig: GenerationHyperparameters,
+        tokenizer: Any,
+        max_turns: int = 3,
+        turn_discount: float = 0.9,
+        enable_thinking: bool | None = None,
+        feedback: str = TRY_AGAIN,
+        reward_timeout: float = 15.0,
+        reward_weights: Sequence[float] | None = None,
+    ) -> None:
+        if max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1, not {max_turns}")
+        self.tokenizer = resolved_tokenizer(tokenizer)
+        self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
+        self._reward = row_reward(reward_fn, reward_timeout, reward_weights)
+        self._max_turns = max_turns
+        self._discount = turn_discount
+        self._thinking = enable_thinking
+        self._feedback = feedback
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
+        self._reward.check(data)
+        so_far, messages = _RowBuilder(), [dict(message) for message in data["messages"]]
+        prompt = question = await asyncio.to_thread(chat_ids, self.tokenizer, messages, self._thinking)
+        scale, reward = 1.0, 0.0
+        for turn in range(self._max_turns):
+            try:
+                answer = await engine.agenerate(
+                    ModelRequest(
+                        input_ids=[*so_far.input_ids, *question], gconfig=self.gconfig, tokenizer=self.tokenizer
+                    )
+                )
+            except ArealError as error:
+                if turn and getattr(error, "code", None) == _FULL:
+                    break
+                raise
+            so_far.add_prompt(question)
+            so_far.add_answer(answer, turn)
+            completion = self.tokenizer.decode(answer.output_tokens, skip_special_tokens=True)
+            reward = scale * await self._reward(
+                self.tokenizer.decode(prompt), completion, prompt, answer.output_tokens, data
+            )
+            if reward > 0 or turn == self._max_turns - 1:
+                break
+            question = await asyncio.to_thread(self._next_question, answer)
+            scale *= self._discount
+        return row(**vars(so_far), reward=reward)
+
+    def _next_question(self, answer: ModelResponse) -> list[int]:
+        """The tokens between the end of an answer and the next one: what the template puts there, found as the
+        difference of a conversation with and without the feedback, so that no earlier turn is tokenized again."""
+        turn: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        before = templated(self.tokenizer, turn)
+        after = chat_ids(self.tokenizer, [*turn, {"role": "user", "content": self._feedback}], self._thinking)
+        shared = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        ends = [at for at in range(shared) if before[at] == self.tokenizer.eos_token_id]
+        if not ends:
+            return after[shared:]
+        ended = answer.output_tokens[-1:] == [self.tokenizer.eos_token_id]
+        return before[ends[-1] + ended : shared] + after[shared:]

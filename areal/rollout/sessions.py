@@ -1,0 +1,137 @@
+"""The session routes of a gateway, as a collector uses them: standard library only, every failure typed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from areal.client.http import AdminClient
+from areal.errors import UsageFault
+from areal.rollout.failures import EpisodeFailed, FailureKind, refusal
+from areal.rollout.sealing import SessionCall, seal
+from areal.trajectories.record import Interaction, rows_of_export
+
+_TRIES = 4
+_NOTHING = "nothing_to_export"
+_FIRST_WAIT_S = 0.25
+
+
+@dataclass(frozen=True)
+class CollectionSession:
+    """``key`` is the agent's; empty for a session that an earlier run of the collector has started."""
+
+    session_id: str
+    key: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Exported:
+    rows: tuple[Interaction, ...]
+    export_id: str
+    failures: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def rewarded(self) -> bool:
+        return any(row.rewarded for row in self.rows)
+
+
+@dataclass(frozen=True)
+class SessionService:
+    """``url`` is a gateway's, or a data proxy's. Calls that may be repeated are, while the service is away."""
+
+    url: str
+    admin_key: str | None = field(repr=False)
+    discount: float = 1.0
+    style: str = "individual"
+    timeout_s: float = 60.0
+
+    def start(self, task: str, count: int, model: str) -> list[CollectionSession]:
+        """Start sessions, in one attempt: a start whose answer was lost leaves idle sessions, which expire."""
+        body = {"task_id": task, "group_size": count, "model": model, "online": False}
+        document = self._call("POST", "/rl/start_session", body, repeat=False)
+        return [CollectionSession(each["session_id"], each["session_api_key"]) for each in document["sessions"]]
+
+    def seal(self, session: CollectionSession, rewards: Mapping[str, float]) -> None:
+        """Reward the session and seal it. Raises EpisodeFailed."""
+        steps, answer = seal(rewards), None
+        try:
+            while True:
+                answer = self._answer_to(session, steps.send(answer))  # type: ignore[arg-type]  # None starts it
+        except StopIteration:
+            return
+        except UsageFault as error:
+            raise EpisodeFailed(FailureKind.REFUSED, error.message) from error
+
+    def _answer_to(self, session: CollectionSession, call: SessionCall) -> Any:
+        if call.kind == "describe":
+            return self._call("GET", f"/rl/sessions/{quote(session.session_id, safe='')}")
+        if call.kind == "end":
+            return self._call("POST", "/rl/end_session", {"session_id": session.session_id})
+        body: dict[str, Any] = {"session_id": session.session_id, "reward": call.reward}
+        if call.interaction_id is not None:
+            return self._call("POST", "/rl/set_reward", {**body, "interaction_id": call.interaction_id})
+        try:
+            return self._call("POST", "/rl/set_reward", body)
+        except EpisodeFailed as failure:
+            if failure.status == 400:
+                raise EpisodeFailed(FailureKind.NO_INTERACTION, failure.message) from failure
+            raise
+
+    def export(self, session: CollectionSession) -> Exported | None:
+        """The same answer each time until it is acknowledged. None while nothing in the session is ready."""
+        body = {"session_ids": [session.session_id], "discount": self.discount, "style": self.style}
+        status, document = self._answer("POST", "/export_trajectories", body)
+        if status == 425 or (status == 404 and document.get("error", {}).get("code") == _NOTHING):
+            return None
+        if status == 404:
+            raise EpisodeFailed(FailureKind.LOST, f"session {session.session_id} is gone")
+        if status != 200:
+            raise refusal(status, document)
+        try:
+            return Exported(rows_of_export(document), document["export_id"], tuple(document.get("failures") or ()))
+        except ValueError as error:
+            raise EpisodeFailed(
+                FailureKind.REFUSED, f"the export of {session.session_id} is unreadable: {error}"
+            ) from error
+
+    def acknowledge(self, export_id: str) -> None:
+        self._call("POST", "/export_trajectories/ack", {"export_id": export_id})
+
+    def drop(self, session: CollectionSession) -> None:
+        """End it and let go of what it holds, as far as the service is there; what is left expires."""
+        try:
+            self._call("POST", "/rl/end_session", {"session_id": session.session_id}, repeat=False)
+            exported = self.export(session)
+            if exported is not None:
+                self.acknowledge(exported.export_id)
+        except EpisodeFailed:
+            return
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool = True) -> Any:
+        status, document = self._answer(method, path, body, repeat=repeat)
+        if status not in (200, 201):
+            raise refusal(status, document)
+        return document
+
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool = True
+    ) -> tuple[int, Any]:
+        """Repeats what failed without an answer, or with one that passes. Raises EpisodeFailed for the former."""
+        client = AdminClient(self.url, self.admin_key, timeout_s=self.timeout_s)
+        wait_s = _FIRST_WAIT_S
+        for left in range(_TRIES - 1 if repeat else 0, -1, -1):
+            try:
+                status, document = client.call(method, path, None if body is None else dict(body))
+                if status not in (502, 503, 504, 429) or not left:
+                    return status, document
+            except OSError as error:
+                if not left:
+                    what = str(error) or type(error).__name__
+                    raise EpisodeFailed(FailureKind.UNREACHABLE, f"{self.url}{path}: {what}") from error
+            time.sleep(wait_s * (0.5 + random.random()))
+            wait_s *= 2
+        raise AssertionError("unreachable")

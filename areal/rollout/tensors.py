@@ -1,0 +1,127 @@
+"""Rows of training data as torch tensors: made from one answer, or put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from areal.api.io_struct import ModelResponse
+    from areal.api.workflow_api import Trajectory
+
+
+_PADDING = {"versions": -1, "turn_ids": -1, "token_temperatures": 1}
+
+
+class RewardedResponse(NamedTuple):
+    """One answer to one prompt."""
+
+    answer: ModelResponse
+    reward: float
+
+
+def response_rows(given: Sequence[RewardedResponse]) -> Trajectory:
+    """[B, S], padded on the right; ``rewards`` and ``truncated`` are [B]. All of an answer is trained on."""
+    import numpy as np
+    import torch
+
+    answers = [each.answer for each in given]
+    sizes = np.array([(len(each.input_tokens), len(each.output_tokens)) for each in answers])
+    before, after = sizes[:, :1], sizes.sum(1, keepdims=True)
+    steps = np.arange(int(after.max()))
+    is_there = steps < after
+    is_answer = is_there & (steps >= before)
+
+    def column(where: NDArray[np.bool_], values: Iterable[Any], dtype: type, otherwise: int = 0) -> NDArray[Any]:
+        whole: NDArray[Any] = np.full(where.shape, otherwise, dtype=dtype)
+        whole[where] = np.array(list(values), dtype=dtype)
+        return whole
+
+    tokens = chain.from_iterable(chain(each.input_tokens, each.output_tokens) for each in answers)
+    rewards = np.array([each.reward for each in given], dtype=np.float32)
+    columns = {
+        "input_ids": column(is_there, tokens, np.int64),
+        "loss_mask": is_answer.astype(np.int64),
+        "logprobs": column(is_answer, chain.from_iterable(each.output_logprobs for each in answers), np.float32),
+        "versions": column(is_answer, chain.from_iterable(each.output_versions for each in answers), np.int64, -1),
+        "turn_ids": is_answer.astype(np.int32) - np.int32(1),
+        "attention_mask": is_there,
+        "rewards": rewards,
+        "original_rewards": rewards.copy(),
+        "temperatures": np.array([each.temperature for each in answers], dtype=np.float32),
+        "truncated": np.array([each.stop_reason == "length" for each in answers]),
+    }
+    # By way of numpy, which reads lists several times as fast as torch.
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+
+def row(
+    input_ids: Sequence[int],
+    loss_mask: Sequence[int],
+    logprobs: Sequence[float],
+    versions: Sequence[int],
+    turn_ids: Sequence[int],
+    reward: float,
+    truncated: bool = False,
+    temperature: float = 1.0,
+) -> Trajectory:
+    """One row [1, S] of a prompt and answers, no padding. ``truncated``: the last answer was cut off.
+    ``temperature``: of all its answers."""
+    import torch
+
+    return {
+        "input_ids": torch.tensor([input_ids], dtype=torch.int64),
+        "loss_mask": torch.tensor([loss_mask], dtype=torch.int64),
+        "logprobs": torch.tensor([logprobs], dtype=torch.float32),
+        "versions": torch.tensor([versions], dtype=torch.int64),
+        "turn_ids": torch.tensor([turn_ids], dtype=torch.int32),
+        "attention_mask": torch.ones(1, len(input_ids), dtype=torch.bool),
+        "rewards": torch.tensor([reward], dtype=torch.float32),
+        "original_rewards": torch.tensor([reward], dtype=torch.float32),
+        "temperatures": torch.tensor([temperature], dtype=torch.float32),
+        "truncated": torch.tensor([truncated]),
+    }
+
+
+def _with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+    import torch
+
+    if "token_temperatures" in trajectory or "temperatures" not in trajectory:
+        return trajectory
+    found = torch.where(trajectory["loss_mask"].bool(), trajectory["temperatures"][:, None], 1.0)
+    return {**trajectory, "token_temperatures": found}
+
+
+def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:
+    """One under the other, padded on the right to the widest: 0, or -1 where 0 means something. Raises ValueError where
+    the columns differ. ``parents``, places of rows, count the rows above."""
+    import torch
+
+    if not trajectories:
+        raise ValueError("no trajectory to put together")
+    if any("token_temperatures" in each for each in trajectories):
+        trajectories = [_with_token_temperatures(each) for each in trajectories]
+    names = list(trajectories[0])
+    for each in trajectories[1:]:
+        if set(each) != set(names):
+            raise ValueError(f"trajectories differ in their columns: {sorted(set(each) ^ set(names))}")
+    width = max(each["attention_mask"].shape[1] for each in trajectories)
+
+    counts = [len(each["attention_mask"]) for each in trajectories]
+
+    def widened(name: str, column: torch.Tensor) -> torch.Tensor:
+        if column.dim() < 2 or column.shape[1] == width:
+            return column
+        return torch.nn.functional.pad(column, (0, width - column.shape[1]), value=_PADDING.get(name, 0))
+
+    whole = {name: torch.cat([widened(name, each[name]) for each in trajectories]) for name in names}
+    if "parents" in whole:
+        above = torch.repeat_interleave(torch.tensor([0, *counts[:-1]]).cumsum(0), torch.tensor(counts))
+        parents = whole["parents"]
+        whole["parents"] = torch.where(parents < 0, parents, parents + above.to(parents.dtype))
+    return whole

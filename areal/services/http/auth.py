@@ -1,0 +1,170 @@
+"""The admin key of a service, who may call what, and the binds that need a key.
+
+Routes are HEALTH (health, ready: open to everyone, since Kubernetes sends no key), METRICS (open on loopback, else the
+admin key), INFERENCE (the admin key), SESSION (the admin key or any other, of which the handler knows whose it is) or
+ADMIN. A missing or malformed key is 401; a wrong one is 403 on an ADMIN or METRICS route and 401 elsewhere, where it
+can only be an unknown session key.
+
+Without a key (loopback only) a Host or Origin that is a name other than localhost is refused, so
+that a web page elsewhere cannot reach the service through somebody's browser.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import logging
+import stat
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+from areal.errors import UsageFault
+from areal.resources.addresses import is_loopback, key_fault
+from areal.services.http.errors import ApiError
+
+_log = logging.getLogger(__name__)
+
+
+class AdminKey:
+    """The service's one admin key. Never printed.
+
+    Compared as bytes in constant time: ``compare_digest`` on str raises for a non-ASCII character, which would turn
+    a 401 into a 500.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "AdminKey(...)"
+
+    def fault(self, host: str) -> str | None:
+        """Why a service on ``host`` cannot take this key; None where it can."""
+        return key_fault(self._secret, host)
+
+    def matches(self, presented: bytes) -> bool:
+        return hmac.compare_digest(self._secret, presented)
+
+    def bearer(self) -> dict[str, str]:
+        """The header with which we call another component of the same service."""
+        return {"Authorization": "Bearer " + self._secret.decode("ascii")}
+
+
+def load_admin_key(path: str | None) -> AdminKey | None:
+    """The key in the file, or None where no file is named. Raises UsageFault when it cannot serve as a key."""
+    if path is None:
+        return None
+    file = Path(path)
+    try:
+        secret = file.read_bytes().strip()
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise UsageFault(f"cannot read the admin key file {path}: {error.strerror}") from error
+    if fault := key_fault(secret, "127.0.0.1"):
+        raise UsageFault(f"the admin key file {path} cannot be used: {fault}", hint="openssl rand -hex 32 > FILE")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        _log.warning("the admin key file %s is open to other users: chmod 600 %s", path, path)
+    return AdminKey(secret)
+
+
+def refuse_open_bind(host: str, key: AdminKey | None) -> None:
+    """A bind that other machines can reach needs a key that cannot be guessed; there is no default one."""
+    if key is None and not is_loopback(host):
+        raise UsageFault(
+            f"refusing to listen on {host} without an admin key: other machines could use this service",
+            hint="pass --admin-key-file PATH, or listen on 127.0.0.1",
+        )
+    if key is not None and (fault := key.fault(host)):
+        raise UsageFault(
+            f"refusing to listen on {host}: the admin key cannot be used: {fault}",
+            hint="write a long random key: openssl rand -hex 32",
+        )
+
+
+class Access(Enum):
+    HEALTH = "health"
+    METRICS = "metrics"
+    INFERENCE = "inference"
+    SESSION = "session"
+    ADMIN = "admin"
+
+
+def presented_key(headers: Mapping[str, str]) -> bytes:
+    """The caller's key. Raises 401 when there is none, or it is malformed."""
+    authorization = headers.get("Authorization")
+    if authorization is not None:
+        scheme, _, text = authorization.partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or not text:
+            raise _unauthenticated("the Authorization header must read: Bearer <key>", "malformed_api_key")
+    else:
+        text = headers.get("x-api-key", "").strip()
+        if not text:
+            raise _unauthenticated("no API key: send Authorization: Bearer <key>, or x-api-key", "missing_api_key")
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise _unauthenticated("the API key has characters that no key has", "malformed_api_key")
+    return text.encode("ascii")
+
+
+def unknown_key() -> ApiError:
+    return _unauthenticated("unknown API key", "invalid_api_key")
+
+
+def _unauthenticated(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})
+
+
+class Authenticator:
+    """Decides whether one request may pass. Raises ApiError (401, 403) when it may not."""
+
+    def __init__(self, key: AdminKey | None, *, loopback: bool) -> None:
+        self.key = key
+        self._loopback = loopback
+
+    def check(self, headers: Mapping[str, str], access: Access) -> bool:
+        """Whether the caller presented the admin key. On a SESSION route the handler checks any other key."""
+        if self.key is None:
+            _refuse_foreign_pages(headers)
+            return False
+        if access is Access.HEALTH or (access is Access.METRICS and self._loopback):
+            return False
+        if self.key.matches(presented_key(headers)):
+            return True
+        if access is Access.SESSION:
+            return False
+        if access is Access.INFERENCE:
+            raise unknown_key()
+        raise ApiError(403, "this route needs the admin key", code="admin_key_required")
+
+    def sees_details(self, headers: Mapping[str, str]) -> bool:
+        """Whether the caller of a HEALTH route is told more than the state: on loopback, or with the admin key."""
+        if self.key is None or self._loopback:
+            return True
+        try:
+            return self.key.matches(presented_key(headers))
+        except ApiError:
+            return False
+
+
+def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
+    """Without a key a browser is the danger: a foreign page could resolve its name to this machine, or post to it."""
+    host, origin = headers.get("Host", ""), headers.get("Origin")
+    if not _is_this_machine(host):
+        message = f"host {host!r} is not allowed: without an admin key only localhost or an address is"
+        raise ApiError(403, message, code="host_not_allowed")
+    if origin is not None and not _is_this_machine(origin.partition("://")[2]):
+        message = f"origin {origin!r} is not allowed: without an admin key only pages of this machine may call"
+        raise ApiError(403, message, code="origin_not_allowed")
+
+
+def _is_this_machine(authority: str) -> bool:
+    """Whether DNS cannot give the name to another machine: localhost, or an address."""
+    name = authority.rpartition("]")[0].lstrip("[") if authority.startswith("[") else authority.split(":")[0]
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,521 @@
+"""One connection to another service, one call at a time.
+
+An answer is parsed just far enough to pass it on. A reader that lags behind stops the connection from reading, so that
+a slow caller holds back the service that answers. ``stream_to`` passes a body on from inside the loop's callback,
+without a task switch. While it streams, a read that is one whole chunk and nothing else, as an event of a stream nearly
+always is, is not parsed at all; with a ``Window`` such chunks may wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import httptools
+import orjson
+
+from areal.services.http.headers import Headers, add_field
+
+# How a call fails before its answer is whole. A deadline is TimeoutError, as everywhere.
+
+
+class CallFailed(Exception):
+    """The other side gave no whole answer."""
+
+
+class NotConnected(CallFailed):
+    """No connection came about: the other side has not seen the call."""
+
+
+class ResponseLost(CallFailed):
+    """The connection ended, or spoke no HTTP, before the answer's end."""
+
+
+# Parts of streams that come soon after others are handed on together. An event costs everyone on its
+# way the same with one token as with several: it is parsed, written, and read and written again by each relay. What
+# comes within a window of what was handed on last waits for the window's end, which is one moment for all streams:
+# then relays read and write for all of them in one turn of their loop. A stream's beginning and its end never wait,
+# nor does a source that is slower than the window.
+
+
+class Window:
+    """The timer of all streams. It runs only while something waits."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self, action: Callable[[], None]) -> None:
+        """Do ``action``, which raises nothing, at the window's end."""
+        self._waiting.append(action)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.seconds, self.end)
+
+    def end(self) -> None:
+        """Now: nothing waits when it returns."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            action()
+
+
+_HIGH_WATER = 256 * 1024
+_MOST_HEADER_BYTES = 64 * 1024
+_SIZES: dict[int, bytes] = {}
+_MOST_SIZES = 4096
+_NO_SIZE = b"\n"  # no chunk is so long, or begins so
+
+
+def start_of_chunk(data: bytes) -> int:
+    """Where the content begins of what is one whole chunk and nothing else, its size written as most write it; it ends
+    two bytes before the end of ``data``. 0 for anything else: the last chunk, too."""
+    size = _SIZES.get(len(data)) or _size_line(len(data))
+    return len(size) if data.startswith(size) and data.endswith(b"\r\n") else 0
+
+
+def _size_line(length: int) -> bytes:
+    """What a chunk of ``length`` bytes in all begins with. A few lengths come again and again."""
+    if len(_SIZES) > _MOST_SIZES:
+        _SIZES.clear()
+    lines = [b"%x\r\n" % (length - 4 - digits) for digits in range(1, 9) if length - 4 - digits > 0]
+    line = next((line for line in lines if int(line, 16) + len(line) + 2 == length), _NO_SIZE)
+    _SIZES[length] = line
+    return line
+
+
+class Connection(asyncio.Protocol):
+    """``status`` and ``headers`` stand once ``ask`` returns; then ``part`` until it is empty, or ``stream_to``."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._paused = False
+        self.closed = False
+        self.idle_since = 0.0
+        self._handed_on = -math.inf  # when the sink was given something last, in loop time
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._header_bytes = 0
+        self._begun = False
+        self._ended = True  # nothing is asked yet
+        self._keep = False
+        self._sink: Callable[[bytes], None] | None = None
+        self._framed: Callable[[bytes], bool] | None = None
+        self._window: Window | None = None
+        self._late: list[bytes] = []  # chunks that wait for the window's end
+        self._between = False  # the parser is where a chunk may begin
+        self._raw: dict[bytes, bytes] = {}
+        self.status = 0
+
+    @property
+    def headers(self) -> Headers:
+        return Headers(self._raw)
+
+    # What the caller does.
+
+    async def ask(self, request: bytes) -> None:
+        """Send ``request`` and wait for the answer's head. Raises ResponseLost."""
+        self._fresh()
+        self._ended = False
+        self._transport.write(request)
+        while not self._begun:
+            await self._wait()
+
+    async def part(self) -> bytes:
+        """The next bytes of the answer's body; empty at its end. Raises ResponseLost."""
+        while not self._parts:
+            if self._ended:
+                return b""
+            await self._wait()
+        data = self._take()
+        self.resume()
+        return data
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body in parts as they come. Raises ResponseLost."""
+        while part := await self.part():
+            yield part
+
+    async def whole(self, most: int | None = None) -> bytes:
+        """The body from here to its end. Raises ResponseLost, also for one of more than ``most`` bytes."""
+        parts = []
+        size = 0
+        while part := await self.part():
+            parts.append(part)
+            size += len(part)
+            if most is not None and size > most:
+                raise ResponseLost(f"the answer has more than {most} bytes")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def stream_to(
+        self,
+        sink: Callable[[bytes], None],
+        framed: Callable[[bytes], bool] | None = None,
+        window: Window | None = None,
+    ) -> None:
+        """Give the rest of the body to ``sink`` as it comes, and return at its end. Raises ResponseLost, and what
+        ``sink`` raises. The sink's owner holds the connection back by ``pause`` and ``resume``. A chunk that came alone
+        is offered to ``framed`` as it came, its size before it: True says that ``sink`` need not have it. Of chunks
+        that come alone within a ``window``, ``sink`` has those after the first at its end, in one."""
+        self._handed_on = -math.inf
+        if self._parts:
+            self._handed_on = self._loop.time()
+            sink(self._take())
+        self._sink, self._framed, self._window = sink, framed, window
+        try:
+            while not self._ended:
+                await self._wait()
+        finally:
+            self._sink = self._framed = self._window = None
+            self._late.clear()
+        if self._error is not None:
+            raise self._error
+
+    def _take(self) -> bytes:
+        parts = self._parts
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._held = 0
+        return data
+
+    def pause(self) -> None:
+        if not self._paused and not self.closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.closed:
+            self._paused = False
+            self._transport.resume_reading()
+
+    @property
+    def reusable(self) -> bool:
+        return self._ended and self._keep and not self.closed and not self._paused
+
+    def abort(self) -> None:
+        self.closed = True
+        self._transport.abort()
+
+    async def _wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the loop tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended:  # nobody asked
+            self.abort()
+            return
+        if self._between and self._sink is not None and (start := start_of_chunk(data)):
+            if self._window is not None and self._waits(self._window, data[start:-2]):
+                return
+            try:
+                if self._framed is None or not self._framed(data):
+                    self._sink(data[start:-2])
+            except Exception as error:  # noqa: BLE001 - the boundary of a callback: the caller of ``stream_to`` raises it
+                self._fail(error)
+            return
+        if self._late:
+            self._hand_on_late()
+        if self._error is None:
+            self._parse(data)
+
+    def _waits(self, window: Window, part: bytes) -> bool:
+        """Whether ``part`` is handed on at the window's end."""
+        now = self._loop.time()
+        if not self._late:
+            if now - self._handed_on >= window.seconds:
+                self._handed_on = now
+                return False
+            window.wait(self._hand_on_late)
+        self._late.append(part)
+        return True
+
+    def _hand_on_late(self) -> None:
+        if not self._late or self._sink is None or self._error is not None:
+            return
+        late, self._handed_on = b"".join(self._late), self._loop.time()
+        self._late.clear()
+        try:
+            self._sink(late)
+        except Exception as error:  # noqa: BLE001 - as in ``data_received``
+            self._fail(error)
+
+    def _parse(self, data: bytes) -> None:
+        self._between = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ResponseLost(f"the other side speaks no HTTP: {error}"))
+            return
+        self._between = self._between and data.endswith(b"\r\n")  # else the next size has begun
+        if self._sink is None:
+            if self._held > _HIGH_WATER and not self._ended:
+                self.pause()
+            self._wake()
+            return
+        if self._parts:
+            self._handed_on = self._loop.time()
+            try:
+                self._sink(self._take())
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(error)
+                return
+        if self._ended:
+            self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        self._hand_on_late()
+        if not self._ended:
+            if error is None and self._begun and self._until_close():
+                self._ended = True
+            else:
+                self._error = self._error or ResponseLost(f"the connection ended: {error!r}")
+        self._wake()
+
+    def _until_close(self) -> bool:
+        """Whether the answer's end is the connection's."""
+        return b"content-length" not in self._raw and b"transfer-encoding" not in self._raw
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self.abort()
+        self._wake()
+
+    # What the parser finds.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > _MOST_HEADER_BYTES:
+            raise httptools.HttpParserError("the answer's header is too large")
+        add_field(self._raw, name, value)
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status = status
+            self._begun = True
+
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._held += len(data)
+
+    def on_message_complete(self) -> None:
+        if not self._begun:  # an interim answer, such as 100
+            self._raw.clear()
+            return
+        self._ended = True
+        self._keep = self._parser.should_keep_alive()
+
+
+# Connections by address, the last used first: as many as there are calls, and idle ones close after a
+# while. An answer that is left before its end takes its connection with it, which is how the other side learns that
+# nobody listens.
+
+CONNECT_TIMEOUT_S = 5.0
+POOL_IDLE_S = 30.0  # shorter than any server's keep-alive here
+_MOST_ADDRESSES = 65_536
+ENGINE_IDLE_S = 3.0  # uvicorn, under vLLM and SGLang, closes after five
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str
+    port: int
+    tls: bool
+    authority: str
+    prefix: str
+
+
+def parse_address(url: str) -> Address:
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    return Address(parts.hostname or "", port, tls, parts.netloc, parts.path.rstrip("/"))
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A whole answer."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    def object(self) -> dict[str, Any]:
+        """The JSON object in the body; empty where it holds none."""
+        try:
+            data = orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def error(self) -> dict[str, Any]:
+        """The error object of a refusal (``message``, ``code``, ``param``); empty where the body holds none."""
+        error = self.object().get("error")
+        return error if isinstance(error, dict) else {}
+
+
+class PendingCall:
+    """One call in progress: ``async with`` gives the connection, its head read; leaving returns or closes it."""
+
+    def __init__(self, pool: HttpClient, address: Address, request: bytes) -> None:
+        self._pool = pool
+        self._address = address
+        self._request = request
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Connection:
+        connection = self._connection = await self._pool.connection(self._address)
+        try:
+            await connection.ask(self._request)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._connection is not None
+        self._pool.release(self._address, self._connection)
+
+
+class HttpClient:
+    """Calls to other services; ``async with`` closes what is idle at its end. ``base`` is a URL without the path that
+    is asked for; entering a call raises NotConnected or ResponseLost."""
+
+    def __init__(self, *, idle_s: float = POOL_IDLE_S) -> None:
+        """``idle_s``: how long a connection may lie unused; less than the other side lets it."""
+        self._idle_s = idle_s
+        self._addresses: dict[str, Address] = {}
+        self._idle: dict[Address, list[Connection]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def call(self, method: str, base: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> PendingCall:
+        """The answer to ``method`` with ``body``, its end the caller's business, and so is its deadline. Raises
+        ValueError for a header, or a path, with a line break."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+            raise ValueError("a header's value has a line break")
+        return self.send(base, f"{method} ", path, lines.encode("utf-8", "surrogateescape"), body)
+
+    def send(self, base: str, verb: str, path: str, lines: bytes, body: bytes) -> PendingCall:
+        """``call`` for whoever has the header's lines already."""
+        address = self._addresses.get(base) or self._learn(base)
+        if "\r" in path or "\n" in path or " " in path:
+            raise ValueError("a path has a space or a line break")
+        head = f"{verb}{address.prefix}{path} HTTP/1.1\r\nHost: {address.authority}\r\n"
+        return PendingCall(self, address, b"%b%bContent-Length: %d\r\n\r\n%b" % (head.encode(), lines, len(body), body))
+
+    async def fetch(
+        self,
+        method: str,
+        base: str,
+        path: str,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        most: int | None = None,
+    ) -> Fetched:
+        """The whole answer within ``timeout_s``. Raises NotConnected, TimeoutError, and ResponseLost, also for a body
+        of more than ``most`` bytes."""
+        async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
+            return Fetched(answer.status, answer.headers, await answer.whole(most))
+
+    def _learn(self, base: str) -> Address:
+        if len(self._addresses) >= _MOST_ADDRESSES:  # workers come and go
+            self._addresses.clear()
+        address = self._addresses[base] = parse_address(base)
+        return address
+
+    async def connection(self, address: Address) -> Connection:
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if not connection.closed and self._loop.time() - connection.idle_since < self._idle_s:
+                return connection
+            connection.abort()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, made = await self._loop.create_connection(
+                    Connection, address.host, address.port, ssl=True if address.tls else None
+                )
+        except (OSError, TimeoutError) as error:
+            raise NotConnected(f"{address.authority}: {error!r}") from error
+        return made
+
+    def release(self, address: Address, connection: Connection) -> None:
+        if not connection.reusable:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.setdefault(address, []).append(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(self._idle_s, self._close_old)
+
+    def _close_old(self) -> None:
+        oldest = self._loop.time() - self._idle_s
+        for address, connections in list(self._idle.items()):
+            kept = []
+            for connection in connections:
+                if connection.closed or connection.idle_since < oldest:
+                    connection.abort()
+                else:
+                    kept.append(connection)
+            if kept:
+                connections[:] = kept
+            else:
+                del self._idle[address]
+        self._sweep = self._loop.call_later(self._idle_s, self._close_old) if self._idle else None
+
+    async def __aenter__(self) -> HttpClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
+        self._idle.clear()

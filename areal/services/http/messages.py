@@ -1,0 +1,394 @@
+"""One request: its head at once, its body when asked for, and never more of it in memory than was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+import orjson
+
+from areal.services.http.errors import ApiError
+from areal.services.http.headers import REQUEST_ID, Headers, unique_id
+
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_REQUEST_ID = REQUEST_ID.encode()
+
+
+class ServerConnection(Protocol):
+    """The server's end of the connection that a request came on. Each call that sends raises ConnectionResetError when
+    the caller is gone."""
+
+    last_part: bytes  # of the stream that is being written
+
+    @property
+    def writable(self) -> bool: ...
+
+    def want_body(self, request: Request) -> None: ...
+
+    def send(self, request: Request, response: Response) -> None: ...
+
+    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None: ...
+
+    def write_part(self, request: Request, data: bytes) -> None: ...
+
+    def write_chunk(self, chunk: bytes) -> None: ...
+
+    async def wait_writable(self) -> None: ...
+
+    def set_source(self, source: Flow | None) -> None: ...
+
+
+class Request:
+    """``target`` and ``path`` are as they came, percent signs and all; ``match_info`` has the decoded parts that the
+    route names."""
+
+    __slots__ = (
+        "_limit",
+        "_parts",
+        "_refusal",
+        "_waiter",
+        "answered",
+        "by_admin",
+        "chunked",
+        "closes",
+        "complete",
+        "connection",
+        "expects_continue",
+        "headers",
+        "id",
+        "id_headers",
+        "is_http_1_0",
+        "keep_alive",
+        "match_info",
+        "method",
+        "path",
+        "query_string",
+        "size",
+        "stream",
+        "target",
+    )
+
+    def __init__(self, connection: ServerConnection, method: str, target: str, headers: Headers) -> None:
+        self.connection = connection
+        self.method = method
+        self.target = target
+        self.path, _, self.query_string = target.partition("?")
+        self.headers = headers
+        self.match_info: dict[str, str] = {}
+        given = headers.raw.get(_REQUEST_ID)
+        self.id = given.decode() if given is not None and _GIVEN_ID.fullmatch(given) else unique_id("req_")
+        self.id_headers: tuple[str, ...] = (REQUEST_ID,)
+        self.by_admin = False  # the admin key was seen
+        self.is_http_1_0 = False
+        self.keep_alive = True
+        self.expects_continue = False
+        self.complete = False  # the whole body is here
+        self.closes = False  # the answer's head said so
+        self.chunked = False  # so is the answer
+        self.answered = False  # its last byte is written
+        self.stream: StreamResponse | None = None  # the answer, where it is a stream that began
+        self._parts: list[bytes] = []
+        self.size = 0  # of the body, as far as it has come
+        self._limit: int | None = None  # of the body, once somebody reads it
+        self._waiter: asyncio.Future[None] | None = None
+        self._refusal: ApiError | None = None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query's fields; of those that come twice, the first."""
+        return dict(reversed(parse_qsl(self.query_string, keep_blank_values=True)))
+
+    @property
+    def content_length(self) -> int | None:
+        text = self.headers.raw.get(b"content-length")
+        return None if text is None else int(text)
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, at most ``limit`` bytes. Raises 413 as soon as that is known to be passed, 408 when the rest
+        does not come."""
+        if (self.content_length or 0) > limit or self.size > limit:
+            raise _too_large(limit)
+        self._limit = limit
+        if not self.complete:
+            self.connection.want_body(self)
+            await self._wait()
+        if len(self._parts) != 1:
+            self._parts = [b"".join(self._parts)]
+        return self._parts[0]
+
+    async def _wait(self) -> None:
+        if self._refusal is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._refusal is not None:
+            raise self._refusal
+
+    async def answer(self, response: Response) -> None:
+        """Send ``response`` now; the handler may go on. Raises ConnectionResetError when the caller is gone."""
+        self.connection.send(self, response)
+        await self.connection.wait_writable()
+
+    # What the connection tells.
+
+    def received(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._limit is not None and self.size > self._limit:
+            self._parts.clear()
+            self.refuse(_too_large(self._limit))
+        elif self._refusal is None:
+            self._parts.append(data)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of the body that nobody has asked for."""
+        return self.size if self._limit is None else 0
+
+    def completed(self) -> None:
+        self.complete = True
+        self._wake()
+
+    def refuse(self, error: ApiError) -> None:
+        """Whoever reads the body, now or later, is told this."""
+        self._refusal = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the request body is larger than {limit} bytes", code="body_too_large")
+
+
+# Answers: whole ones and streams, and how each is written. A whole answer is one write. A stream is
+# chunked, or for an HTTP/1.0 caller ended by the connection. The server adds the framing, the date and the request's
+# id; the headers given here are what the handler has to say.
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_WITHOUT_BODY = frozenset({204, 304})
+
+
+class Flow(Protocol):
+    """Where a stream's bytes come from, held back while the caller does not take them."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Response:
+    """A whole answer. ``headers`` may be added to until it is sent."""
+
+    __slots__ = ("body", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        *,
+        content_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.headers: dict[str, str] = {} if content_type is None else {"Content-Type": content_type}
+        if headers:
+            self.headers |= headers
+
+
+class StreamResponse:
+    """An answer that is written bit by bit: ``prepare`` sends its head, returning it from the handler ends it.
+
+    ``write`` waits while the caller lags behind. ``write_nowait`` never waits: its caller obeys
+    ``set_backpressure``. Both raise ConnectionResetError once the caller is gone.
+    """
+
+    __slots__ = ("_request", "headers", "status")
+
+    def __init__(self, status: int = 200, *, headers: Mapping[str, str] | None = None) -> None:
+        self.status = status
+        self.headers: dict[str, str] = dict(headers) if headers else {}
+        self._request: Request | None = None
+
+    @property
+    def prepared(self) -> bool:
+        return self._request is not None
+
+    @property
+    def is_events(self) -> bool:
+        return self.headers.get("Content-Type", "").startswith("text/event-stream")
+
+    async def prepare(self, request: Request) -> None:
+        """Send the head. Raises ConnectionResetError when the caller is gone."""
+        self.begin(request)
+
+    def begin(self, request: Request, first: bytes = b"") -> None:
+        """Send the head, and ``first`` with it. Raises as ``prepare`` does."""
+        assert self._request is None, "a stream begins once"
+        request.connection.begin_stream(request, self, first)
+        self._request = request
+
+    async def write(self, data: bytes) -> None:
+        connection = self._begun().connection
+        connection.write_part(self._begun(), data)
+        if not connection.writable:
+            await connection.wait_writable()
+
+    def write_nowait(self, data: bytes) -> None:
+        request = self._request or self._begun()
+        request.connection.write_part(request, data)
+
+    def chunk_writer(self) -> Callable[[bytes], None] | None:
+        """``write_nowait`` for bytes that are one whole chunk already, with its size. None where the answer has no
+        chunks."""
+        request = self._begun()
+        return request.connection.write_chunk if request.chunked else None
+
+    def set_backpressure(self, source: Flow | None) -> None:
+        """Pause and resume ``source`` as the caller takes the stream, from now on. None: nobody any more."""
+        self._begun().connection.set_source(source)
+
+    def _begun(self) -> Request:
+        assert self._request is not None, "a stream is prepared before it is written"
+        return self._request
+
+
+AnyResponse = Response | StreamResponse
+
+
+class _Clock:
+    """The Date header, made once a second."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._line = ""
+
+    def line(self) -> str:
+        now = int(time.time())
+        if now != self._second:
+            self._second = now
+            self._line = f"Date: {formatdate(now, usegmt=True)}\r\n"
+        return self._line
+
+
+_clock = _Clock()
+
+
+def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
+    """The head of an answer; ``framing`` is the server's own lines. Raises ValueError for a header with a line break,
+    which would be another header, or another answer."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
+        raise ValueError("a header has a line break")
+    first = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+    return f"{first}{lines}{_clock.line()}{framing}\r\n".encode("utf-8", "surrogateescape")
+
+
+def has_body(method: str, status: int) -> bool:
+    return method != "HEAD" and status not in _WITHOUT_BODY
+
+
+def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) -> str:
+    """The request's id under each name that the handler did not set itself."""
+    return "".join([f"{name}: {request_id}\r\n" for name in names if name not in headers])
+
+
+# Which handler a method and a path belong to. Paths without parameters are looked up; the few with
+# some are tried in the order in which they were added. ``{name}`` stands for one segment, ``{name...}`` at the end
+# for the rest of the path. A parameter is decoded after the route is chosen, so that an encoded slash never chooses
+# one.
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Pattern(Generic[T]):
+    segments: tuple[str, ...]
+    methods: dict[str, T] = field(default_factory=dict)
+
+    def match(self, path: str) -> dict[str, str] | None:
+        rest = self.segments[-1].endswith("...}")
+        given = path.split("/", len(self.segments) - 1 if rest else -1)
+        if len(given) != len(self.segments):
+            return None
+        found: dict[str, str] = {}
+        for wanted, segment in zip(self.segments, given, strict=True):
+            if wanted.startswith("{"):
+                if not segment:
+                    return None
+                found[wanted.strip("{.}")] = unquote(segment)
+            elif wanted != segment:
+                return None
+        return found
+
+
+class PathTable(Generic[T]):
+    """A HEAD goes where the GET of its path goes."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, dict[str, T]] = {}
+        self._patterns: list[_Pattern[T]] = []
+
+    def add(self, method: str, path: str, target: T) -> None:
+        fixed = "{" not in path
+        methods = self._fixed.setdefault(path, {}) if fixed else self._pattern(tuple(path.split("/"))).methods
+        if method in methods:
+            raise ValueError(f"{method} {path} is there already")
+        methods[method] = target
+
+    def _pattern(self, segments: tuple[str, ...]) -> _Pattern[T]:
+        for pattern in self._patterns:
+            if pattern.segments == segments:
+                return pattern
+        self._patterns.append(pattern := _Pattern[T](segments))
+        return pattern
+
+    def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
+        """The target and the path's parameters. Raises 404, and 405 with the methods that the path has."""
+        if (methods := self._fixed.get(path)) is not None:
+            return _of_method(methods, method, path), {}
+        for pattern in self._patterns:
+            if (found := pattern.match(path)) is not None:
+                return _of_method(pattern.methods, method, path), found
+        raise ApiError(404, f"no such path: {method} {path}", code="unknown_path")
+
+
+def _of_method(methods: dict[str, T], method: str, path: str) -> T:
+    target = methods.get("GET" if method == "HEAD" else method)
+    if target is None:
+        allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
+        message = f"{method} is not allowed on {path}"
+        raise ApiError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+    return target
+
+
+# Request bodies: bounded while they arrive, decoded once, refused by name when they are not a JSON
+# object.
+
+DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in ``body``. Raises 400; UTF-8 is required, as JSON over HTTP requires it."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "the request body must be a JSON object", code="invalid_json")
+    return data
+
+
+async def read_object(request: Request, limit: int = DEFAULT_MAX_BODY_BYTES) -> dict[str, Any]:
+    return decode_object(await request.read(limit))

@@ -1,0 +1,162 @@
+"""How a service process starts: its configuration, its socket, its exit status. Standard library only, so that a
+supervisor that serves nothing itself stays small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from areal.errors import ArealError, UsageFault
+from areal.resources.addresses import is_loopback
+from areal.services.http.auth import AdminKey, load_admin_key, refuse_open_bind
+from areal.wire.fields import FieldError, field_types, read_fields
+from areal.wire.processes import ServeConfig
+
+C = TypeVar("C", bound=ServeConfig)
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec nothing may be
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where and how a component listens. Port 0 takes a free one."""
+
+    host: str
+    port: int
+    key: AdminKey | None
+    drain_timeout_s: float
+    log_level: str
+    reuse_port: bool = False
+
+    @property
+    def loopback(self) -> bool:
+        return is_loopback(self.host)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of calls to other components of the same service."""
+        return self.key.bearer() if self.key is not None else {}
+
+
+def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C:
+    """The process' configuration: the JSON object in the file that ``--config`` names, with the flags given on top.
+    Raises UsageFault naming the field."""
+    parser = argparse.ArgumentParser(prog=prog)
+    parser.add_argument("--config", metavar="FILE", help="JSON object of the fields that the flags below are named for")
+    for each in fields(cls):
+        flag, about = "--" + each.name.replace("_", "-"), each.metadata["help"] or argparse.SUPPRESS
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=about, **_parsing(field_types(cls)[each.name]))
+    given = vars(parser.parse_args(argv))
+    path = given.pop("config")
+    try:
+        written = {} if path is None else json.loads(Path(path).read_text())
+        return read_fields(cls, {**written, **given} if isinstance(written, dict) else written)
+    except OSError as error:
+        raise UsageFault(f"cannot read the configuration {path}: {error.strerror}") from error
+    except FieldError as error:
+        if path is None or error.field in given:
+            raise UsageFault(f"--{error.field.replace('_', '-')} {error.problem}") from error
+        raise UsageFault(f"the configuration {path}: {error}") from error
+    except ValueError as error:
+        raise UsageFault(f"the configuration {path} is not valid JSON: {error}") from error
+
+
+def _parsing(kind: Any) -> dict[str, Any]:
+    """How argparse reads the flag of a field of this type; what the value may be is checked with the whole."""
+    if type(None) in get_args(kind):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if kind is bool:
+        return {"action": "store_true"}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        return {"nargs": "+"}
+    return {"type": kind if kind in (int, float, str) else json.loads}
+
+
+def serve_options(config: ServeConfig, *, reuse_port: bool = False) -> ServeOptions:
+    """Raises UsageFault for a key that cannot be used and for a bind that needs one."""
+    key = load_admin_key(config.admin_key_file)
+    refuse_open_bind(config.host, key)
+    return ServeOptions(config.host, config.port, key, config.drain_timeout, config.log_level, reuse_port)
+
+
+def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
+    """A bound TCP socket. Raises ArealError saying what is in the way."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise UsageFault(f"cannot listen on {host}: {error.strerror}") from error
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ArealError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint=f"find the holder with: ss -ltnp 'sport = :{port}'",
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def exit_on_failure(main: Callable[[], None]) -> int:
+    """A component's exit status: a failure that a user can act on is two lines, not a traceback."""
+    try:
+        main()
+    except ArealError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        return error.exit_code
+    return 0
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGTERM this process when ``parent`` dies, however it dies; at once when it is dead already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+# The stage of a starting component, for the command that waits for it: ``$AREAL_STAGE_FILE``, replaced whole each time.
+
+
+def report_stage(stage: str, *, done: int | None = None, total: int | None = None) -> None:
+    """Report the stage of the start. Does nothing without ``AREAL_STAGE_FILE``."""
+    path = os.environ.get("AREAL_STAGE_FILE")
+    if not path:
+        return
+    target = Path(path)
+    draft = target.with_name(f"{target.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"stage": stage, "done": done, "total": total}), encoding="utf-8")
+    draft.replace(target)
+
+
+# The garbage collector of a process that serves: what its modules hold lives as long as it does, and
+# what a request leaves behind is freed by its reference counts but for the rare cycle. So it is looked for rarely: at
+# the usual thresholds the looking is a tenth of what a short request costs.
+
+_YOUNG = 50_000  # objects made and not yet freed: some tens of megabytes at most
+_OFTEN, _SELDOM = 20, 50
+
+
+def collect_rarely() -> None:
+    """Call it once all long-lived objects are made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _OFTEN, _SELDOM)

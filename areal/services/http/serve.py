@@ -1,0 +1,157 @@
+"""The serve loop every service process runs: bind, say ready, drain on SIGTERM, exit 0.
+
+SIGTERM or SIGINT: readiness turns 503, the listener closes, idle connections close, and running requests finish
+within ``drain_timeout_s``. A second signal ends them at once. The exit status is 0 in both cases: the process did
+what it was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from areal.errors import ArealError
+from areal.resources.addresses import base_url
+from areal.services.http.auth import refuse_open_bind
+from areal.services.http.process import ServeOptions, bind, collect_rarely
+from areal.services.http.server import HttpServer
+from areal.services.http.service import Service
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(service: Service, options: ServeOptions) -> None:
+    """Run until told to stop."""
+    stop, now = asyncio.Event(), asyncio.Event()
+    _on_signals(stop, now)
+    sock = bind(options.host, options.port, reuse_port=options.reuse_port)
+    service.address = base_url(options.host, sock.getsockname()[1])
+    async with service.lifespan():
+        server = HttpServer(service.answer)
+        await server.listen(sock)
+        try:
+            host, port = sock.getsockname()[:2]
+            _log.info("%s listens on %s port %d", service.component, host, port)
+            await stop.wait()
+            _log.info("%s drains %d requests", service.component, service.lifetime.in_flight)
+            service.lifetime.drain()
+            if not await _within(options.drain_timeout_s, server.close(), now):
+                _log.warning("%s stops now, %d requests unfinished", service.component, service.lifetime.in_flight)
+        finally:
+            await server.cancel()
+
+
+def run_service(build: Callable[[], AbstractAsyncContextManager[Service]], options: ServeOptions) -> None:
+    """Build a service within its loop, and serve until told to stop."""
+
+    async def main() -> None:
+        async with build() as service:
+            collect_rarely()
+            await serve(service, options)
+
+    run_loop(main, options.log_level)
+
+
+def run_loop(main: Callable[[], Coroutine[Any, Any, None]], log_level: str) -> None:
+    """Run a process' main coroutine, on uvloop where it is installed."""
+    _raise_file_limit()
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if os.environ.get("AREAL_EVENT_LOOP") == "asyncio":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _raise_file_limit() -> None:
+    """As many sockets as the system allows us: the usual soft limit of 1,024 is five hundred relayed calls."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> None:
+    def signalled() -> None:
+        (now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+
+
+async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
+    """Do ``work``; False when ``interrupted`` came first, or the time was over, and cut it short."""
+    tasks = {asyncio.create_task(work, name="drain"), asyncio.create_task(interrupted.wait(), name="second-signal")}
+    done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return bool(done) and not interrupted.is_set()
+
+
+# A service on a thread of its own, beside a program that does something else: a trainer's endpoints.
+
+_START_S = 30.0
+_STOP_S = 10.0
+
+
+@contextlib.contextmanager
+def serve_in_thread(service: Service, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Its address while the block runs; port 0 takes a free one. Raises UsageFault for a bind that needs a key."""
+    refuse_open_bind(host, service.authenticator.key)
+    sock = bind(host, port, reuse_port=False)
+    bound = sock.getsockname()[1]
+    service.address = base_url(host, bound)
+    started: threading.Event = threading.Event()
+    failure: list[BaseException] = []
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with service.lifespan():
+            server = HttpServer(service.answer)
+            await server.listen(sock)
+            started.set()
+            await stop.wait()
+            await server.cancel()
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(serve())
+        except BaseException as error:  # the boundary of the thread: told to whoever waits for the start
+            failure.append(error)
+            raise
+        finally:
+            started.set()
+            loop.close()
+
+    thread = threading.Thread(target=run, name=service.component, daemon=True)
+    thread.start()
+    if not started.wait(_START_S) or failure:
+        why = failure[0] if failure else "timeout"
+        raise ArealError(f"the {service.component} did not start on {host}:{bound}: {why}")
+    try:
+        yield service.address
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop ended by itself
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(_STOP_S)

@@ -1,0 +1,543 @@
+"""One caller's connection: requests are parsed as they come, and answered one at a time in their order.
+
+The handler starts when a request's head is there, in a task of its own; usually its body has come with it. While one
+is answered, later ones wait parsed, and no more is read. A caller that leaves cancels its handler. A slow reader holds
+its stream back; a caller that sends or reads nothing for too long is answered 408 or disconnected: ``sweep``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+import httptools
+
+from areal.services.http.errors import ApiError
+from areal.services.http.headers import Headers, add_field, unique_id
+from areal.services.http.messages import (
+    AnyResponse,
+    Flow,
+    Request,
+    Response,
+    StreamResponse,
+    encode_head,
+    has_body,
+    id_lines,
+)
+from areal.services.http.service import OPENAI
+from areal.services.http.tasks import until_beat
+
+# Bytes in, requests out: one connection's parser, and what it refuses. A request is handed on as soon
+# as its head is complete; its body follows into it.
+
+
+class RequestReader:
+    """``incoming``: the request whose body is not complete. ``since`` (loop time): when its head began."""
+
+    def __init__(self, connection: HttpConnection, most_fields: int, most_head_bytes: int) -> None:
+        self._connection = connection
+        self._most_fields = most_fields
+        self._most_head_bytes = most_head_bytes
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._refusal: ApiError | None = None  # why a callback stopped the parser
+        self._heads = 0
+        self._head_bytes = 0
+        self.in_head = False
+        self.incoming: Request | None = None
+        self.since = 0.0
+
+    def feed(self, data: bytes) -> None:
+        """Raises ApiError for what is not to be read on."""
+        before = self._heads
+        try:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_as_no_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            raise self._refusal or ApiError(400, f"this is no valid HTTP: {error}", code="invalid_http") from error
+        if self.in_head and self._heads == before:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._most_head_bytes:
+                raise _head_too_large()
+
+    def stop(self, refusal: ApiError) -> NoReturn:
+        """End the parser's work from inside one of its callbacks."""
+        self._refusal = refusal
+        raise httptools.HttpParserError(refusal.message)
+
+    def end(self) -> None:
+        """Nothing more is fed. The parser holds us, and we are no rubbish for the collector to find."""
+        del self._parser
+
+    def _parse_as_no_upgrade(self, rest: bytes) -> None:
+        """Nothing is upgraded here: a request that asks for it is parsed again without its wish, since the parser takes
+        what follows its head for another protocol."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self.stop(ApiError(405, "this is no proxy: CONNECT is not allowed", code="method_not_allowed"))
+        fields = [(name, value) for name, value in self._raw.items() if name not in (b"upgrade", b"connection")]
+        lines = [b"%b: %b" % field for field in fields] + [b"Connection: close", b"", b""]
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"\r\n".join([b"%b %b HTTP/1.1" % (method, self._target), *lines]) + rest)
+
+    # What the parser finds.
+
+    def on_message_begin(self) -> None:
+        self._heads += 1
+        self.in_head = True
+        self.since = self._loop.time()
+        self._head_bytes = self._fields = 0
+        self._target = b""
+        self._raw: dict[bytes, bytes] = {}
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+        self._head_bytes += len(part)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        self._head_bytes += len(name) + len(value)
+        if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
+            self.stop(_head_too_large())
+        if name.lower() == b"host" and b"host" in self._raw:  # which of them another server went by, nobody knows
+            self.stop(ApiError(400, "a request has one Host header", code="invalid_http"))
+        add_field(self._raw, name, value)
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        if not self._parser.should_upgrade():
+            request = self._read_head()
+            self._connection.begun(request)
+            self.incoming = request
+
+    def on_body(self, data: bytes) -> None:
+        assert self.incoming is not None
+        self.incoming.received(data)
+
+    def on_message_complete(self) -> None:
+        if self.incoming is not None:
+            self.incoming.completed()
+            self.incoming = None
+
+    def _read_head(self) -> Request:
+        raw, target, parser = self._raw, self._target, self._parser
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self.stop(ApiError(505, f"HTTP/{version} is not spoken here", code="http_version"))
+        if b"host" not in raw and version == "1.1":
+            self.stop(ApiError(400, "a request needs a Host header", code="invalid_http"))
+        if not target.startswith(b"/"):
+            target = _origin_form(target)
+        method, path = parser.get_method().decode(), target.decode("utf-8", "backslashreplace")
+        request = Request(self._connection, method, path, Headers(raw))
+        request.is_http_1_0 = version == "1.0"
+        request.keep_alive = not request.is_http_1_0 and parser.should_keep_alive()
+        if (expected := raw.get(b"expect")) is not None:
+            if expected.lower() != b"100-continue":
+                self.stop(ApiError(417, "only 100-continue can be expected", code="expectation_failed"))
+            request.expects_continue = not request.is_http_1_0
+        return request
+
+
+def _head_too_large() -> ApiError:
+    return ApiError(431, "the request's header is too large", code="header_too_large")
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of a target that names the whole URL, as callers of a proxy do."""
+    try:
+        parsed = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError:
+        return target
+    return (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
+
+
+Application = Callable[[Request], Awaitable[AnyResponse]]
+"""Answers a request. Raises nothing but CancelledError and ConnectionResetError."""
+
+_log = logging.getLogger(__name__)
+_CLOSE = "Connection: close\r\n"
+_TWO_WRITES = 64 * 1024  # from here on a body is not copied behind its head
+
+
+class HttpConnection(asyncio.Protocol):
+    """``writable``: the caller keeps up."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._loop = server.loop
+        self._reader = RequestReader(self, server.limits.header_count, server.limits.header_bytes)
+        self._idle_since = self._loop.time()
+        self._current: Request | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: deque[Request | ApiError] = deque()
+        self._read_paused = False
+        self._discarding = False  # further input
+        self._closing = False  # no further output
+        self._lost = False
+        self._source: Flow | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._unread: tuple[float, int] = (0.0, 0)  # since when so many bytes wait for the caller
+        self.last_part = b""  # of a stream, as it was written last
+        self.writable = True
+
+    # What the loop tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+        self._server.connections.add(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        try:
+            self._reader.feed(data)
+        except ApiError as error:
+            self._fail(error)
+        if self._waiting or self._reader.incoming is not None:
+            self._update_read_pause()
+
+    def eof_received(self) -> None:
+        """A caller that stops sending has left."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._server.forget(self)
+        self._waiting.clear()
+        self._reader.end()
+        if self._task is not None:
+            self._task.cancel()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        self._unread = (self._loop.time(), self._transport.get_write_buffer_size())
+        if self._source is not None:
+            self._source.pause()
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._source is not None:
+            self._source.resume()
+        if self._current is None and self._waiting:
+            self._start_next()
+
+    # One request after the other.
+
+    def begun(self, request: Request) -> None:
+        """The head of one more request is there."""
+        if self._current is None:
+            self._start(request)
+            return
+        if len(self._waiting) >= self._limits.pipelined:
+            message = "too many requests at once on one connection"
+            self._reader.stop(ApiError(429, message, code="too_many_requests"))
+        self._waiting.append(request)
+
+    def _start(self, request: Request) -> None:
+        self._current = request
+        self._task = self._loop.create_task(self._serve(request), name="http-request")
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            self._finish(request, await self._server.application(request))
+        except ConnectionResetError:
+            self.abort()
+        except Exception:  # noqa: BLE001 - the process boundary: an answer that cannot be written is a lost one
+            _log.exception("%s %s could not be answered [%s]", request.method, request.path, request.id)
+            self.abort()
+
+    def _finish(self, request: Request, response: AnyResponse) -> None:
+        """End the answer, and go on with what comes after it."""
+        if isinstance(response, Response):
+            if not request.answered:
+                self.send(request, response)
+        else:
+            if not response.prepared:
+                response.begin(request)
+            if request.chunked and not self._transport.is_closing():
+                self._transport.write(b"0\r\n\r\n")
+        self._current = self._task = self._source = None
+        self._idle_since = self._loop.time()
+        if request.closes or self._server.draining:
+            self._close(linger=not request.complete)
+        elif self._waiting:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        if not self.writable or self._lost:
+            return
+        following = self._waiting.popleft()
+        if isinstance(following, ApiError):
+            self._refuse(following)
+        else:
+            self._start(following)
+            self._update_read_pause()
+
+    def _refuse(self, error: ApiError) -> None:
+        """The last answer of a connection whose input cannot be parsed any more."""
+        response = OPENAI.response(error, unique_id("req_"))
+        head = encode_head(response.status, response.headers, f"Content-Length: {len(response.body)}\r\n{_CLOSE}")
+        self._transport.write(head + response.body)
+        self._close(linger=True)
+
+    def _update_read_pause(self) -> None:
+        """Pause reading while there is no room for more input."""
+        incoming = self._reader.incoming
+        hold = bool(self._waiting) or (incoming is not None and incoming.backlog > self._limits.buffered_bytes)
+        if hold == self._read_paused or self._lost or self._closing:
+            return
+        self._read_paused = hold
+        if hold:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _fail(self, error: ApiError) -> None:
+        """Refuse further input, once everything before it is answered."""
+        self._discarding = True
+        if self._reader.incoming is not None:
+            self._reader.incoming.refuse(error)
+        elif self._current is not None:
+            self._waiting.append(error)
+        else:
+            self._refuse(error)
+
+    # What the handlers do.
+
+    def want_body(self, request: Request) -> None:
+        """Somebody waits for the rest of the body."""
+        if request.expects_continue:
+            request.expects_continue = False
+            if request.size == 0:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._update_read_pause()
+
+    def send(self, request: Request, response: Response) -> None:
+        self._check_begins(request)
+        length = "" if response.status == 204 else f"Content-Length: {len(response.body)}\r\n"
+        head = encode_head(response.status, response.headers, self._framing(request, response, length))
+        request.answered = True
+        if not has_body(request.method, response.status):
+            self._transport.write(head)
+        elif len(response.body) < _TWO_WRITES:
+            self._transport.write(head + response.body)
+        else:
+            self._transport.writelines((head, response.body))
+
+    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None:
+        """``first``: what can be said at once, in one write with the head."""
+        self._check_begins(request)
+        request.chunked = not request.is_http_1_0 and request.method != "HEAD"
+        framing = self._framing(request, response, "" if request.is_http_1_0 else "Transfer-Encoding: chunked\r\n")
+        head = encode_head(response.status, response.headers, framing)
+        request.stream = response
+        self.last_part = first
+        self._transport.write(head + _part(request, first))
+
+    def _check_begins(self, request: Request) -> None:
+        self._check_not_lost()
+        if request is not self._current or request.answered or request.stream is not None:
+            raise RuntimeError("a request is answered once")
+
+    def _framing(self, request: Request, response: AnyResponse, length: str) -> str:
+        request.closes = not (request.keep_alive and request.complete) or self._server.draining
+        ids = id_lines(request.id_headers, response.headers, request.id)
+        return f"{ids}{length}{_CLOSE}" if request.closes else ids + length
+
+    def write_part(self, request: Request, data: bytes) -> None:
+        if self._lost or self._transport.is_closing():
+            raise ConnectionResetError("the caller is gone")
+        self.last_part = data
+        self._transport.write(_part(request, data))
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """``write_part`` of what is a chunk already."""
+        if self._lost:
+            raise ConnectionResetError("the caller is gone")
+        self.last_part = chunk
+        self._transport.write(chunk)
+
+    async def wait_writable(self) -> None:
+        """Return once the caller has caught up. Raises ConnectionResetError when it is gone."""
+        self._check_not_lost()
+        if self.writable:
+            return
+        self._drained = self._loop.create_future()
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+        self._check_not_lost()
+
+    def set_source(self, source: Flow | None) -> None:
+        self._source = source
+        if source is not None and not self.writable:
+            source.pause()
+
+    def _check_not_lost(self) -> None:
+        if self._lost or self._transport.is_closing():
+            raise ConnectionResetError("the caller is gone")
+
+    def abort(self) -> None:
+        """Break the connection: what was being answered cannot be ended well."""
+        self._transport.abort()
+
+    # The end.
+
+    def _close(self, *, linger: bool) -> None:
+        """``linger``: the caller still sends, and would lose our answer if we hung up on it."""
+        if self._closing or self._lost:
+            return
+        self._discarding = self._closing = True
+        self._unread = (self._loop.time(), self._transport.get_write_buffer_size())
+        if not linger:
+            self._transport.close()
+            return
+        if self._read_paused:
+            self._transport.resume_reading()
+        self._transport.write_eof()
+
+    def close_if_idle(self) -> None:
+        if self._current is None:
+            self._close(linger=False)
+
+    def cancel(self) -> asyncio.Task[None] | None:
+        """Break off what is under way: the handler's task, which ends now."""
+        self._transport.abort()
+        if self._task is not None:
+            self._task.cancel()
+        return self._task
+
+    def sweep(self, now: float) -> None:
+        """Disconnect a caller that keeps the server waiting."""
+        limits = self._limits
+        if self._closing:
+            self._sweep_slow(now, limits.linger_s)
+        elif not self.writable:
+            self._sweep_slow(now, limits.stalled_s)
+        elif self._reader.incoming is not None:
+            self._sweep_body(self._reader.incoming, now)
+        elif self._current is not None:
+            return
+        elif self._reader.in_head:
+            if now > self._reader.since + limits.header_s:
+                self._fail(ApiError(408, "the request's header did not come", code="request_timeout"))
+        elif now > self._idle_since + limits.keep_alive_s:
+            self._close(linger=False)
+
+    def _sweep_body(self, request: Request, now: float) -> None:
+        if self._read_paused or self._discarding:
+            return
+        if now > self._reader.since + self._limits.body_grace_s + request.size / self._limits.body_bytes_per_s:
+            self._fail(ApiError(408, "the request's body did not come", code="request_timeout"))
+
+    def _sweep_slow(self, now: float, patience_s: float) -> None:
+        """A caller that takes some of its answer may go on, however slowly."""
+        since, left = self._unread
+        size = self._transport.get_write_buffer_size()
+        if size < left:
+            self._unread = (now, size)
+        elif now > since + patience_s:
+            self._transport.abort()
+
+
+def _part(request: Request, data: bytes) -> bytes:
+    """How a part of a stream's body is written."""
+    if request.chunked and data:
+        return b"%x\r\n%b\r\n" % (len(data), data)
+    return data if request.method != "HEAD" else b""
+
+
+# What one caller may take of a server.
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Seconds and bytes that one connection may take.
+
+    A body may take ``body_grace_s``, and longer as long as it has come at ``body_bytes_per_s``. ``buffered_bytes`` are
+    taken of a body that nobody reads yet.
+    """
+
+    keep_alive_s: float = 120.0  # longer than POOL_IDLE_S of our clients
+    header_s: float = 15.0
+    header_bytes: int = 64 * 1024
+    header_count: int = 128
+    body_grace_s: float = 30.0
+    body_bytes_per_s: float = 1024.0
+    buffered_bytes: int = 256 * 1024
+    pipelined: int = 64
+    linger_s: float = 10.0  # for a caller to stop sending what is refused, and to take its last answer
+    stalled_s: float = 900.0  # for a caller to take anything at all of an answer that waits
+    sweep_s: float = 2.0
+
+
+# The server: a listening socket, its connections, their deadlines, and how it goes.
+
+_BACKLOG = 4096
+_JUST_ACCEPTED_S = 0.25
+
+
+class HttpServer:
+    """Made inside a running loop. ``listen``, then ``close``, which lets finish what runs, or ``cancel``."""
+
+    def __init__(self, application: Application, limits: ServerLimits | None = None) -> None:
+        self.application = application
+        self.limits = limits or ServerLimits()
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[HttpConnection] = set()
+        self.draining = False
+        self._listener: asyncio.AbstractServer | None = None
+        self._empty = asyncio.Event()
+        self._sweeps: asyncio.TimerHandle | None = None
+
+    async def listen(self, sock: socket.socket) -> None:
+        self._listener = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=_BACKLOG)
+        self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
+
+    def _sweep(self) -> None:
+        """One timer for all connections: ten thousand idle ones cost a millisecond each time."""
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now)
+        self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
+
+    def forget(self, connection: HttpConnection) -> None:
+        self.connections.discard(connection)
+        if self.draining and not self.connections:
+            self._empty.set()
+
+    async def close(self) -> None:
+        """Stop listening, give connections that were just accepted a moment to speak, and return when what they asked
+        is answered. From now on every answer is its connection's last."""
+        if self._listener is not None:
+            self._listener.close()
+        self.draining = True
+        await asyncio.sleep(_JUST_ACCEPTED_S)
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if self.connections:
+            await self._empty.wait()
+
+    async def cancel(self) -> None:
+        """Break off whatever still runs, and return when it has ended."""
+        if self._listener is not None:
+            self._listener.close()
+        tasks = [task for connection in list(self.connections) if (task := connection.cancel()) is not None]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sweeps is not None:
+            self._sweeps.cancel()

@@ -1,0 +1,98 @@
+"""Background tasks: named, restarted after a failure, and periodic ones that all wake at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+_log = logging.getLogger(__name__)
+_PHASE_S = random.uniform(0.0, 3600.0)  # of this process: other processes wake at other times
+
+
+def until_beat(period_s: float) -> float:
+    """Seconds to sleep for a task that runs every ``period_s``. Periodic tasks of a process wake at the same times, as
+    far as their periods divide each other: waking an idle process costs more than the task."""
+    if period_s <= 0:
+        return 0.0
+    left_s = period_s - (asyncio.get_running_loop().time() - _PHASE_S) % period_s
+    return left_s if left_s > period_s / 4 else left_s + period_s  # a timer rings a little early, too
+
+
+async def _guarded(name: str, run: Callable[[], Coroutine[Any, Any, None]], again_after_s: float) -> None:
+    while True:
+        try:
+            await run()
+            return
+        except Exception:  # noqa: BLE001 - a process boundary: a background loop must outlive its own faults
+            _log.exception("background task %s failed; it starts again in %.1f s", name, again_after_s)
+        await asyncio.sleep(again_after_s)
+
+
+@contextlib.asynccontextmanager
+async def background(
+    name: str, run: Callable[[], Coroutine[Any, Any, None]], *, again_after_s: float = 1.0
+) -> AsyncIterator[None]:
+    """Keep ``run()`` going beside the body. A failure is logged and the task starts again; leaving cancels it."""
+    task = asyncio.create_task(_guarded(name, run, again_after_s), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+# A deadline on progress: every ``kick`` starts it anew, and a kick costs one clock reading.
+
+
+class Watchdog:
+    """Raises TimeoutError in its body after ``idle_s`` seconds without a ``kick``, unless ``excused()`` then.
+
+    ``idle_s`` is asked anew each time, so that a changed limit holds for running calls too.
+    """
+
+    def __init__(self, idle_s: Callable[[], float], *, excused: Callable[[], bool] = lambda: False) -> None:
+        self._idle_s = idle_s
+        self._excused = excused
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = 0.0
+        self._expired = False
+
+    def kick(self, ago_s: float = 0.0) -> None:
+        """There was progress ``ago_s`` seconds ago."""
+        self._last = self._loop.time() - ago_s
+
+    async def __aenter__(self) -> Watchdog:
+        task = asyncio.current_task()
+        assert task is not None, "a watchdog guards the body of a task"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self.kick()
+        self._timer = self._loop.call_later(self._idle_s(), self._look)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A cancellation is a timeout where it was ours alone, as ``asyncio.timeout`` has it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        due = self._last + self._idle_s()
+        if due <= now and not self._excused():
+            self._expired = True
+            self._task.cancel()
+            return
+        due = self._last + self._idle_s()  # ``excused`` may have found progress
+        self._timer = self._loop.call_later(due - now if due > now else self._idle_s(), self._look)

@@ -1,0 +1,412 @@
+"""The model routes of a data proxy for an external API.
+
+Calls are relayed with our request ids, errors and deadline, or translated where the API does not have the dialect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from areal.services.http import headers as names
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
+from areal.services.http.service import EventCutter, Handler, json_response
+from areal.services.inference.data_proxy import anthropic, responses
+from areal.services.inference.data_proxy.anthropic import AnthropicWriter
+from areal.services.inference.data_proxy.dialects import (
+    ChatTranslation,
+    DialectWriter,
+    ResponseSummary,
+    TemplateUses,
+    dialect_field_names,
+)
+from areal.services.inference.data_proxy.external_recording import (
+    CHAT_PATH,
+    ResponseRecorder,
+    chat_recorder,
+    messages_recorder,
+    recorded_completion,
+    replay_completion,
+)
+from areal.services.inference.data_proxy.fields import Fields
+from areal.services.inference.data_proxy.generation import progress_timeout_s
+from areal.services.inference.data_proxy.parsers import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+    Reply,
+)
+from areal.services.inference.data_proxy.sessions import CallRecorders
+from areal.services.inference.engines.base import Dialect, EngineFailed
+from areal.services.inference.engines.external import ExternalApi, Redirected
+from areal.services.inference.engines.transport import read_events
+
+_OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
+
+
+def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
+    """The body for the API: only OpenAI's own fields that the client set, since providers differ in all others. Raises
+    400 for options that only our own models have."""
+    if chat.get("continue_final_message"):
+        raise bad_request("the last message must be the user's: an external model begins its own", param="messages")
+    body = {name: value for name, value in chat.items() if name not in _OWN_FIELDS and value not in (None, [], False)}
+    if "max_tokens" in body:
+        body["max_completion_tokens"] = body.pop("max_tokens")
+    if not body.get("tools"):
+        body.pop("tool_choice", None)
+    if chat.get("parallel_tool_calls") is False:
+        body["parallel_tool_calls"] = False
+    if body.get("stream"):
+        body["stream_options"] = {"include_usage": True}
+    body["messages"] = [{name: item for name, item in each.items() if name != "is_error"} for each in chat["messages"]]
+    return body
+
+
+async def answer_in_dialect(
+    writer: DialectWriter,
+    upstream: aiohttp.ClientResponse,
+    request: Request,
+    headers: dict[str, str],
+    response_recorder: ResponseRecorder,
+    *,
+    stream: bool,
+) -> AnyResponse:
+    """Answer with ``upstream``'s answer in the writer's dialect. Raises ApiError for a malformed one."""
+    if upstream.status != 200:
+        raise _refused(upstream.status, await upstream.read(), upstream.headers.get("Retry-After"))
+    if stream:
+        return await _stream(writer, upstream, request, headers, response_recorder)
+    with _malformed_answers():
+        data = orjson.loads(await upstream.read())
+        answer = json_response(_whole_answer(writer, data), more_headers=headers)
+        response_recorder.data(data, whole=True)
+    await response_recorder.end()
+    return answer
+
+
+async def replay_dialect(
+    writer: DialectWriter, completion: Mapping[str, Any], request: Request, *, stream: bool
+) -> AnyResponse:
+    """Answer with a recorded completion in the writer's dialect."""
+    if not stream:
+        return json_response(_whole_answer(writer, completion))
+    chunks = ChatDeltaReader()
+    pieces = chunks.pieces(completion["choices"][0]["message"])
+    chunks.note(completion)
+    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await out.prepare(request)
+    await out.write(writer.opening(0) + writer.pieces(pieces) + writer.closing(chunks.summary()))
+    return out
+
+
+def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[str, Any]:
+    chunks, reply = ChatDeltaReader(), Reply()
+    reply.add(chunks.pieces(completion["choices"][0]["message"]))
+    chunks.note(completion)
+    return writer.whole(reply, chunks.summary())
+
+
+async def _stream(
+    writer: DialectWriter,
+    upstream: aiohttp.ClientResponse,
+    request: Request,
+    headers: dict[str, str],
+    response_recorder: ResponseRecorder,
+) -> AnyResponse:
+    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
+    try:
+        async with contextlib.aclosing(_dialect_parts(writer, upstream, response_recorder)) as parts:
+            async for part in parts:
+                if not out.prepared:
+                    await out.prepare(request)
+                await out.write(part)
+    except ConnectionResetError:  # the client disconnected
+        return out
+    return out
+
+
+async def _dialect_parts(
+    writer: DialectWriter, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
+) -> AsyncGenerator[bytes, None]:
+    chunks = ChatDeltaReader()
+    opening = writer.opening(0)  # the length of the prompt is known at the end
+    with _malformed_answers():
+        async with contextlib.aclosing(read_events(upstream.content.iter_any())) as events:
+            async for event in events:
+                chunks.note(event)
+                response_recorder.data(event, whole=False)
+                for choice in event.get("choices", ())[:1]:
+                    written = opening + writer.pieces(chunks.pieces(choice.get("delta") or {}))
+                    opening = b""
+                    if written:
+                        yield written
+        if opening:
+            raise EngineFailed("the stream was empty")
+        await response_recorder.end()
+        yield writer.closing(chunks.summary())
+
+
+class ChatDeltaReader:
+    """Reads the messages or deltas of one answer as pieces, and how it ended."""
+
+    def __init__(self) -> None:
+        self._call = -1  # the last call that began
+        self._finish = "stop"
+        self._stop: str | None = None
+        self._usage: Mapping[str, Any] = {}
+
+    def note(self, data: Mapping[str, Any]) -> None:
+        """Note the finish reason and usage of a chunk or a whole answer."""
+        self._usage = data.get("usage") or self._usage
+        for choice in data.get("choices", ())[:1]:
+            self._finish = choice.get("finish_reason") or self._finish
+            stop = choice.get("stop_reason")  # vLLM's and SGLang's
+            self._stop = stop if isinstance(stop, str) else self._stop
+
+    def pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
+        """Raises ValueError for calls that are not one after the other."""
+        pieces: list[Piece] = []
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            pieces.append(Reasoning(reasoning))
+        if content := delta.get("content") or delta.get("refusal"):
+            pieces.append(Content(content))
+        for position, call in enumerate(delta.get("tool_calls") or ()):
+            pieces.extend(self._call_pieces(call, call.get("index", position)))
+        return pieces
+
+    def _call_pieces(self, call: Mapping[str, Any], index: int) -> Iterator[Piece]:
+        function = call.get("function") or {}
+        if index == self._call + 1:
+            if self._call >= 0:
+                yield CallEnd(self._call)
+            self._call = index
+            yield CallStart(index, call["id"], function["name"])
+        elif index != self._call:
+            raise ValueError(f"call {index} goes on after call {self._call}")
+        if arguments := function.get("arguments"):
+            yield CallArguments(index, arguments)
+
+    def summary(self) -> ResponseSummary:
+        details = self._usage.get("completion_tokens_details") or {}
+        return ResponseSummary(
+            finish=self._finish,
+            prompt_tokens=self._usage.get("prompt_tokens") or 0,
+            output_tokens=self._usage.get("completion_tokens") or 0,
+            reasoning_tokens=details.get("reasoning_tokens") or 0,
+            stop=self._stop,
+        )
+
+
+@contextlib.contextmanager
+def _malformed_answers() -> Iterator[None]:
+    """A malformed chat completion is the external API's failure."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ApiError(502, "the external API's answer is no chat completion", code="engine_failed") from error
+    except EngineFailed as error:
+        raise ApiError(502, f"the external API failed: {error}", code="engine_failed") from error
+
+
+def _refused(status: int, body: bytes, retry_after: str | None) -> ApiError:
+    """The API's error as ours: compatible APIs answer with OpenAI's error object."""
+    try:
+        error = orjson.loads(body).get("error")
+    except (ValueError, AttributeError):
+        error = None
+    given = error if isinstance(error, Mapping) else {"message": error} if isinstance(error, str) else {}
+    code, param = given.get("code"), given.get("param")
+    return ApiError(
+        status if status >= 400 else 502,
+        str(given.get("message") or f"the external API answered {status}"),
+        code=code if isinstance(code, str) else None,
+        param=param if isinstance(param, str) else None,
+        headers={"Retry-After": retry_after} if retry_after else {},
+    )
+
+
+_FINAL = {names.FINAL: "1"}
+_PASSED_HEADERS = ("Content-Type", "Retry-After")
+
+
+@dataclass
+class _RelayedCall:
+    request: Request
+    started: float
+    waited: float = 0.0
+
+    def overhead(self) -> str:
+        return str(int((time.perf_counter() - self.started - self.waited) * 1e6))
+
+
+class ExternalCalls:
+    """``timeout_s``: the longest time without a byte, where the relay does not set one."""
+
+    def __init__(
+        self, model: str, api: ExternalApi, recorders: CallRecorders, *, max_body_bytes: int, timeout_s: float
+    ) -> None:
+        self._model = model
+        self._api = api
+        self._recorders = recorders
+        self._max_body_bytes = max_body_bytes
+        self._timeout_s = timeout_s
+
+    def relay_to(self, path: str, *, records: bool = True) -> Handler:
+        """The handler that relays to ``path`` under the API's base URL. ``records``: a session's call is recorded."""
+        is_messages = path.startswith("/messages")  # of Anthropic's API
+
+        async def handle(request: Request) -> AnyResponse:
+            caller = self._recorders.authenticate(request.headers)
+            body = await request.read(self._max_body_bytes)
+            call, data = _RelayedCall(request, time.perf_counter()), decode_object(body)
+            self._check_model(data.get("model"))
+            timeout = progress_timeout_s(request, self._timeout_s)
+            headers = _anthropic_headers(request) if is_messages else {}
+            async with self._recorders.open(caller if records else None, request.headers, body) as recorder:
+                if recorder.replayed is not None:
+                    stream = data.get("stream") is True
+                    if not is_messages:
+                        return await replay_completion(request, recorder.replayed, stream=stream)
+                    writer = AnthropicWriter(recorder.replayed[0].answer_id, self._model)
+                    return await replay_dialect(writer, recorded_completion(recorder.replayed), request, stream=stream)
+                if is_messages:
+                    response_recorder = messages_recorder(recorder, self._model, data)
+                else:
+                    response_recorder = chat_recorder(recorder, self._model, path, data)
+                with api_failures():
+                    async with self._api.post(path, data, request.id, timeout, headers) as upstream:
+                        return await _pass_on(call, upstream, response_recorder)
+
+        return handle
+
+    def refuse(self, why: str) -> Handler:
+        async def handle(request: Request) -> AnyResponse:
+            raise bad_request(why, code="unsupported_path")
+
+        return handle
+
+    def _check_model(self, name: object) -> None:
+        if name not in (None, self._model):
+            message = f"the model {name!r} does not exist; here is {self._model!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def translated_by(self, translate: Callable[[Fields, TemplateUses], ChatTranslation], id_prefix: str) -> Handler:
+        """The handler of a dialect that the API does not have: sent as a chat, answered in the dialect."""
+
+        async def handle(request: Request) -> AnyResponse:
+            caller = self._recorders.authenticate(request.headers)
+            given = await request.read(self._max_body_bytes)
+            call, fields = _RelayedCall(request, time.perf_counter()), Fields(decode_object(given))
+            self._check_model(fields.take("model"))
+            translation = translate(fields, lambda variable: False)
+            body = chat_body(translation.chat)
+            async with self._recorders.open(caller, request.headers, given) as recorder:
+                if recorder.replayed is not None:
+                    writer = translation.writer(
+                        recorder.replayed[0].answer_id, self._model, recorder.replayed[0].created
+                    )
+                    return await replay_dialect(
+                        writer, recorded_completion(recorder.replayed), request, stream="stream" in body
+                    )
+                writer = translation.writer(answer_id := recorder.answer_id(id_prefix), self._model, int(time.time()))
+                response_recorder = chat_recorder(recorder, self._model, CHAT_PATH, body, answer_id)
+                return await self._answer_translated(call, translation, body, writer, response_recorder)
+
+        return handle
+
+    async def _answer_translated(
+        self,
+        call: _RelayedCall,
+        translation: ChatTranslation,
+        body: dict[str, Any],
+        writer: DialectWriter,
+        response_recorder: ResponseRecorder,
+    ) -> AnyResponse:
+        request, timeout = call.request, progress_timeout_s(call.request, self._timeout_s)
+        with api_failures(), dialect_field_names(translation.names):
+            async with self._api.post(CHAT_PATH, body, request.id, timeout) as upstream:
+                call.waited = time.perf_counter() - call.started
+                headers = {names.OVERHEAD: call.overhead()}
+                if translation.ignored:
+                    headers[names.IGNORED] = ", ".join(translation.ignored)
+                return await answer_in_dialect(
+                    writer, upstream, request, headers, response_recorder, stream="stream" in body
+                )
+
+
+async def _pass_on(
+    call: _RelayedCall, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
+) -> AnyResponse:
+    headers = {name: value for name in _PASSED_HEADERS if (value := upstream.headers.get(name)) is not None}
+    call.waited = time.perf_counter() - call.started
+    if upstream.status != 200 or upstream.content_type != "text/event-stream":
+        body = await upstream.read()
+        call.waited = time.perf_counter() - call.started
+        await response_recorder.answer(upstream.status, body)
+        return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
+    out = StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
+    cutter = EventCutter()
+    try:
+        async for part in upstream.content.iter_any():
+            if events := response_recorder.events(cutter.push(part)):
+                if not out.prepared:
+                    await out.prepare(call.request)
+                await out.write(events)
+        await response_recorder.end()
+        if out.prepared:
+            await out.write(response_recorder.held + cutter.rest())
+    except ConnectionResetError:  # the client disconnected
+        return out
+    return out
+
+
+def _anthropic_headers(request: Request) -> dict[str, str]:
+    """The client's headers that choose a version of Anthropic's API."""
+    found = {name: request.headers.get(name) for name in ("anthropic-version", "anthropic-beta")}
+    return {name: value for name, value in found.items() if value}
+
+
+@contextlib.contextmanager
+def api_failures() -> Iterator[None]:
+    """Failures of the API as final errors: no other worker would fare better."""
+    try:
+        yield
+    except ApiError as error:
+        error.headers |= _FINAL
+        raise
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        message = f"the external API does not answer: {error}"
+        raise ApiError(503, message, code="engine_unavailable", headers=_FINAL) from error
+    except Redirected as error:
+        raise ApiError(502, f"the external API's URL is not right: {error}", code="engine_failed") from error
+    except TimeoutError as error:
+        raise ApiError(504, "the external API made no progress", code="progress_timeout") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ApiError(502, "the connection to the external API broke", code="engine_failed") from error
+
+
+def external_handlers(calls: ExternalCalls, dialect: Dialect) -> dict[str, Handler]:
+    if dialect is Dialect.ANTHROPIC:
+        messages_only = calls.refuse("this model is behind Anthropic's API: ask it by /v1/messages")
+        return {
+            **dict.fromkeys(("/v1/chat/completions", "/v1/completions", "/v1/responses"), messages_only),
+            "/v1/messages": calls.relay_to("/messages"),
+            "/v1/messages/count_tokens": calls.relay_to("/messages/count_tokens", records=False),
+        }
+    return {
+        "/v1/chat/completions": calls.relay_to("/chat/completions"),
+        "/v1/completions": calls.relay_to("/completions"),
+        "/v1/responses": calls.translated_by(responses.translate, "resp_"),
+        "/v1/messages": calls.translated_by(anthropic.translate, "msg_"),
+        "/v1/messages/count_tokens": calls.refuse("an external model's tokens are not ours to count"),
+    }

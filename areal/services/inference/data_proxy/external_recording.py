@@ -1,0 +1,325 @@
+"""Records an external model's answers while they are relayed, before their last bytes are sent."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, StreamResponse
+from areal.services.http.service import json_response
+from areal.services.inference.data_proxy.anthropic import chat_messages
+from areal.services.inference.data_proxy.openai import DONE, sse_data
+from areal.services.inference.data_proxy.sessions import CallRecorder
+from areal.services.inference.recorder.records import ConversationDigest, RecordedTurn, TextSample, TextTurn
+
+# An answer is assembled from its chunks as one chat completion: that is recorded, and replayed to repeated calls.
+
+_JOINED = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+class CompletionAssembler:
+    """Assembles an answer from its chunks, or takes a whole one."""
+
+    def __init__(self) -> None:
+        self._completion: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def whole(self, data: Mapping[str, Any]) -> None:
+        self._completion = dict(data)
+        self._choices = {place: dict(choice) for place, choice in enumerate(data.get("choices") or ())}
+
+    def chunk(self, data: Mapping[str, Any]) -> None:
+        for name in ("id", "created", "model", "usage"):
+            if data.get(name) is not None:
+                self._completion[name] = data[name]
+        for chosen in data.get("choices") or ():
+            index = chosen.get("index", 0)
+            blank = {"index": index, "message": {"role": "assistant", "content": ""}, "finish_reason": None}
+            choice = self._choices.setdefault(index, blank)
+            choice["finish_reason"] = chosen.get("finish_reason") or choice["finish_reason"]
+            _join(choice["message"], chosen.get("delta") or {})
+
+    def completion(self) -> dict[str, Any] | None:
+        """None when the answer is not complete."""
+        if not self._choices or any(choice.get("finish_reason") is None for choice in self._choices.values()):
+            return None
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        return {"object": "chat.completion", **self._completion, "choices": choices}
+
+
+def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name in _JOINED:
+        if delta.get(name):
+            message[name] = (message.get(name) or "") + delta[name]
+    for position, fragment in enumerate(delta.get("tool_calls") or ()):
+        calls = message.setdefault("tool_calls", [])
+        index = fragment.get("index", position)
+        while len(calls) <= index:
+            calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+        if fragment.get("id"):
+            calls[index]["id"] = fragment["id"]
+        function = fragment.get("function") or {}
+        for name in ("name", "arguments"):
+            calls[index]["function"][name] += function.get(name) or ""
+
+
+def text_samples(
+    completion: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], conversation: ConversationDigest
+) -> list[TextSample]:
+    """One per choice; the first keeps the whole answer for replays."""
+    samples = []
+    for place, choice in enumerate(completion["choices"]):
+        message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
+        samples.append(
+            TextSample(
+                messages=list(messages),
+                response=message,
+                finish_reason=str(choice.get("finish_reason") or "stop"),
+                after=conversation.after(message),
+                extra={"completion": dict(completion)} if place == 0 else {},
+            )
+        )
+    return samples
+
+
+def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, Any]:
+    first = turns[0]
+    assert isinstance(first, TextTurn)
+    completion: dict[str, Any] = first.extra["completion"]
+    return completion
+
+
+def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:
+    """A completion as stream events."""
+    head = {name: completion.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    for choice in completion["choices"]:
+        message = dict(choice["message"])
+        if "tool_calls" in message:
+            message["tool_calls"] = [{"index": at, **call} for at, call in enumerate(message["tool_calls"])]
+        index = choice.get("index", 0)
+        yield sse_data({**head, "choices": [{"index": index, "delta": message, "finish_reason": None}]})
+        yield sse_data(
+            {**head, "choices": [{"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")}]}
+        )
+    if completion.get("usage"):
+        yield sse_data({**head, "choices": [], "usage": completion["usage"]})
+    yield DONE
+
+
+CHAT_PATH = "/chat/completions"
+_DONE = b"data: [DONE]"
+
+
+class ResponseRecorder:
+    """Records one answer while it is relayed. ``held``: its last event, which is sent once the answer is recorded."""
+
+    def __init__(
+        self, call: CallRecorder, model: str, messages: Sequence[Mapping[str, Any]], answer_id: str | None
+    ) -> None:
+        self._call = call
+        self._model = model
+        self._messages = messages
+        self._answer_id = answer_id
+        self._assembler = CompletionAssembler()
+        self.held = b""
+
+    def events(self, part: bytes) -> bytes:
+        """The part of these whole events that may be sent now."""
+        if self.held or _DONE in part:
+            before, _, after = (b"", b"", part) if self.held else part.partition(_DONE)
+            self.held += after if self.held else _DONE + after
+            part = before
+        for line in part.splitlines():
+            if line.startswith(b"data:"):
+                with contextlib.suppress(orjson.JSONDecodeError):
+                    self.data(orjson.loads(line[5:]), whole=False)
+        return part
+
+    def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
+        if isinstance(data, Mapping):
+            (self._assembler.whole if whole else self._assembler.chunk)(data)
+
+    async def answer(self, status: int, body: bytes) -> None:
+        """A whole answer."""
+        if status != 200:
+            if status >= 500:
+                await self._call.fail("engine_failed")
+            return
+        with contextlib.suppress(orjson.JSONDecodeError):
+            self.data(orjson.loads(body), whole=True)
+        await self.end()
+
+    async def end(self) -> None:
+        """Raises ApiError 507 where the answer cannot be stored. An incomplete answer is a failure of the API."""
+        completion = self._assembler.completion()
+        if completion is None:
+            await self._call.fail("engine_failed")
+            return
+        conversation = self._call.set_conversation(self._messages)
+        answer_id = self._answer_id or str(completion.get("id") or self._call.answer_id("chatcmpl-"))
+        created = completion.get("created")
+        samples = text_samples(completion, self._messages, conversation)
+        await self._call.record(answer_id, self._model, created if isinstance(created, int) else 0, samples)
+
+
+class NullRecorder(ResponseRecorder):
+    """Records nothing."""
+
+    def __init__(self) -> None:
+        self.held = b""
+
+    def events(self, part: bytes) -> bytes:
+        return part
+
+    def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
+        return None
+
+    async def answer(self, status: int, body: bytes) -> None:
+        return None
+
+    async def end(self) -> None:
+        return None
+
+
+def chat_recorder(
+    recorder: CallRecorder, model: str, path: str, data: Mapping[str, Any], answer_id: str | None = None
+) -> ResponseRecorder:
+    """Raises 400 for a session's call that could not be recorded."""
+    if not recorder.records(data.get("store") is not False):
+        return NullRecorder()
+    messages = data.get("messages")
+    if path != CHAT_PATH:
+        prompt = data.get("prompt")
+        if not isinstance(prompt, str) and not recorder.has_session_key:
+            return NullRecorder()
+        if not isinstance(prompt, str):
+            raise bad_request("a session's completion needs one prompt, as text", param="prompt")
+        messages = [{"role": "user", "content": prompt}]
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return NullRecorder()  # the API will refuse it
+    return ResponseRecorder(recorder, model, messages, answer_id)
+
+
+async def replay_completion(request: Request, turns: Sequence[RecordedTurn], *, stream: bool) -> AnyResponse:
+    completion = recorded_completion(turns)
+    if not stream:
+        return json_response(completion)
+    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await out.prepare(request)
+    await out.write(b"".join(chunks_of(completion)))
+    return out
+
+
+# Anthropic's events, recorded as the chunks of chat completions.
+
+_LAST = "message_stop"
+_EVENT_ENDS = re.compile(rb"(?<=\n\n)|(?<=\n\r\n)")
+_FINISH = {"max_tokens": "length", "tool_use": "tool_calls", "refusal": "content_filter"}  # everything else: stop
+
+
+class MessagesRecorder(ResponseRecorder):
+    """Takes Anthropic's events and answers where ``ResponseRecorder`` takes OpenAI's."""
+
+    _blocks = 0  # tool_use blocks so far
+
+    def events(self, part: bytes) -> bytes:
+        passed: list[bytes] = []
+        for block in filter(None, _EVENT_ENDS.split(part)):
+            data = _event_data(block)
+            if self.held or data.get("type") == _LAST:
+                self.held += block
+                continue
+            for chunk in self._chunks(data):
+                self.data(chunk, whole=False)
+            passed.append(block)
+        return b"".join(passed)
+
+    def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
+        super().data(_completion(data) if whole and isinstance(data, Mapping) else data, whole=whole)
+
+    def _chunks(self, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        match event.get("type"):
+            case "message_start":
+                message = _mapping(event, "message")
+                yield {**_chunk({}), "id": message.get("id"), "usage": _usage(_mapping(message, "usage"))}
+            case "content_block_start" if _mapping(event, "content_block").get("type") == "tool_use":
+                block = _mapping(event, "content_block")
+                self._blocks += 1
+                yield self._call_chunk({"id": block.get("id")}, {"name": block.get("name"), "arguments": ""})
+            case "content_block_delta":
+                delta = _mapping(event, "delta")
+                match delta.get("type"):
+                    case "text_delta":
+                        yield _chunk({"content": delta.get("text")})
+                    case "thinking_delta":
+                        yield _chunk({"reasoning_content": delta.get("thinking")})
+                    case "input_json_delta":
+                        yield self._call_chunk({}, {"arguments": delta.get("partial_json")})
+            case "message_delta":
+                reason = _mapping(event, "delta").get("stop_reason")
+                yield {**_chunk({}, reason), "usage": _usage(_mapping(event, "usage"))}
+
+    def _call_chunk(self, head: dict[str, Any], function: dict[str, Any]) -> dict[str, Any]:
+        return _chunk({"tool_calls": [{**head, "index": self._blocks - 1, "function": function}]})
+
+
+def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, Any]) -> ResponseRecorder:
+    """Raises 400 for a session's call whose messages could not be recorded as a chat."""
+    if not recorder.records(True):
+        return NullRecorder()
+    try:
+        messages = chat_messages(data.get("system"), data.get("messages"))
+    except ApiError:
+        if recorder.has_session_key:
+            raise
+        return NullRecorder()  # the API may accept it
+    return MessagesRecorder(recorder, model, messages, None)
+
+
+def _event_data(event: bytes) -> Mapping[str, Any]:
+    for line in event.splitlines():
+        if line.startswith(b"data:"):
+            with contextlib.suppress(orjson.JSONDecodeError):
+                data = orjson.loads(line[5:])
+                return data if isinstance(data, dict) else {}
+    return {}
+
+
+def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = data.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _chunk(delta: dict[str, Any], stop_reason: object = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": _finish(stop_reason)}]}
+
+
+def _finish(stop_reason: object) -> str | None:
+    return None if stop_reason is None else _FINISH.get(str(stop_reason), "stop")
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
+    prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _completion(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole message as a chat completion."""
+    answer: dict[str, Any] = {"role": "assistant", "content": ""}
+    for block in message.get("content") or ():
+        match block.get("type"):
+            case "text":
+                answer["content"] += block.get("text") or ""
+            case "thinking":
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + (block.get("thinking") or "")
+            case "tool_use":
+                function = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input") or {}).decode()}
+                call = {"id": block.get("id"), "type": "function", "function": function}
+                answer.setdefault("tool_calls", []).append(call)
+    choice = {"index": 0, "message": answer, "finish_reason": _finish(message.get("stop_reason"))}
+    return {"id": message.get("id"), "choices": [choice], "usage": _usage(_mapping(message, "usage"))}

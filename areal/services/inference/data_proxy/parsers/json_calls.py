@@ -1,0 +1,359 @@
+"""JSON as it is being written: where a value ends, and tool calls that are JSON objects.
+
+Arguments are handed on as the model writes them, not parsed and written anew: whoever gets them sees what was sampled,
+valid or not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from areal.services.inference.data_proxy.parsers.pieces import Output, Tools, is_name_char
+from areal.services.inference.data_proxy.parsers.reader import Steps, TextSource, discard, read_run
+
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")
+_BESIDE_KEYS = ("id", "type", "call_id", "tool_call_id", "index")  # seen beside a call, and of no meaning to it
+_SCALAR_ENDS = frozenset(",]} \t\r\n<")
+
+
+class JsonValue:
+    """The extent of one JSON value: brackets are counted, text in quotes is not looked at."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
+        self._scalar: bool | None = None  # unknown before the first character
+
+    def feed(self, text: str) -> int | None:
+        for position, char in enumerate(text):
+            if self._scalar is None:
+                self._scalar = char not in '{["'
+            if self._scalar:
+                if char in _SCALAR_ENDS:
+                    return position
+            elif self._quoted:
+                if self._closes_quote(char) and self._depth == 0:
+                    return position + 1
+            elif self._bracket(char):
+                return position + 1
+        return None
+
+    def _closes_quote(self, char: str) -> bool:
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == '"':
+            self._quoted = False
+            return True
+        return False
+
+    def _bracket(self, char: str) -> bool:
+        if char == '"':
+            self._quoted = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            return self._depth == 0
+        return False
+
+
+def read_value(source: TextSource) -> Steps[str]:
+    """One JSON value as written; the part before the end of a cut text."""
+    parts: list[str] = []
+    yield from source.span(JsonValue(), parts.append)
+    return "".join(parts)
+
+
+def read_string(source: TextSource) -> Steps[str | None]:
+    """One JSON string, decoded. None where there is none, or no whole one."""
+    if (yield from source.peek()) != '"':
+        return None
+    return decoded_string((yield from read_value(source)))
+
+
+def decoded_string(text: str) -> str | None:
+    """None for anything but a JSON string, and for invalid text (half a surrogate pair)."""
+    if not text.startswith('"'):
+        return None
+    try:
+        value = json.loads(text, strict=False)
+        value.encode()
+    except ValueError:
+        return None
+    return str(value)
+
+
+def read_arguments(source: TextSource, output: Output) -> Steps[None]:
+    """The arguments of the open call. A string holds the JSON text; null is no arguments."""
+    ahead = yield from source.peek()
+    if ahead in ("{", "["):
+        yield from source.span(JsonValue(), output.arguments)
+        return
+    output.arguments(plain_arguments((yield from read_value(source))))
+
+
+def plain_arguments(text: str) -> str:
+    if text == "null":
+        return "{}"
+    decoded = decoded_string(text)
+    return text if decoded is None else decoded
+
+
+class CallObject:
+    """One ``{"name": ..., "arguments": ...}``, in whichever order; also inside ``{"function": ...}``.
+
+    ``known`` says whether a name is one of the tools', for markup that could be something else: there an object with
+    other keys is no call.
+    """
+
+    def __init__(self, source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> None:
+        self._source = source
+        self._output = output
+        self._known = known
+        self._name: str | None = None
+        self._held: str | None = None  # arguments that came before the name
+        self._started = False
+
+    def read(self) -> Steps[bool]:
+        """Whether it is a call; it is left open. The source stands after the object, or where that made no sense."""
+        whole = yield from self._object()
+        if whole and not self._started and self._name is not None:
+            self._start()
+            self._output.arguments("{}" if self._held is None else plain_arguments(self._held))
+        return self._started
+
+    def _object(self) -> Steps[bool]:
+        """Whether there was an object that could be read to its end."""
+        source = self._source
+        if not (yield from source.accept("{")):
+            return False
+        while True:
+            yield from source.space()
+            if (yield from source.accept("}")):
+                return True
+            key = yield from read_string(source)
+            yield from source.space()
+            if key is None or not (yield from source.accept(":")):
+                return False
+            yield from source.space()
+            if not (yield from self._value(key)):
+                return False
+            yield from source.space()
+            yield from source.accept(",")
+
+    def _value(self, key: str) -> Steps[bool]:
+        source = self._source
+        if key == "function" and (yield from source.peek()) == "{":
+            return (yield from self._object())
+        if key in _NAME_KEYS or key == "function":
+            self._name = yield from read_string(source)
+            return self._name is not None and self._name != "" and (self._known is None or self._known(self._name))
+        if key in _ARGUMENT_KEYS and self._name is not None and not self._started:
+            self._start()
+            yield from read_arguments(source, self._output)
+            return True
+        value = yield from read_value(source)
+        if key in _ARGUMENT_KEYS and not self._started:
+            self._held = value
+        elif self._known is not None and key not in _BESIDE_KEYS:
+            return False
+        return value != ""
+
+    def _start(self) -> None:
+        assert self._name is not None
+        self._output.start(self._name)
+        self._source.forget_mark()
+        self._started = True
+
+
+def read_calls(source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> Steps[bool]:
+    """Call objects in a row or in a list, commas or semicolons between. Whether there was any; the last one is left
+    open."""
+    called = False
+    yield from source.space()
+    yield from source.accept("[")
+    while True:
+        yield from source.space()
+        if (yield from source.peek()) != "{" or not (yield from CallObject(source, output, known).read()):
+            return called
+        called = True
+        yield from source.space()
+        if not (yield from source.accept(",")):
+            yield from source.accept(";")
+
+
+# Calls that are JSON objects between two tags, or behind one, or at the very beginning of an
+# answer.
+
+_PYTHON_TAG = "<|python_tag|>"
+_TOOL_CALLS = "[TOOL_CALLS]"
+
+
+@dataclass(frozen=True)
+class BetweenTags:
+    """``<tool_call>{...}</tool_call>`` and the like; text between the tags that is not a call stays content."""
+
+    open: str
+    close: str
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        marker = yield from source.until((self.open,), output.text)
+        while marker is not None:
+            source.mark()
+            if (yield from read_calls(source, output)):
+                marker = yield from source.until((self.close, self.open), discard)
+                output.end()
+                if marker == self.open:
+                    continue
+            else:
+                yield from source.until((self.close,), discard)
+                output.text(self.open + source.since_mark())
+            marker = yield from source.until((self.open,), output.text)
+
+
+@dataclass(frozen=True)
+class AfterTag:
+    """``functools[{...}]`` and the like: a tag, then calls without an end mark."""
+
+    open: str
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        while (yield from source.until((self.open,), output.text)) is not None:
+            source.mark()
+            if (yield from read_calls(source, output)):
+                yield from source.accept("]")
+                output.end()
+            else:
+                output.text(self.open + source.since_mark())
+
+
+def parse_llama(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    """``{"name": ..., "parameters": ...}`` as the whole answer, ``;`` between several; or behind the python tag."""
+    source.mark()
+    if (yield from read_calls(source, output, tools.knows)):
+        yield from source.accept("]")
+        output.end()
+    else:
+        output.text(source.since_mark())
+    yield from AfterTag(_PYTHON_TAG).parse(source, output, tools)
+
+
+def parse_mistral(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    """``[TOOL_CALLS]`` and a list of objects; since their eleventh tokenizer a name, ``[ARGS]`` and the arguments."""
+    while (yield from source.until((_TOOL_CALLS,), output.text)) is not None:
+        source.mark()
+        yield from source.space()
+        if (yield from source.peek()) in ("[", "{"):
+            called = yield from read_calls(source, output)
+            yield from source.accept("]")
+        else:
+            called = yield from _named(source, output)
+        if called:
+            output.end()
+        else:
+            output.text(_TOOL_CALLS + source.since_mark())
+
+
+def _begun(source: TextSource, output: Output, name: str, call_id: str | None) -> Steps[bool]:
+    """A call whose name is read: it has begun where its arguments do."""
+    if not name or (yield from source.peek()) != "{":
+        return False
+    output.start(name, call_id)
+    source.forget_mark()
+    yield from read_arguments(source, output)
+    return True
+
+
+def _named(source: TextSource, output: Output) -> Steps[bool]:
+    name = yield from read_run(source, is_name_char)
+    call_id = None
+    if (yield from source.accept("[CALL_ID]")):
+        call_id = yield from read_run(source, str.isalnum)
+    yield from source.accept("[ARGS]")
+    yield from source.space()
+    return (yield from _begun(source, output, name, call_id))
+
+
+# Calls in sections of special tokens: DeepSeek's V3 and V3.1, Kimi-K2's.
+
+
+@dataclass(frozen=True)
+class SectionCalls:
+    """``name`` makes of a call's header its tool's name and, where the model gives one, its id."""
+
+    begin: str
+    call: str
+    separator: str
+    call_end: str
+    end: str
+    name: Callable[[str], tuple[str, str | None]]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self.begin, self.call, self.separator, self.call_end, self.end
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        marker = yield from self._next(source, output)
+        while marker is not None:
+            if marker != self.call:
+                marker = yield from self._next(source, output)
+                continue
+            source.mark()
+            if (yield from self._call(source, output)):
+                marker = yield from source.until((self.call_end, self.call, self.end), discard)
+                output.end()
+            else:
+                output.text(self.call + source.since_mark())
+                marker = yield from self._next(source, output)
+
+    def _next(self, source: TextSource, output: Output) -> Steps[str | None]:
+        """The next mark; those of the section itself are skipped."""
+        return (yield from source.until((self.begin, self.call, self.end), output.text))
+
+    def _call(self, source: TextSource, output: Output) -> Steps[bool]:
+        header: list[str] = []
+        marker = yield from source.until((self.separator, self.call_end), header.append)
+        if marker != self.separator:
+            return False
+        yield from source.space()
+        name, call_id = self.name("".join(header).strip())
+        if (yield from source.peek()) != "{":  # V3: the header is the kind of tool, its name and a fence follow
+            name = yield from read_run(source, is_name_char)
+            yield from source.space()
+            yield from source.accept("```json")
+            yield from source.space()
+        return (yield from _begun(source, output, name, call_id))
+
+
+def bare_name(header: str) -> tuple[str, str | None]:
+    return header, None
+
+
+def kimi_name(header: str) -> tuple[str, str | None]:
+    """``functions.get_weather:0``: the whole of it is the id that the model expects to see again."""
+    name, _, _ = header.rpartition(":")
+    return (name or header).removeprefix("functions."), header
+
+
+DEEPSEEK = SectionCalls(
+    begin="<｜tool▁calls▁begin｜>",
+    call="<｜tool▁call▁begin｜>",
+    separator="<｜tool▁sep｜>",
+    call_end="<｜tool▁call▁end｜>",
+    end="<｜tool▁calls▁end｜>",
+    name=bare_name,
+)
+KIMI = SectionCalls(
+    begin="<|tool_calls_section_begin|>",
+    call="<|tool_call_begin|>",
+    separator="<|tool_call_argument_begin|>",
+    call_end="<|tool_call_end|>",
+    end="<|tool_calls_section_end|>",
+    name=kimi_name,
+)

@@ -1,0 +1,248 @@
+"""Calls with a tag for each parameter: Qwen3-Coder's, MiniMax-M2's, DeepSeek-V3.2's, GLM-4.5's.
+
+Values are text; the tool's schema says what they are. What is between a parameter's tags is its value, other tags too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from areal.services.inference.data_proxy.parsers.pieces import (
+    ArgumentsWriter,
+    Output,
+    Tools,
+    is_name_char,
+    json_of_python,
+)
+from areal.services.inference.data_proxy.parsers.reader import Steps, TextSource, discard, read_run
+
+
+@dataclass(frozen=True)
+class XmlCalls:
+    """``open`` is around one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the
+    name."""
+
+    open: str
+    close: str
+    function: str
+    function_end: str
+    parameter: str
+    parameter_end: str
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        marker = yield from source.until((self.open, self.function), output.text)
+        while marker is not None:
+            source.mark()
+            if marker == self.open:
+                yield from source.space()
+            if (marker == self.open and not (yield from source.accept(self.function))) or not (
+                yield from self._call(source, output, tools)
+            ):
+                output.text(marker + source.since_mark())
+            else:
+                yield from self._more_calls(source, output, tools)
+            marker = yield from source.until((self.open, self.function), output.text)
+
+    def _more_calls(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        """The other calls within the same tags, and their end."""
+        while True:
+            yield from source.space()
+            if (yield from source.accept(self.close)):
+                output.end()
+                return
+            source.mark()
+            if not (yield from source.accept(self.function)) or not (yield from self._call(source, output, tools)):
+                output.text(source.since_mark())
+                return
+
+    def _call(self, source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
+        """One call, after the beginning of its tag. False: it has no name."""
+        name, _ = yield from _header(source)
+        if not name:
+            return False
+        output.start(name)
+        source.forget_mark()
+        writer = ArgumentsWriter(output, framed=True)
+        ends = (self.parameter, self.function_end, self.close)
+        while (marker := (yield from source.until(ends, discard))) == self.parameter:
+            key, attributes = yield from _header(source)
+            as_text = 'string="true"' in attributes or (not attributes and tools.is_text(name, key))
+            writer.key(key, as_text=as_text)
+            if (yield from source.until((self.parameter_end,), writer.text)) is None:
+                return True  # cut short: the arguments stay incomplete
+            writer.end_value()
+        if marker is not None:
+            writer.close()
+            output.end()
+        return True
+
+
+def _header(source: TextSource) -> Steps[tuple[str, str]]:
+    """The name in a tag, bare or in quotes, and the attributes behind it. Passes the tag's end."""
+    parts: list[str] = []
+    yield from source.until((">",), parts.append)
+    text = "".join(parts).strip()
+    if not text.startswith('"'):
+        return (text, "") if all(map(is_name_char, text)) else ("", "")
+    name, _, attributes = text[1:].partition('"')
+    return name, attributes.strip()
+
+
+@dataclass(frozen=True)
+class PairCalls:
+    """GLM-4.5's: the name, then keys and values, each in its own tags."""
+
+    open: str = "<tool_call>"
+    close: str = "</tool_call>"
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        while (yield from source.until((self.open,), output.text)) is not None:
+            source.mark()
+            parts: list[str] = []
+            marker = yield from source.until(("<arg_key>", self.close), parts.append)
+            name = "".join(parts).strip()
+            if not name or not all(map(is_name_char, name)):
+                if marker == "<arg_key>":
+                    yield from source.until((self.close,), discard)
+                output.text(self.open + source.since_mark())
+                continue
+            output.start(name)
+            source.forget_mark()
+            yield from self._pairs(source, output, tools, name, marker)
+
+    def _pairs(self, source: TextSource, output: Output, tools: Tools, name: str, marker: str | None) -> Steps[None]:
+        writer = ArgumentsWriter(output, framed=False)
+        while marker == "<arg_key>":
+            parts: list[str] = []
+            yield from source.until(("</arg_key>",), parts.append)
+            yield from source.until(("<arg_value>",), discard)
+            key = "".join(parts).strip()
+            writer.key(key, as_text=tools.is_text(name, key))
+            if (yield from source.until(("</arg_value>",), writer.text)) is None:
+                return
+            writer.end_value()
+            marker = yield from source.until(("<arg_key>", self.close), discard)
+        if marker is not None:
+            writer.close()
+            output.end()
+
+
+# Calls as a Python list: ``[get_weather(city="Rome", days=3), now()]``, as the whole answer or
+# between Llama 4's tags. An answer that begins like a list but not with a tool's name is content.
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+
+
+class _Literal:
+    """The extent of a Python literal that is an argument: up to the comma or bracket that ends it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        for position, char in enumerate(text):
+            if self._quote:
+                self._in_quotes(char)
+            elif char in "\"'":
+                self._quote = char
+            elif char in "([{":
+                self._depth += 1
+            elif self._depth == 0 and char in ",)]}":
+                return position
+            elif char in ")]}":
+                self._depth -= 1
+        return None
+
+    def _in_quotes(self, char: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == self._quote:
+            self._quote = ""
+
+
+def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    source.mark()
+    yield from source.space()
+    yield from source.accept(_START)
+    yield from source.space()
+    if (yield from source.accept("[")) and (yield from _call(source, output, tools)):
+        while True:
+            yield from source.space()
+            source.mark()
+            if not (yield from source.accept(",")) or not (yield from _call(source, output, tools)):
+                break
+        if not (yield from source.accept("]")):
+            output.text(source.since_mark())
+        source.forget_mark()
+        yield from source.space()
+        yield from source.accept(_END)
+    else:
+        output.text(source.since_mark())
+    yield from source.until((), output.text)
+
+
+def _call(source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
+    """One call. False: the next text is not a call."""
+    yield from source.space()
+    name = yield from read_run(source, is_name_char)
+    if not tools.knows(name) or not (yield from source.accept("(")):
+        return False
+    output.start(name)
+    source.forget_mark()
+    writer = ArgumentsWriter(output, framed=False)
+    while (yield from _argument(source, writer)):
+        pass
+    if (yield from source.accept(")")) or (yield from source.peek()):  # a call that is cut short stays incomplete
+        writer.close()
+        output.end()
+    return True
+
+
+def _argument(source: TextSource, writer: ArgumentsWriter) -> Steps[bool]:
+    """One ``name=value`` and the comma behind it. False: there is none."""
+    yield from source.space()
+    key = yield from read_run(source, is_name_char)
+    yield from source.space()
+    if not key or not (yield from source.accept("=")):
+        return False
+    parts: list[str] = []
+    if not (yield from source.span(_Literal(), parts.append)):
+        return False
+    writer.written(key, json_of_python("".join(parts)))
+    yield from source.accept(",")
+    return True
+
+
+# gpt-oss's answers: messages in channels, each with a header.
+# https://cookbook.openai.com/articles/openai-harmony ``analysis`` is reasoning, a message to a function is a call,
+# everything else is content. The whole answer is markup, so this is read with tools and without.
+
+_HARMONY_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _HARMONY_START)
+HARMONY_MARKERS = (_CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
+
+
+def parse_harmony(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    marker: str | None = _HARMONY_START
+    while marker is not None:
+        parts: list[str] = []
+        marker = yield from source.until((_MESSAGE,), parts.append)
+        header = "".join(parts)
+        if marker is None:
+            if _CHANNEL not in header:
+                output.text(header)  # a model that has left its format
+            return
+        if recipient := _RECIPIENT.search(header):
+            output.start(recipient[1])
+            marker = yield from source.until(_ENDS, output.arguments)
+            output.end()
+        else:
+            on_text = output.reasoning if _ANALYSIS.search(header) else output.text
+            marker = yield from source.until(_ENDS, on_text)

@@ -1,0 +1,240 @@
+"""Sessions as model calls see them: whose call it is, and its record.
+
+A call belongs to the session whose key it presents, or with the admin key to the human in the loop. A repeated call
+waits for the one in flight and is answered from the record; only a call that is not recorded yet generates. A record is
+durable before the answer's last byte. A failed call is counted with the session's trajectory under its error code and
+scores nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from areal.services.http.auth import AdminKey, presented_key, unknown_key
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.recorder.changes import HITL_SESSION
+from areal.services.inference.recorder.journal import SessionJournal
+from areal.services.inference.recorder.records import (
+    DIGEST_BYTES,
+    ConversationDigest,
+    ModelCall,
+    PrefixMatch,
+    RecordedTurn,
+    Sample,
+    body_digest,
+    digest_conversation,
+)
+from areal.services.inference.recorder.retries import (
+    CallIdentity,
+    CallInFlight,
+    CallsInFlight,
+    check_idempotency_key,
+    read_retry_count,
+)
+from areal.services.inference.recorder.session import HITL, SessionName, SessionState, new_answer_id, tag_of_key
+from areal.services.inference.recorder.storage import held_elsewhere
+from areal.services.inference.recorder.store import JournalStore
+
+_log = logging.getLogger(__name__)
+_COUNTED_REFUSALS = ("context_length_exceeded",)  # 4xx codes that describe the rollout
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A session of this data proxy. ``admin``: the caller has the admin key and may name other sessions."""
+
+    journal: SessionJournal
+    session: int
+    admin: bool
+
+
+class CallerResolver:
+    """Finds the session of a key. ``key`` None: a service without keys, where everybody is admin who presents no
+    session key."""
+
+    def __init__(self, store: JournalStore, key: AdminKey | None) -> None:
+        self._store = store
+        self._key = key
+
+    def resolve(self, headers: Mapping[str, str]) -> Caller:
+        """Raises 401 for an unknown key, 421 for a session that another data proxy holds."""
+        try:
+            key = presented_key(headers)
+        except ApiError:
+            if self._key is not None:
+                raise
+            return self._human()
+        if self._key is not None and self._key.matches(key):
+            return self._human()
+        held = self._store.holder_of_key(key)
+        if held is not None:
+            return Caller(*held, admin=self._key is None)
+        tag = tag_of_key(key.decode("ascii"))
+        if tag is not None and self._store.journal(tag) is None:
+            raise held_elsewhere()
+        if self._key is None and tag is None:
+            return self._human()
+        raise unknown_key()
+
+    def resolve_active(self, headers: Mapping[str, str]) -> Caller:
+        """As ``resolve``; raises 409 for a session that has ended."""
+        caller = self.resolve(headers)
+        session = caller.journal.session(caller.session)
+        if session is None or session.state is not SessionState.ACTIVE:
+            raise ApiError(409, "the session has ended", code="session_ended")
+        return caller
+
+    def _human(self) -> Caller:
+        return Caller(self._store.own, HITL_SESSION, admin=True)
+
+    def named(self, session_id: str) -> Caller:
+        """The session of this id. Raises 404, or 421 where another data proxy has it."""
+        if session_id == HITL:
+            return self._human()
+        name = SessionName.parse(session_id)
+        if name is None:
+            raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
+        journal = self._store.journal(name.tag)
+        if journal is None:
+            raise held_elsewhere()
+        return Caller(journal, journal.session_by_name(name).number, admin=True)
+
+    def selected(self, caller: Caller, session_id: object) -> Caller:
+        """The caller's own session, or the one that an admin names. Raises 400, 403, 404."""
+        if session_id is None:
+            return caller
+        if not isinstance(session_id, str):
+            raise bad_request("session_id must be a string", param="session_id")
+        if not caller.admin:
+            own = caller.journal.session(caller.session)
+            if own is not None and caller.journal.name(own) == session_id:
+                return caller
+            raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
+        return self.named(session_id)
+
+
+class CallRecorder:
+    """Records one model call. ``caller`` None: no journal is kept, nothing is recorded. ``replayed``: the turns of the
+    call that this one repeats; then nothing is generated. ``conversation``: the chat's, once it is known."""
+
+    def __init__(
+        self,
+        caller: Caller | None,
+        identity: CallIdentity | None = None,
+        replayed: Sequence[RecordedTurn] | None = None,
+        flight: CallInFlight | None = None,
+    ) -> None:
+        self._caller = caller
+        self._identity = identity
+        self.replayed = replayed
+        self._flight = flight
+        self.conversation: ConversationDigest | None = None
+
+    @property
+    def has_session_key(self) -> bool:
+        return self._caller is not None and not self._caller.admin
+
+    def records(self, store: bool) -> bool:
+        """Whether this call is recorded when its request says ``store``."""
+        return store and self._caller is not None
+
+    def answer_id(self, prefix: str) -> str:
+        return new_answer_id(prefix, self._caller.journal.tag if self._caller is not None else None)
+
+    def set_conversation(self, messages: Sequence[Mapping[str, Any]]) -> ConversationDigest:
+        self.conversation = digest_conversation(messages)
+        return self.conversation
+
+    async def match_prefix(self, messages: Sequence[Mapping[str, Any]]) -> PrefixMatch | None:
+        """The recorded turn that this chat continues."""
+        if self._caller is None:
+            return None
+        return await self._caller.journal.known(self._caller.session, self.set_conversation(messages))
+
+    async def match_last_answer(self) -> PrefixMatch | None:
+        """The recorded turn whose answer is the chat's last, once ``match_prefix`` was called."""
+        assert self._caller is not None and self.conversation is not None
+        last = replace(self.conversation, answered=self.conversation.answered[-1:])
+        return await self._caller.journal.known(self._caller.session, last)
+
+    async def record(self, answer_id: str, model: str, created: int, samples: Sequence[Sample]) -> None:
+        """Durable when it returns."""
+        assert self._caller is not None and self._identity is not None, "nothing is recorded without a journal"
+        call = ModelCall(
+            answer_id=answer_id,
+            model=model,
+            created=created,
+            digest=self._identity.digest,
+            samples=samples,
+            conversation=self.conversation,
+            idempotency=self._identity.idempotency,
+        )
+        recorded = await self._caller.journal.record(self._caller.session, call)
+        if self._flight is not None:
+            self._flight.recorded = recorded.first
+
+    async def fail(self, code: str) -> None:
+        """Count a failure that raises no error of ours."""
+        if self._caller is not None:
+            await _count_failure(self._caller, ApiError(502, "", code=code))
+
+
+class CallRecorders:
+    """Opens a recorder for each model call. ``store`` None: nothing is recorded."""
+
+    def __init__(self, store: JournalStore | None, key: AdminKey | None) -> None:
+        self._callers = CallerResolver(store, key) if store is not None else None
+        self._flights = CallsInFlight()
+
+    def authenticate(self, headers: Mapping[str, str]) -> Caller | None:
+        """The first check of a call. Raises 401, 421, and 409 for a session that has ended."""
+        return self._callers.resolve_active(headers) if self._callers is not None else None
+
+    @contextlib.asynccontextmanager
+    async def open(self, caller: Caller | None, headers: Mapping[str, str], body: bytes) -> AsyncIterator[CallRecorder]:
+        """Raises 507 at once where the journal takes no more, 422 for an Idempotency-Key with another body, 421 where
+        the session is at another data proxy."""
+        if caller is None:
+            yield CallRecorder(None)
+            return
+        with caller.journal.in_use():
+            await caller.journal.check_writable()
+            key = check_idempotency_key(headers.get("Idempotency-Key"))
+            identity = CallIdentity(
+                session=(caller.journal.tag, caller.session),
+                digest=body_digest(body),
+                idempotency=blake2b(key.encode(), digest_size=DIGEST_BYTES).digest() if key is not None else None,
+                retry=read_retry_count(headers.get("x-stainless-retry-count")),
+            )
+            while identity.repeatable:
+                row = await self._flights.join(identity)
+                found = await (
+                    caller.journal.answer(row)
+                    if row is not None
+                    else caller.journal.replay(caller.session, identity.digest, identity.idempotency)
+                )
+                if found:
+                    yield CallRecorder(caller, identity, found)
+                    return
+                if not self._flights.running(identity):
+                    break
+            with self._flights.leading(identity) as flight:
+                try:
+                    yield CallRecorder(caller, identity, None, flight)
+                except ApiError as error:
+                    await _count_failure(caller, error)
+                    raise
+
+
+async def _count_failure(caller: Caller, error: ApiError) -> None:
+    if error.status < 500 and error.code not in _COUNTED_REFUSALS:
+        return
+    try:
+        await caller.journal.note_failure(caller.session, error.code or str(error.status))
+    except ApiError as other:  # the client is told the call's own failure
+        _log.warning("a failure could not be counted: %s", other)

@@ -1,0 +1,249 @@
+"""Chat templates and their input. Models ship them in a dialect of Jinja; each is compiled once.
+
+A template comes with a model and is not trusted: it runs in an immutable sandbox without attribute access to Python.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import orjson
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.ext import loopcontrols as LoopControls
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from areal.services.http.errors import ApiError, bad_request
+
+RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
+
+
+class _Generation(Extension):
+    """``{% generation %}``: training marks the assistant's tokens with it. Here its body is just text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+class ChatTemplate:
+    """One compiled template. Raises ``jinja2.TemplateSyntaxError`` for source that is none."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
+        self._names = meta.find_undeclared_variables(environment.parse(source))
+        self.source = source
+        self._template = environment.from_string(source)
+        self._template.globals = dict(self._template.globals)  # each rendering copies them: not from a chain of maps
+        self._special_tokens = dict(special_tokens)
+
+    def uses(self, variable: str) -> bool:
+        return variable in self._names
+
+    @property
+    def knows_developer(self) -> bool:
+        return "developer" in self.source
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt up to the end of the last message's text, for the model to continue it."""
+        last = str(messages[-1]["content"])
+        prompt, text = self.render(messages, tools, {**variables, "add_generation_prompt": False}), last.strip()
+        at = prompt.rfind(text)
+        if at < 0:
+            raise bad_request("the chat template does not let the last message be continued", param="messages")
+        end = at + len(text)
+        space = last[len(last.rstrip()) :]
+        return prompt[:end] + (space if prompt.startswith(space, end) else "")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt. Raises ApiError 400 when the template itself refuses the conversation."""
+        values = {"add_generation_prompt": True, "documents": None, **self._special_tokens, **variables}
+        try:
+            return self._template.render(messages=messages, tools=tools, **values)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise bad_request(f"the chat template refuses these messages: {error}", param="messages") from error
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Looks attributes of JSON objects up directly, the most frequent operation of templates; names that may be methods
+    are left to the sandbox."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            found = obj.get(attribute, _MISSING)
+            return found if found is not _MISSING else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+_DICT_NAMES = frozenset(dir(dict))
+_MISSING = object()
+
+
+def _environment() -> jinja2.Environment:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML, which would change the prompt."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+# Prefix reuse: the text that a template adds after a recorded answer, so that the answer itself is not rendered again.
+# The recorded text is kept where the template would render it unchanged: where it starts with what the template makes
+# of the tools and the messages before the first answer, and where later messages change nothing before them. Reasoning
+# that a client does not send back counts as sent: whether it stays is the template's decision.
+
+_REASONING_KEYS = ("reasoning_content", "thinking")  # names that templates use
+
+
+@dataclass(frozen=True)
+class TemplateInput:
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any]
+
+
+def text_after_answer(
+    template: ChatTemplate, given: TemplateInput, recorded: str, end: str, *, has_reasoning: bool
+) -> str | None:
+    """The prompt's text after ``recorded``, which ends with the last answer among the messages and its ``end`` token.
+    None where the template would render that text otherwise. ``has_reasoning``: the model's reasoning is separated
+    from its answers."""
+    messages, no_prompt = list(given.messages), {**given.variables, "add_generation_prompt": False}
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        return None
+    first, last = answers[0], answers[-1]
+    if has_reasoning:
+        messages[last] = {**dict.fromkeys(_REASONING_KEYS, "reasoning"), **messages[last]}
+    try:
+        head = template.render(messages[:first], given.tools, no_prompt)
+        before = template.render(messages[: last + 1], given.tools, no_prompt)
+        whole = template.render(messages, given.tools, given.variables)
+    except ApiError:
+        return None
+    _, found, tail = before.rpartition(end)
+    if not recorded.startswith(head) or not whole.startswith(before) or not found or tail.strip():
+        return None
+    return tail + whole[len(before) :]
+
+
+# Chat messages: checked, and converted to the form that chat templates expect.
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_PLAIN_ROLES = ("system", "user", "assistant")  # with text alone they are as a template wants them
+
+
+def read_messages(value: object, template: ChatTemplate) -> list[dict[str, Any]]:
+    """Raises 400 naming the message and the part."""
+    if not isinstance(value, list) or not value:
+        raise bad_request("messages must be a list with at least one message", param="messages")
+    return [_message(item, f"messages[{index}]", template) for index, item in enumerate(value)]
+
+
+def _message(value: object, where: str, template: ChatTemplate) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_request(f"{where} must be an object", param=where)
+    role = value.get("role")
+    if len(value) == 2 and role in _PLAIN_ROLES and type(value.get("content")) is str:
+        return value
+    if role not in _ROLES:
+        raise bad_request(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    if role == "developer" and not template.knows_developer:
+        role = "system"
+    message = {name: item for name, item in value.items() if item is not None}
+    calls = _tool_calls(message.pop("tool_calls", None), where)
+    content = message.get("content")
+    if content is None and not (role == "assistant" and (calls or "reasoning_content" in message)):
+        raise bad_request(f"{where}.content is required", param=f"{where}.content")
+    message |= {"role": role, "content": _text(content, where)}
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _text(content: object, where: str) -> str:
+    """Text of a message: a string, or text parts, each on its own line."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise bad_request(f"{where}.content must be a string or a list of parts", param=f"{where}.content")
+    return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: object, where: str) -> str:
+    if not isinstance(part, Mapping):
+        raise bad_request(f"{where} must be an object with a type", param=where)
+    kind = part.get("type")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise bad_request(f"{where} is of type {kind!r}; this model takes text only", param=f"{where}.type")
+    if not isinstance(text, str):
+        raise bad_request(f"{where}.text must be a string", param=f"{where}.text")
+    return text
+
+
+def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
+    """Tool calls with their arguments decoded: templates write them out themselves."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise bad_request(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
+    calls = []
+    for index, call in enumerate(value):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            name = f"{where}.tool_calls[{index}].function"
+            raise bad_request(f"{name} must be an object with a name", param=name)
+        calls.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+    return calls
+
+
+def _arguments(value: object) -> object:
+    if not isinstance(value, str):
+        return value if value is not None else {}
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def read_tools(value: object) -> list[dict[str, Any]]:
+    """Raises 400 for a tool that is no function with a name."""
+    if not isinstance(value, list):
+        raise bad_request("tools must be a list", param="tools")
+    for index, tool in enumerate(value):
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            name = f"tools[{index}].type"
+            raise bad_request(f"{name} is {tool['type']!r}; only functions are supported", param=name)
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            name = f"tools[{index}].function"
+            raise bad_request(f"{name} must be an object with a name", param=name)
+    return value

@@ -1,0 +1,317 @@
+"""One request to generate: its fields, and its answer.
+
+POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new, or with
+``stream_interval`` so many new tokens; else one object with all ``choices``, and how many seconds before its end the
+first token was there (``after_first_s``). The last token of a sequence that stopped is the end token itself, with its
+logprob and version, and is named in ``stop_token_id``: a trainer needs it, a text does not. Where the engine ends
+before its sequences do, the answer is an error, never a short text: status 503, or in a stream a line with the error
+object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from areal.errors import UsageFault
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
+from areal.services.http.service import json_response
+from areal.services.inference.engines.embedded.grammar import Matcher
+from areal.services.inference.engines.embedded.loading import LoadedModel
+from areal.services.inference.engines.embedded.lora import Adapter
+from areal.services.inference.engines.embedded.sampler import stream_key
+from areal.services.inference.engines.embedded.steps import Finish, TokenSequence, TopLogprobs
+from areal.wire.sampling import SamplingParams, parse_sampling
+
+# -- streams
+#
+# From the engine's thread to the event loop. A step may append a token to each of many sequences every millisecond;
+# waking the loop, and a client, each time would cost more than the step. So the loop is woken at once when a sequence
+# began or ended, and otherwise at most every ``FLUSH_S``: a line then carries several tokens. Steps that take longer
+# are read one by one, at once. While nobody reads a stream, the loop is not woken until a sequence ends.
+
+FLUSH_S = 0.025  # longer than the window of a data proxy, which then has nothing to wait for
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The new tokens of one sequence, in JSON a line of the answer. ``finish_reason`` is set on its last delta only."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    top_logprobs: list[TopLogprobs] | None
+    finish_reason: Finish | None
+    stop_token_id: int | None
+
+
+class Stream:
+    """One request's sequences, as far as they were handed on. Used by the event loop only.
+
+    ``whole``: the consumer wants everything at the end and nothing before. ``interval``: how many new tokens a sequence
+    that runs waits for. ``first_at``: when the first token was there, by ``time.monotonic``.
+    """
+
+    def __init__(self, sequences: list[TokenSequence], *, whole: bool, interval: int = 1) -> None:
+        self.sequences = sequences
+        self.whole = whole
+        self.first_at: float | None = None
+        self._interval = interval
+        self._live = list(sequences)
+        self._sent = {id(sequence): 0 for sequence in sequences}
+        self._news = asyncio.Event()
+        self.settled = asyncio.Event()  # the consumer has written all that it took
+
+    @property
+    def ended(self) -> bool:
+        """Every sequence's last delta was taken."""
+        return not self._live
+
+    def is_due(self) -> bool:
+        """It has its first token to send, or its last."""
+        if self.first_at is None and any(each.produced for each in self._live):
+            self.first_at = time.monotonic()
+        if self.whole:
+            return all(each.finish for each in self._live)
+        return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
+
+    def has_news(self, interval: int | None = None) -> bool:
+        """``interval``: another than its own."""
+        if self.whole:
+            return self.is_due()
+        least = self._interval if interval is None else interval
+        return any(each.finish or each.produced >= self._sent[id(each)] + least for each in self._live)
+
+    def wake(self) -> None:
+        self.settled.clear()
+        self._news.set()
+
+    async def next(self) -> list[Delta]:
+        """Wait to be woken; what is new since the last call."""
+        self.settled.set()
+        await self._news.wait()
+        self._news.clear()
+        return [delta for sequence in list(self._live) if (delta := self._take(sequence)) is not None]
+
+    def _take(self, sequence: TokenSequence) -> Delta | None:
+        finish = sequence.finish  # read before the count: a finished sequence grows no more
+        start, stop = self._sent[id(sequence)], sequence.produced
+        if start == stop and finish is None:
+            return None
+        self._sent[id(sequence)] = stop
+        if finish is not None:
+            self._live.remove(sequence)
+        return Delta(
+            index=sequence.index,
+            token_ids=sequence.output[start:stop],
+            logprobs=sequence.logprobs[start:stop],
+            versions=sequence.versions[start:stop],
+            top_logprobs=sequence.top[start:stop] if sequence.sampling.top_logprobs else None,
+            finish_reason=finish,
+            stop_token_id=sequence.stop_token if finish is not None else None,
+        )
+
+
+class Streams:
+    """All open streams. ``progress`` may be called by any thread, everything else by the event loop's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._open: set[Stream] = set()
+        self._urgent = False  # a flush is on its way
+        self._armed = False  # a timer runs, or is about to
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at = 0.0
+
+    def open(self, sequences: list[TokenSequence], *, whole: bool, interval: int = 1) -> Stream:
+        stream = Stream(sequences, whole=whole, interval=interval)
+        self._open.add(stream)
+        if self._armed:  # perhaps without a timer, while no stream was read
+            self._arm()
+        return stream
+
+    def close(self, stream: Stream) -> None:
+        self._open.discard(stream)
+        stream.settled.set()
+
+    def progress(self, urgent: bool) -> None:
+        # A lost race between two flags costs one call too many, never one too few: each is cleared before reading.
+        if urgent and not self._urgent:
+            self._urgent = True
+            self._loop.call_soon_threadsafe(self._flush_due)
+        elif not urgent and not self._armed:
+            self._armed = True
+            self._loop.call_soon_threadsafe(self._arm)
+
+    def _arm(self) -> None:
+        """While no stream is read, the flag stays up without a timer: no step wakes the loop."""
+        if self._timer is not None or all(stream.whole for stream in self._open):
+            return
+        left_s = self._flushed_at + FLUSH_S - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._flush)
+        else:
+            self._flush()
+
+    async def settle(self, deadline_s: float) -> None:
+        """Flush all streams and wait until they are written; a client too slow for the deadline is not
+        waited for."""
+        self._tell(interval=1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                for stream in list(self._open):
+                    await stream.settled.wait()
+
+    def _flush_due(self) -> None:
+        self._urgent = False
+        for stream in self._open:
+            if stream.is_due():
+                stream.wake()
+
+    def _flush(self) -> None:
+        self._timer, self._armed, self._flushed_at = None, False, self._loop.time()
+        self._tell()
+
+    def _tell(self, interval: int | None = None) -> None:
+        for stream in self._open:
+            if stream.has_news(interval):
+                stream.wake()
+
+
+def read_prompts(raw: Any, loaded: LoadedModel) -> list[list[int]]:
+    """The token ids of a request, or of each of its prompts. Raises 400 for what is no prompt, or has no room for a
+    single token more."""
+    several = isinstance(raw, list) and bool(raw) and isinstance(raw[0], list)
+    return [_read_prompt(each, loaded) for each in raw] if several else [_read_prompt(raw, loaded)]
+
+
+def _read_prompt(raw: Any, loaded: LoadedModel) -> list[int]:
+    if not isinstance(raw, list) or not raw:
+        raise bad_request("input_ids must be a list of at least one token id", param="input_ids")
+    vocab_size, most = loaded.engine.vocab_size, loaded.engine.limits.max_length
+    if len(raw) >= most:
+        message = f"the prompt has {len(raw)} tokens; this model has room for {most} of prompt and answer together"
+        raise bad_request(message, param="input_ids", code="context_length_exceeded")
+    if set(map(type, raw)) != {int} or min(raw) < 0 or max(raw) >= vocab_size:
+        wrong = next(token for token in raw if type(token) is not int or not 0 <= token < vocab_size)
+        raise bad_request(f"input_ids holds {wrong!r}, which is no token id below {vocab_size}", param="input_ids")
+    return raw
+
+
+def read_sampling(raw: Any, vocab_size: int) -> SamplingParams:
+    if raw is not None and not isinstance(raw, dict):
+        raise bad_request("sampling must be an object", param="sampling")
+    try:
+        return parse_sampling(raw or {}, vocab_size)
+    except UsageFault as fault:
+        raise bad_request(fault.message, param=fault.message.split(" ")[0]) from fault
+
+
+def read_adapter(raw: Any, loaded: LoadedModel) -> Adapter | None:
+    if raw is None:
+        return None
+    adapter = loaded.adapters.get(raw) if isinstance(raw, str) else None
+    if adapter is None:
+        raise bad_request(f"adapter {raw!r} is not loaded here", param="adapter", code="adapter_not_found")
+    return adapter
+
+
+def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
+    """The matcher of a ``response_format`` in OpenAI's form."""
+    if raw is None:
+        return None
+    name = "response_format"
+    if not isinstance(raw, dict):
+        raise bad_request(f"{name} must be an object", param=name)
+    if loaded.grammars is None:
+        raise bad_request(f"{name} is not supported: {loaded.no_grammars}", param=name, code="unsupported_parameter")
+    for field in ("ignore_eos", "min_new_tokens"):
+        if getattr(sampling, field):
+            raise bad_request(f"{name} does not go with {field}: the grammar says when the answer ends", param=field)
+    try:
+        return loaded.grammars.matcher(raw)
+    except UsageFault as fault:
+        raise bad_request(fault.message, param=name) from fault
+
+
+def read_interval(raw: Any) -> int:
+    """``stream_interval``: how many new tokens a line of a stream waits for."""
+    if raw is None:
+        return 1
+    if type(raw) is not int or raw < 1:
+        raise bad_request("stream_interval must be a whole number from 1", param="stream_interval")
+    return raw
+
+
+def make_sequences(
+    prompts: list[list[int]],
+    sampling: SamplingParams,
+    loaded: LoadedModel,
+    adapter: Adapter | None = None,
+    matcher: Matcher | None = None,
+) -> list[TokenSequence]:
+    """The request's n choices of each prompt, each with its own random numbers: those that it had if its prompt were
+    the only one."""
+    longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
+    stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
+    sequences: list[TokenSequence] = []
+    for prompt in prompts:
+        room = longest - len(prompt)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        sequences += [
+            TokenSequence(
+                prompt,
+                sampling,
+                allowance=room if most is None else min(most, room),
+                stop_ids=stop_ids,
+                index=len(sequences) + choice,
+                key=stream_key(seed, choice),
+                adapter=adapter,
+                matcher=matcher.fork() if matcher else None,
+            )
+            for choice in range(sampling.n)
+        ]
+    return sequences
+
+
+async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
+    choices: list[Delta] = []
+    while not stream.ended:
+        choices += await stream.next()
+    if any(choice.finish_reason is Finish.LOST for choice in choices):
+        raise _lost()
+    choices.sort(key=lambda choice: choice.index)
+    body: dict[str, Any] = {"choices": choices, "prompt_tokens": prompt_tokens}
+    if stream.first_at is not None:
+        body["after_first_s"] = time.monotonic() - stream.first_at
+    return json_response(body)
+
+
+async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
+    response = StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    with contextlib.suppress(ConnectionResetError):  # the caller left
+        await response.prepare(request)
+        while not stream.ended:
+            deltas = await stream.next()
+            if any(delta.finish_reason is Finish.LOST for delta in deltas):
+                await response.write(_line(_lost().body(request.id)))
+                break
+            if deltas:
+                await response.write(b"".join(_line(delta) for delta in deltas))
+    return response
+
+
+def _line(data: Delta | dict[str, Any]) -> bytes:
+    return orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _lost() -> ApiError:
+    return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")

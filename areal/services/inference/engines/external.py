@@ -1,0 +1,165 @@
+"""An external HTTP API as an engine, OpenAI-compatible or Anthropic's: bodies are relayed, nothing is tokenized.
+
+Our model's name is replaced by theirs in the request; the answer's bytes pass unchanged. Their key is sent to the
+configured origin only, our callers' keys never are. A redirect is a failure: its target was not configured, and would
+be sent the body and the key.
+
+The API's name is resolved for each new connection, every address that comes back is checked, and the connection goes
+to one of those very addresses: nothing resolves the name again in between. No proxies, no cookies, no redirects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from areal.resources.addresses import ExternalUrl
+from areal.services.inference.engines.base import Dialect, EngineState
+
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+_CONNECT_S = 10.0
+ANTHROPIC_VERSION = "2023-06-01"
+
+
+class Redirected(aiohttp.ClientError):
+    """The API sends us elsewhere."""
+
+
+class ExternalApi:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: ExternalUrl,
+        model: str,
+        key: str | None,
+        dialect: Dialect = Dialect.OPENAI,
+    ) -> None:
+        self._http = http
+        self._base_url = url.text
+        self._model = model
+        self._headers = _headers(dialect, key)
+        self._has_key = key is not None
+
+    @contextlib.asynccontextmanager
+    async def post(
+        self,
+        path: str,
+        data: Mapping[str, Any],
+        request_id: str,
+        idle_s: float,
+        more_headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The API's answer to ``data`` asked of our model; ``idle_s`` without a byte ends it."""
+        headers = {**self._headers, **(more_headers or {}), "Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=idle_s)
+        async with self._http.post(
+            self._base_url + path,
+            data=orjson.dumps({**data, "model": self._model}),
+            headers={**headers, "x-request-id": request_id},
+            timeout=timeout,
+            allow_redirects=False,
+        ) as response:
+            if 300 <= response.status < 400:
+                raise Redirected(
+                    f"it redirects to {_shown(response.headers.get('Location', ''))}; name that URL itself"
+                )
+            yield response
+
+    async def state(self) -> EngineState:
+        """Ready when the API answers at all and takes our key."""
+        try:
+            async with self._http.get(
+                f"{self._base_url}/models", headers=self._headers, timeout=_PROBE_TIMEOUT, allow_redirects=False
+            ) as response:
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = str(error) or f"{type(error).__name__} after {_PROBE_TIMEOUT.total:g} s"
+            return self._fault(f"does not answer: {why}", "check external.url, and that its server runs")
+        if status in (401, 403) and not self._has_key:
+            return self._fault(
+                f"wants a key, and none is given: it answered {status}", "name it in external.apiKeyFrom"
+            )
+        if status in (401, 403):
+            return self._fault(
+                f"does not take the key: it answered {status}", "give the right one and restart the model"
+            )
+        if 300 <= status < 400:
+            return self._fault(f"redirects (it answered {status})", "name the URL that it redirects to in external.url")
+        if status >= 500:
+            return self._fault(f"answered {status}", "see to that server")
+        return EngineState(not_ready=None)
+
+    def _fault(self, what: str, advice: str) -> EngineState:
+        return EngineState(not_ready=f"{self._base_url} {what}", fault=f"{self._base_url} {what}; {advice}")
+
+
+def _headers(dialect: Dialect, key: str | None) -> dict[str, str]:
+    if dialect is Dialect.OPENAI:
+        return {"Authorization": f"Bearer {key}"} if key else {}
+    return {"anthropic-version": ANTHROPIC_VERSION} | ({"x-api-key": key} if key else {})
+
+
+def _shown(location: str | None) -> str:
+    """Where to, without what may be secret in it."""
+    return (location or "").partition("?")[0][:200] or "nowhere"
+
+
+# -- connections
+
+_IDLE_S = 30.0
+
+
+class CheckedResolver(AbstractResolver):
+    """Knows one host: that of ``url``."""
+
+    def __init__(self, url: ExternalUrl, *, allow_private: bool) -> None:
+        self._url = url
+        self._allow_private = allow_private
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Raises OSError saying why, when the name leads anywhere that it may not."""
+        if host != self._url.host:
+            raise OSError(None, f"{host} is not the host of {self._url.text}")
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        results = []
+        for kind, _, protocol, _, where in found:
+            address = ipaddress.ip_address(where[0])
+            if (why := self._url.refusal(address, allow_private=self._allow_private)) is not None:
+                raise OSError(None, f"{host} {why}")
+            results.append(
+                ResolveResult(
+                    hostname=host,
+                    host=str(address),
+                    port=port,
+                    family=kind,
+                    proto=protocol,
+                    flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                )
+            )
+        return results
+
+    async def close(self) -> None:
+        return None
+
+
+def open_outside(url: ExternalUrl, *, allow_private: bool) -> aiohttp.ClientSession:
+    resolver = CheckedResolver(url, allow_private=allow_private)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=0, keepalive_timeout=_IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=False,
+        headers={"Accept-Encoding": "identity"},
+    )

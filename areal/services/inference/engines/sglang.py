@@ -1,0 +1,344 @@
+"""SGLang's native ``/generate`` with token ids in and out.
+
+Each event repeats the whole answer so far, or with its incremental option only what is new: which of the two is told
+by ``completion_tokens``. Tokens carry the ``weight_version`` that the event reports, where that is a number.
+Not honoured: ``seed`` (it needs the server's deterministic mode, and is silently dropped without it).
+
+Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
+``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment not tempered. Which of them is asked once the engine is
+there (``checks``). Those of a prompt (``logprob_start_len`` 0) are asked for at temperature 1, where both are
+the model's own.
+
+A pause is ``retract``: requests go back to the queue and on at ``/continue_generation``, computed again. The other kind
+that keeps them, ``in_place``, keeps their cache too, and then the server cannot flush what old weights computed for
+prompts to come. Memory is released only by a server that was started with ``--enable-memory-saver``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from areal.errors import ArealError
+from areal.services.http.client import HttpClient
+from areal.services.inference.engines.base import (
+    UNKNOWN_VERSION,
+    Broadcast,
+    Capabilities,
+    DeltaSink,
+    EngineCall,
+    EngineDelta,
+    EngineFailed,
+    EngineRefused,
+    EngineState,
+    EngineUnsupported,
+    FinishReason,
+    LogprobsMode,
+    OnFlow,
+    PromptLogprobs,
+    TopLogprobs,
+)
+from areal.services.inference.engines.checks import logprobs_problem
+from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
+from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonEvents, check_event, key_refused
+
+_NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
+_NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
+_NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
+_NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
+_NOT_TAKEN = "the weights were not taken, the old ones serve on"
+_NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
+_INTERVAL = (
+    "SGLang was started with --stream-interval %s: tokens sampled before a weight update may come after it, and get the"
+    " new weights' version; start it with 1"
+)
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
+
+
+_TEMPERED = LogprobsMode(before_penalties=False, before_grammars=False)
+
+
+class SglangClient:
+    group_form = "named"
+
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
+        self.capabilities = Capabilities(
+            sampling_fields=Capabilities().sampling_fields - {"seed"},
+            response_format=True,
+            prompt_logprobs=True,
+            logprobs=_TEMPERED,
+        )
+        self._logprobs_known = False
+        self._engine = EngineHttp(http, url, headers)
+
+    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        return self._engine.deltas("/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas))
+
+    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        await self._engine.stream_to(
+            "/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas), sink, flowing
+        )
+
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        body = {
+            **({} if adapter is None else {"lora_path": adapter}),
+            "input_ids": list(prompt),
+            "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1},
+            "stream": False,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": top,
+        }
+        answer = await self._engine.command("/generate", body, unless="this SGLang has no /generate", timeout_s=LOAD_S)
+        return read_prompt(answer.get("meta_info") or {}, prompt, top)
+
+    def point_to(self, url: str) -> None:
+        self._engine.point_to(url)
+        self._logprobs_known = False
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.control("/abort_request", {"rid": request_id})
+
+    async def state(self) -> EngineState:
+        status, _ = await self._engine.get("/health")
+        if status != 200:
+            self._logprobs_known &= status != 0  # it may come back as another process, with other settings
+            return EngineState(not_ready=f"SGLang is not ready: /health answered {status or 'nothing'}")
+        status, model = await self._engine.get("/get_model_info")
+        if (refused := key_refused("SGLang", status)) is not None:
+            return refused
+        if not self._logprobs_known:
+            if (problem := await logprobs_problem(self, _TEMPERED, "SGLang")) is not None:
+                return EngineState(not_ready=problem)
+            self._logprobs_known = True
+        _, about = await self._engine.get("/get_server_info")
+        if (interval := about.get("stream_interval", 1)) != 1:
+            return EngineState(not_ready=_INTERVAL % interval, fault=_INTERVAL % interval)
+        length = about.get("context_length") or about.get("max_req_input_len")
+        return EngineState(
+            not_ready=None,
+            version=_version(model.get("weight_version")),
+            max_model_len=length if isinstance(length, int) else None,
+            root=root if isinstance(root := model.get("model_path"), str) else None,
+            adapters=await self._adapters(),
+        )
+
+    async def _adapters(self) -> tuple[str, ...]:
+        """Those that ``/v1/models`` lists with a parent: the model itself has none."""
+        _, listed = await self._engine.get("/v1/models")
+        return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
+
+    async def pause(self) -> None:
+        await self._engine.command("/pause_generation", {"mode": "retract"}, unless=_NO_PAUSE)
+
+    async def resume(self) -> None:
+        await self._engine.command("/continue_generation", unless=_NO_PAUSE)
+
+    async def set_version(self, version: int) -> None:
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._engine.command("/update_weight_version", body, unless=_NO_VERSION)
+
+    async def version(self) -> int | None:
+        _, model = await self._engine.get("/get_model_info")
+        return _version(model.get("weight_version"))
+
+    async def verify_weights(self, source: str | Broadcast) -> None:
+        _, about = await self._engine.get("/get_model_info")
+        served = Path(str(about.get("model_path")))
+        if isinstance(source, Broadcast):
+            new = {name: list(shape) for name, shape, _ in source.layout}
+        else:
+            new = dict(await asyncio.to_thread(_shapes_in, Path(source)))
+        await asyncio.to_thread(_check_shapes, new, served)
+
+    async def load_weights(self, folder: str, version: int) -> None:
+        await self.verify_weights(folder)
+        body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
+        answer = await self._engine.command(
+            "/update_weights_from_disk",
+            body,
+            unless=_NO_UPDATE,
+            timeout_s=LOAD_S,
+        )
+        _check_success(answer)  # it may say 200 and that it failed
+        if await self.version() != version:
+            await self.set_version(version)
+
+    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+        body = {
+            "master_address": place["host"],
+            "master_port": place["port"],
+            "rank_offset": place["rank"],
+            "world_size": place["world_size"],
+            "group_name": name,
+            "backend": place.get("backend") or "gloo",
+        }
+        answer = await self._engine.command("/init_weights_update_group", body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        _check_success(answer)
+
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        """The server loads each tensor as it comes: what does not fit is refused before the first one."""
+        await self.verify_weights(Broadcast(name, layout))
+        body = {
+            "names": [entry[0] for entry in layout],
+            "dtypes": [_DTYPES[entry[2]] for entry in layout],
+            "shapes": [entry[1] for entry in layout],
+            "group_name": name,
+            "flush_cache": True,
+            "abort_all_requests": False,
+            "weight_version": str(version),
+        }
+        path = "/update_weights_from_distributed"
+        answer = await self._engine.command(path, body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        if answer.get("success") is False:
+            raise EngineFailed(
+                f"SGLang has some of the new weights and not others, restart it: {answer.get('message')}"
+            )
+        if await self.version() != version:
+            await self.set_version(version)
+
+    async def leave_group(self, name: str) -> None:
+        with contextlib.suppress(EngineUnsupported, EngineRefused):  # an older one keeps it; or it never had it
+            await self._engine.command("/destroy_weights_update_group", {"group_name": name}, unless=_NO_GROUP)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        if name in await self._adapters():
+            await self.unload_adapter(name)
+        body = {"lora_name": name, "lora_path": folder}
+        _check_success(await self._engine.command("/load_lora_adapter", body, unless=_NO_LORA))
+
+    async def unload_adapter(self, name: str) -> None:
+        _check_success(await self._engine.command("/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA))
+
+    async def release_memory(self) -> None:
+        await self._engine.command("/release_memory_occupation", unless=_NO_SAVER)
+
+    async def restore_memory(self) -> None:
+        await self._engine.command("/resume_memory_occupation", unless=_NO_SAVER)
+
+
+def wire_body(call: EngineCall) -> dict[str, Any]:
+    sampling = call.sampling.changed()
+    sampling.pop("top_logprobs", None)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    # Said even when it is our default: the server may have taken other defaults from the model.
+    sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
+    sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
+    if call.response_format is not None:
+        sampling |= _constraint(call.response_format)
+    adapter = {} if call.adapter is None else {"lora_path": call.adapter}
+    return {
+        **adapter,
+        "rid": call.request_id,
+        "input_ids": call.prompt,
+        "sampling_params": sampling,
+        "stream": True,
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "top_logprobs_num": call.sampling.top_logprobs,
+    }
+
+
+def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
+    """``EngineCall.response_format`` as SGLang's sampling parameters."""
+    match wanted["type"]:
+        case "regex":
+            return {"regex": wanted["regex"]}
+        case "choice":
+            return {"regex": "|".join(f"({re.escape(text)})" for text in wanted["choice"])}
+        case "grammar":
+            return {"ebnf": wanted["grammar"]}
+    schema = (wanted.get("json_schema") or {}).get("schema") or {"type": "object"}
+    return {"json_schema": orjson.dumps(schema).decode()}
+
+
+@dataclass
+class StreamOffsets:
+    """How many tokens of each choice were passed on already."""
+
+    call: EngineCall
+    seen: dict[int, int] = field(default_factory=dict)
+
+    def deltas(self, data: Mapping[str, Any]) -> tuple[EngineDelta]:
+        check_event(data)
+        return (self.read(data),)
+
+    def read(self, data: Mapping[str, Any]) -> EngineDelta:
+        index = data.get("index", 0)
+        about = data.get("meta_info", {})
+        entries = about.get("output_token_logprobs") or []
+        tops = about.get("output_top_logprobs") or []
+        if len(entries) == about.get("completion_tokens"):  # everything so far
+            start = self.seen.get(index, 0)
+            entries, tops = entries[start:], tops[start:]
+        self.seen[index] = self.seen.get(index, 0) + len(entries)
+        version = _version(about.get("weight_version"))
+        reason = about.get("finish_reason")
+        ended = isinstance(reason, Mapping)
+        matched = reason.get("matched") if ended else None
+        return EngineDelta(
+            index=index,
+            token_ids=tuple(entry[1] for entry in entries),
+            logprobs=tuple(entry[0] for entry in entries),
+            versions=(UNKNOWN_VERSION if version is None else version,) * len(entries),
+            top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
+            finish_reason=FinishReason.read(reason.get("type")) if ended else None,
+            stop_token_id=matched if isinstance(matched, int) else None,
+        )
+
+
+def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> PromptLogprobs:
+    """Entries are [logprob, token id, ...], the first one's logprob is null."""
+    entries = about.get("input_token_logprobs") or []
+    if [entry[1] for entry in entries] != list(prompt):
+        raise EngineFailed(
+            f"SGLang told log-probabilities of {len(entries)} tokens, and not those of the prompt's {len(prompt)}"
+        )
+    tops = about.get("input_top_logprobs") or [None] * len(entries)
+    return PromptLogprobs(tuple(entry[0] for entry in entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
+
+
+def _check_success(answer: Mapping[str, Any]) -> None:
+    if answer.get("success") is False:
+        raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
+
+
+Shapes = Mapping[str, list[int]]
+
+
+def _shapes_in(folder: Path) -> Shapes:
+    """Raises EngineRefused for a folder that holds no weights."""
+    try:
+        return {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
+    except ArealError as error:
+        raise EngineRefused(f"{_NOT_TAKEN}: {error.message}") from error
+
+
+def _check_shapes(new: Shapes, folder: Path) -> None:
+    """Raises EngineRefused where they are not those of the model in ``folder``, if that can be read here."""
+    if not folder.is_dir():
+        return
+    served = _shapes_in(folder)
+    wrong = [name for name in served if new.get(name) != served[name]] + [name for name in new if name not in served]
+    if wrong:
+        raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {served.get(wrong[0])}")
+
+
+def _top(entry: Any) -> TopLogprobs:
+    return tuple((item[1], item[0]) for item in entry or ())
+
+
+def _version(text: Any) -> int | None:
+    """SGLang's weight version is a string, "default" until one is set: that is our 0. None for a text of another's."""
+    if text in (None, "default"):
+        return 0
+    return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None

@@ -1,0 +1,336 @@
+"""One HTTP call to an engine: its failures sorted by their cause, and its answer read into deltas.
+
+All events that arrive in one read become one delta a choice: where the engine is faster than its readers, or sends
+several steps at once, each step costs them little more than its tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from itertools import chain
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+
+from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, Window
+from areal.services.inference.engines.base import (
+    DeltaSink,
+    EngineDelta,
+    EngineError,
+    EngineFailed,
+    EngineRefused,
+    EngineState,
+    EngineUnavailable,
+    EngineUnsupported,
+    OnFlow,
+)
+
+# -- answers to deltas
+
+ReadObject = Callable[[dict[str, Any]], Iterable[EngineDelta]]
+"""The deltas in one JSON object of an answer. Raises EngineFailed for one that says that the engine failed."""
+
+MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading raises where a field is missing, or is of another kind."""
+
+
+def malformed_answer(error: Exception) -> EngineFailed:
+    return EngineFailed(f"the engine's answer makes no sense: {type(error).__name__}: {str(error)[:200]}")
+
+
+class Lines:
+    """The lines that each part of a body completes, without their newlines; empty ones are skipped, and so is an
+    unfinished last one."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def passes(self, part: bytes) -> bool:
+        """Whether ``part`` is one whole line and nothing else, as a step of a stream nearly always is."""
+        return not self._rest and part.find(b"\n") == len(part) - 1 > 0
+
+    def feed(self, part: bytes) -> list[bytes]:
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        return [line for line in lines if line]
+
+
+class JsonLines:
+    """An answer with an object a line."""
+
+    def __init__(self, read: ReadObject) -> None:
+        self._read = read
+        self._lines = Lines()
+
+    def feed(self, part: bytes) -> Iterable[EngineDelta]:
+        """The deltas that ``part`` completes. Raises EngineFailed, after what came before."""
+        if not self._lines.passes(part):
+            return self._deltas(self._lines.feed(part))
+        try:
+            return merged([*self._read(orjson.loads(part))])
+        except MISREAD as error:
+            raise malformed_answer(error) from error
+
+    def _deltas(self, payloads: Iterable[bytes]) -> Iterator[EngineDelta]:
+        deltas: list[EngineDelta] = []
+        failure: EngineError | None = None
+        try:
+            for payload in payloads:
+                deltas += self._read(orjson.loads(payload))
+        except EngineError as error:
+            failure = error
+        except MISREAD as error:
+            failure = malformed_answer(error)
+        yield from merged(deltas)
+        if failure is not None:
+            raise failure
+
+    def end(self) -> Iterable[EngineDelta]:
+        """The body has ended: what is left of it. Raises EngineFailed when the answer has not."""
+        return ()
+
+
+class JsonWhole(JsonLines):
+    """An answer that is read at its end, in one object or in many."""
+
+    def __init__(self, read: ReadObject) -> None:
+        super().__init__(read)
+        self._parts: list[bytes] = []
+
+    def feed(self, part: bytes) -> Iterable[EngineDelta]:
+        self._parts.append(part)
+        return ()
+
+    def end(self) -> Iterable[EngineDelta]:
+        return self._deltas(self._lines.feed(b"".join([*self._parts, b"\n"])))
+
+
+def event_payloads(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The data of a server-sent event stream's lines."""
+    for line in lines:
+        if line.startswith(b"data:") and (payload := line.removeprefix(b"data:").strip()):
+            yield payload
+
+
+class JsonEvents(JsonLines):
+    """An answer with a server-sent event an object, until ``[DONE]``."""
+
+    def __init__(self, read: ReadObject) -> None:
+        super().__init__(read)
+        self._done = False
+
+    def feed(self, part: bytes) -> Iterable[EngineDelta]:
+        payloads = []
+        for payload in event_payloads(self._lines.feed(part)):
+            self._done = self._done or payload == b"[DONE]"
+            if not self._done:
+                payloads.append(payload)
+        return self._deltas(payloads)
+
+    def end(self) -> Iterable[EngineDelta]:
+        if not self._done:
+            raise EngineFailed("the engine's stream was cut")
+        return ()
+
+
+def check_event(data: Mapping[str, Any]) -> None:
+    """Raises EngineFailed for an error event; EngineRefused for one that calls the request wrong, which some engines
+    say only after a good status."""
+    if "error" not in data:
+        return
+    error = data["error"] if isinstance(data["error"], Mapping) else {"message": data["error"]}
+    code, message = error.get("code"), str(error.get("message") or error)
+    if isinstance(code, int) and 400 <= code < 500 and code != 429:
+        raise EngineRefused(message)
+    raise EngineFailed(f"the engine failed: {message}")
+
+
+def merged(deltas: Sequence[EngineDelta]) -> Iterable[EngineDelta]:
+    """One a choice."""
+    if len(deltas) < 2:
+        return deltas
+    of_choice: dict[int, list[EngineDelta]] = {}
+    for delta in deltas:
+        parts = of_choice.setdefault(delta.index, [])
+        if not parts or parts[-1].finish_reason is None:  # what comes after the end is dropped
+            parts.append(delta)
+    return [_joined(parts) if len(parts) > 1 else parts[0] for parts in of_choice.values()]
+
+
+def _joined(parts: Sequence[EngineDelta]) -> EngineDelta:
+    last = parts[-1]
+    tops = None if last.top_logprobs is None else [part.top_logprobs or () for part in parts]
+    return EngineDelta(
+        index=last.index,
+        token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+        logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
+        versions=tuple(chain.from_iterable(part.versions for part in parts)),
+        top_logprobs=None if tops is None else tuple(chain.from_iterable(tops)),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+    )
+
+
+WINDOW_S = 0.02  # 50 events a second are a smooth text
+_CONTROL_S = 5.0
+_COMMAND_S = 120.0
+LOAD_S = 1800.0  # weights of any size, from any disk
+_NEVER_BEGAN = frozenset({429, 503})
+_NO_SUCH_ROUTE = frozenset({404, 405, 501})
+_MOST_ERROR_BYTES = 65536
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+class EngineHttp:
+    """The engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
+
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._url = url.rstrip("/")
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._window = Window(WINDOW_S)
+
+    def flush(self) -> None:
+        """Of all generations, what has come by now: nothing of it waits for what comes next."""
+        self._window.end()
+
+    def point_to(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    @contextlib.asynccontextmanager
+    async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
+        """An answer with status 200, its body still to be read. Leaving early closes the connection."""
+        try:
+            async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
+                if answer.status != 200:
+                    error = b""
+                    while len(error) < _MOST_ERROR_BYTES and (part := await answer.part()):
+                        error += part
+                    raise _failure(answer.status, error)
+                yield answer
+        except NotConnected as error:
+            raise EngineUnavailable("the engine does not answer") from error
+        except CallFailed as error:
+            raise EngineFailed("the connection to the engine broke") from error
+
+    async def deltas(self, path: str, body: Mapping[str, Any], reader: JsonLines) -> AsyncGenerator[EngineDelta, None]:
+        """A generation's deltas. Raises EngineError."""
+        async with self.post(path, body) as answer:
+            while part := await answer.part():
+                for delta in reader.feed(part):
+                    yield delta
+            for delta in reader.end():
+                yield delta
+
+    async def stream_to(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        reader: JsonLines,
+        sink: DeltaSink,
+        flowing: OnFlow,
+    ) -> None:
+        """``deltas``, each given to ``sink`` inside a callback of the loop: those of a window in one, but for the
+        first and the last."""
+
+        def feed(part: bytes) -> None:
+            for delta in reader.feed(part):
+                sink(delta)
+
+        async with self.post(path, body) as answer:
+            flowing(answer)
+            await answer.stream_to(feed, window=self._window)
+            for delta in reader.end():
+                sink(delta)
+
+    async def control(self, path: str, body: Mapping[str, Any]) -> None:
+        """A short best-effort call: abort."""
+        with contextlib.suppress(CallFailed, TimeoutError):
+            await self._http.fetch(
+                "POST", self._url, path, timeout_s=_CONTROL_S, headers=self._headers, body=orjson.dumps(body)
+            )
+
+    async def command(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        unless: str,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = _COMMAND_S,
+    ) -> dict[str, Any]:
+        """A control that must work: its answer, or an EngineError. ``unless`` says why the route may be missing."""
+        where = f"{path}?{urlencode(params)}" if params else path
+        data = orjson.dumps(body or {})
+        try:
+            answer = await self._http.fetch(
+                "POST", self._url, where, timeout_s=timeout_s, headers=self._headers, body=data
+            )
+        except NotConnected as error:
+            raise EngineUnavailable("the engine does not answer") from error
+        except (CallFailed, TimeoutError) as error:
+            raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
+        if answer.status in _NO_SUCH_ROUTE:
+            raise EngineUnsupported(unless)
+        if answer.status != 200:
+            raise _failure(answer.status, answer.body)
+        return answer.object()
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Status and JSON object (empty when the body is none). Status 0: no answer."""
+        try:
+            answer = await self._http.fetch("GET", self._url, path, timeout_s=_CONTROL_S, headers=self._headers)
+        except (CallFailed, TimeoutError):
+            return 0, {}
+        return answer.status, answer.object()
+
+
+def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineUnavailable:
+    text, code = read_error(body)
+    if not text and status in _PHRASES:
+        text = _PHRASES[status]
+    if status in _NEVER_BEGAN:
+        return EngineUnavailable(f"the engine takes no requests now: {text}")
+    if 400 <= status < 500 and status not in (401, 403, 404, 405):
+        return EngineRefused(text, code)
+    return EngineFailed(f"the engine answered {status}: {text}")
+
+
+def key_refused(engine: str, status: int) -> EngineState | None:
+    """The state of an engine of that name that answered so to what needs its key; None where it took it."""
+    if status not in (401, 403):
+        return None
+    what = f"{engine} does not take the key, or wants one: it answered {status}"
+    return EngineState(not_ready=what, fault=f"{what}; name the one of its --api-key in engineApiKeyFrom")
+
+
+def read_error(body: bytes) -> tuple[str, str | None]:
+    """Message and code of an error body, whichever of the usual shapes it has."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace")[:500], None
+    inner = data.get("error", data) if isinstance(data, dict) else data
+    if not isinstance(inner, dict):
+        return str(inner)[:500], None
+    code = inner.get("code")
+    return str(inner.get("message", inner.get("detail", "")))[:500], code if isinstance(code, str) else None
+
+
+# -- events as JSON
+
+
+async def read_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
+    """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``."""
+    lines = Lines()
+    async for part in parts:
+        for payload in event_payloads(lines.feed(part)):
+            if payload == b"[DONE]":
+                return
+            data = orjson.loads(payload)
+            if "error" in data:
+                raise EngineFailed(f"the engine failed: {data['error']}")
+            yield data
+    raise EngineFailed("the engine's stream was cut")

@@ -1,0 +1,363 @@
+"""vLLM's ``/v1/completions`` with token ids in and out.
+
+Its extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` give the ids of the sampled tokens and of
+the alternatives (written ``token_id:N``). Closing the connection aborts the request; there is no route for it.
+
+The route does not say which weights sampled a token, so the version is kept here: 0 until one is set, then whatever
+is set when a token arrives. That is exact across a pause, which returns once what was sampled before it has arrived.
+vLLM keeps it too (``/weight_info``), for a data proxy that comes later.
+
+Pausing (``keep``: requests freeze and go on), versions, weights and sleeping are routes of vLLM's development mode.
+Weights go in by our own extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own reload
+keeps the old head of a model whose head is tied to its embedding, and says nothing.
+
+Its log-probabilities are what ``--logprobs-mode`` makes them: ``processed_logprobs`` (ours when areal starts it) are
+tempered, and after all else that shapes a distribution; ``raw_logprobs``, its own default, are before all of it, the
+temperature too, and after grammars. Which of them is asked once the engine is there (``checks``). It raises
+temperatures below 0.01 to that.
+
+It takes one greedy sample only: several are that one, repeated.
+
+Those of a prompt (``prompt_logprobs``, in no stream) are of softmax(logits) in every mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from areal.services.http.client import HttpClient
+from areal.services.inference.engines.base import (
+    UNKNOWN_VERSION,
+    Broadcast,
+    Capabilities,
+    DeltaSink,
+    EngineCall,
+    EngineDelta,
+    EngineError,
+    EngineFailed,
+    EngineRefused,
+    EngineState,
+    EngineUnavailable,
+    EngineUnsupported,
+    FinishReason,
+    LogprobsMode,
+    OnFlow,
+    PromptLogprobs,
+    TopLogprobs,
+)
+from areal.services.inference.engines.checks import logprobs_problem
+from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonEvents, check_event, key_refused
+
+_WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
+_NO_LORA = (
+    "this vLLM loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+)
+_QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
+_SETTLE_S = 5.0
+_WORKERS_S = 120.0
+_GIVE_UP_S = 5.0
+_LOOK_AGAIN_S = 0.02
+
+
+_PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
+_LOWEST_TEMPERATURE = 0.01
+
+
+class VllmClient:
+    group_form = "plain"
+
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
+        self.capabilities = Capabilities(
+            response_format=True, prompt_logprobs=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
+        )
+        self._logprobs_known = False
+        self._engine = EngineHttp(http, url, headers)
+        self._model: str | None = None  # its own name of the model, told by /v1/models
+        self._version: int | None = None
+        self._calls = 0
+        self._event = asyncio.Event()
+
+    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        async with contextlib.aclosing(
+            self._engine.deltas("/v1/completions", self._body(call), self._reader(call))
+        ) as deltas:
+            with self._counted():
+                async for delta in deltas:
+                    yield delta
+
+    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        with self._counted():
+            await self._engine.stream_to("/v1/completions", self._body(call), self._reader(call), sink, flowing)
+
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        body = {
+            "model": adapter or self._served(),
+            "prompt": list(prompt),
+            "prompt_logprobs": top,
+            "max_tokens": 1,
+            "temperature": 1.0,
+        }
+        missing = f"this vLLM serves no {body['model']}"
+        answer = await self._engine.command("/v1/completions", body, unless=missing, timeout_s=LOAD_S)
+        choices = answer.get("choices")
+        return read_prompt(choices[0].get("prompt_logprobs") if choices else None, prompt, top)
+
+    def _served(self) -> str:
+        if self._model is None:
+            raise EngineUnavailable("vLLM has not said yet which model it serves")
+        return self._model
+
+    def _body(self, call: EngineCall) -> dict[str, Any]:
+        return wire_body(call, self._served())
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    def _reader(self, call: EngineCall) -> JsonEvents:
+        alike = range(call.sampling.n) if call.sampling.greedy else ()
+
+        def read(data: dict[str, Any]) -> list[EngineDelta]:
+            check_event(data)
+            self._event.set()
+            deltas = [read_choice(choice, call) for choice in data.get("choices", ())]
+            if (version := self._version) is not None:
+                deltas = [replace(delta, versions=(version,) * len(delta.token_ids)) for delta in deltas]
+            return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
+
+        return JsonEvents(read)
+
+    def point_to(self, url: str) -> None:
+        self._engine.point_to(url)
+        self._model = None
+        self._logprobs_known = False
+
+    async def abort(self, request_id: str) -> None:
+        """Nothing to send: the closed connection said it."""
+
+    async def state(self) -> EngineState:
+        status, _ = await self._engine.get("/health")
+        if status != 200:
+            if status == 0:  # it may come back as another process, with the weights of its start
+                self._version = None
+                self._logprobs_known = False
+            return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
+        status, listed = await self._engine.get("/v1/models")
+        if (refused := key_refused("vLLM", status)) is not None:
+            return refused
+        models = listed.get("data") or []
+        served = next((model for model in models if not model.get("parent")), None)
+        if served is None:
+            return EngineState(not_ready="vLLM lists no model")
+        self._model = served["id"]
+        if self._version is None:
+            self._version = await self._told_version()
+        length, root = served.get("max_model_len"), served.get("root")
+        _, pausing = await self._engine.get("/is_paused")
+        paused = pausing.get("is_paused")
+        if not self._logprobs_known and paused is not True:
+            if (problem := await logprobs_problem(self, _PROCESSED, "vLLM")) is not None:
+                return EngineState(not_ready=problem)
+            self._logprobs_known = True
+        return EngineState(
+            not_ready=None,
+            version=self._version,
+            max_model_len=length if isinstance(length, int) else None,
+            root=root if isinstance(root, str) else None,
+            paused=paused if isinstance(paused, bool) else None,
+            adapters=tuple(model["id"] for model in models if model.get("parent")),
+        )
+
+    async def pause(self) -> None:
+        """The cache is cleared: prefixes computed by weights that go are no use to those that come."""
+        await self._engine.command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                while self._calls and await self._event_arrives():
+                    pass
+
+    async def _event_arrives(self) -> bool:
+        """Whether an event comes before it has been quiet for long enough."""
+        self._event.clear()
+        try:
+            async with asyncio.timeout(_QUIET_S):
+                return await self._event.wait()
+        except TimeoutError:
+            return False
+
+    async def resume(self) -> None:
+        await self._engine.command("/resume", unless=_NO_DEV_MODE)
+
+    async def set_version(self, version: int) -> None:
+        self._engine.flush()  # what has come was sampled by the weights of before
+        self._version = version
+        with contextlib.suppress(EngineUnsupported):  # an older one: then we alone know it
+            await self._engine.command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
+
+    async def _told_version(self) -> int | None:
+        """What an earlier data proxy of this engine set."""
+        _, about = await self._engine.get("/weight_info")
+        text = str(about.get("weight_version"))
+        if text in ("None", "default"):  # none was set: a fresh engine
+            return 0
+        return int(text) if text.isdecimal() else None
+
+    async def version(self) -> int | None:
+        return self._version
+
+    async def load_weights(self, folder: str, version: int) -> None:
+        _check_refusals(await self._ask_workers("areal_load_weights", {"path": folder}, LOAD_S))
+        await self.set_version(version)
+
+    async def stage_weights(self, source: str | Broadcast, version: int) -> None:
+        of = {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
+        await self._have_done("areal_stage", {"version": version, **of})
+
+    async def load_staged(self, version: int) -> None:
+        _check_refusals(await self._ask_workers("areal_load_staged", {"version": version}, LOAD_S))
+        await self.set_version(version)
+
+    async def forget_weights(self) -> None:
+        await self._ask_workers("areal_forget", {})
+
+    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+        numbers = {"rank": place["rank"], "size": place["world_size"]}
+        await self._have_done("areal_join", {"name": name, "host": place["host"], "port": place["port"], **numbers})
+
+    async def receive_weights(self, name: str, layout: Any, version: int) -> None:
+        await self.stage_weights(Broadcast(name, layout), version)
+        await self.load_staged(version)
+
+    async def leave_group(self, name: str) -> None:
+        await self._ask_workers("areal_forget", {"group": name})
+
+    async def _have_done(self, method: str, order: Mapping[str, Any]) -> None:
+        """A long operation: the workers run it beside generation and are polled until it is done. It is cancelled when
+        the caller leaves."""
+        try:
+            states = await self._ask_workers(method, order)
+            async with asyncio.timeout(LOAD_S):
+                while "running" in states and not any(map(_failure_of, states)):
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    states = await self._ask_workers("areal_state", {})
+        except BaseException:
+            with contextlib.suppress(EngineError, TimeoutError):
+                await self._ask_workers("areal_forget", {}, _GIVE_UP_S)
+            raise
+        if failures := [why for state in states if (why := _failure_of(state))]:
+            raise EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
+
+    async def _ask_workers(
+        self, method: str, order: Mapping[str, Any], timeout_s: float = _WORKERS_S
+    ) -> list[str | None]:
+        body = {"method": method, "kwargs": order}
+        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=timeout_s)
+        results = answer.get("results")
+        if not isinstance(results, list) or not results:
+            raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
+        return [None if each in (None, "None") else str(each) for each in results]
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        await self._engine.command("/v1/load_lora_adapter", body, unless=_NO_LORA)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._engine.command("/v1/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA)
+
+    async def release_memory(self) -> None:
+        await self._engine.command("/sleep", params={"level": "1"}, unless=_NO_DEV_MODE)
+
+    async def restore_memory(self) -> None:
+        await self._engine.command("/wake_up", unless=_NO_DEV_MODE)
+
+
+def _check_refusals(results: list[str | None]) -> None:
+    if refusals := [each for each in results if each is not None]:
+        raise EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
+
+
+def _failure_of(state: str | None) -> str | None:
+    return state.removeprefix("failed: ") if state is not None and state.startswith("failed: ") else None
+
+
+def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
+    sampling = {_WIRE_NAMES.get(name, name): value for name, value in call.sampling.changed().items()}
+    sampling.pop("top_logprobs", None)
+    if call.sampling.greedy:
+        sampling.pop("n", None)
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    body = {
+        **sampling,
+        "model": call.adapter or model,
+        "prompt": call.prompt,
+        "temperature": call.sampling.temperature,  # said even when it is ours: the model's own default may differ
+        "top_p": call.sampling.top_p,
+        "top_k": call.sampling.top_k,
+        "logprobs": call.sampling.top_logprobs,
+        "stream": True,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "request_id": call.request_id,
+    }
+    wanted = call.response_format
+    if wanted is not None and wanted["type"] in ("regex", "choice", "grammar"):
+        body["structured_outputs"] = {wanted["type"]: wanted[wanted["type"]]}
+    elif wanted is not None:
+        body["response_format"] = dict(wanted)
+    return body
+
+
+def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:
+    """One choice of one chunk. We send no stop strings, so what ends one as "stop" is its last token."""
+    ids = tuple(choice.get("token_ids") or ())
+    logprobs = choice.get("logprobs") or {}
+    finish = choice.get("finish_reason")
+    reason = None if finish is None else FinishReason.read(finish)
+    wanted = call.sampling.top_logprobs
+    return EngineDelta(
+        index=choice["index"],
+        token_ids=ids,
+        logprobs=tuple(logprobs.get("token_logprobs") or ())[: len(ids)],
+        versions=(UNKNOWN_VERSION,) * len(ids),
+        top_logprobs=_tops(logprobs.get("top_logprobs") or (), wanted) if wanted else None,
+        finish_reason=reason,
+        stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+    )
+
+
+def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
+    """Of each token but the first, by id: its own entry, and the ``top`` likeliest."""
+    reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
+    if len(reported) != len(prompt) or any(
+        token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)
+    ):
+        raise EngineFailed(
+            f"vLLM told log-probabilities of {len(reported)} tokens, and not those of the prompt's {len(prompt)}"
+        )
+    ranked = [sorted(each.items(), key=lambda item: -item[1])[:top] for each in reported[1:]]
+    return PromptLogprobs(
+        tuple(each[token] for token, each in zip(prompt[1:], reported[1:], strict=True)), tuple(map(tuple, ranked))
+    )
+
+
+def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
+    """The ``wanted`` best of each token: vLLM adds the sampled one where it is not among them."""
+    tops = []
+    for entry in entries:
+        ranked = sorted(
+            ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()),
+            key=lambda item: -item[1],
+        )
+        tops.append(tuple(ranked[:wanted]))
+    return tuple(tops)

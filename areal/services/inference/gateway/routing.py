@@ -1,0 +1,383 @@
+"""The relay's view of the router: the followed table, its change event, and which workers are in trouble just now.
+
+The router knows health within seconds; a relay that was refused a connection knows it at once, and avoids that
+worker for a moment (longer each time, until a call succeeds). That memory is local and only an ordering: when every
+ready worker is suspect, they are tried all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from areal.services.http import headers as names
+from areal.services.http.client import CallFailed, HttpClient, NotConnected, ResponseLost
+from areal.services.http.errors import ApiError
+from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.service import Handler
+from areal.services.http.tasks import Watchdog
+from areal.wire.routing import (
+    CORDONED,
+    DEAD,
+    DRAINING,
+    EMPTY,
+    READY,
+    Changes,
+    Followed,
+    GatewayLimits,
+    ModelEntry,
+    Snapshot,
+    WorkerEntry,
+)
+
+_SUSPECT_FIRST_S = 0.5
+_SUSPECT_MAX_S = 2.0
+
+
+class LiveTable:
+    """Changed only by ``apply``; read by every request."""
+
+    def __init__(self, defaults: GatewayLimits) -> None:
+        self._defaults = defaults
+        self.limits = defaults
+        self._followed = Followed()
+        self._changed = asyncio.Event()
+        self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
+        self._journals: dict[str, str] = {}  # tag -> model
+        self._ready: dict[str, list[WorkerEntry]] = {}  # of each published model
+        self._holders: dict[tuple[str, str], list[WorkerEntry]] = {}  # of a model, and a journal that they serve
+        self.received = asyncio.Event()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._followed.table
+
+    @property
+    def whole(self) -> bool:
+        """Whether the table is complete: a model that it lacks does not exist."""
+        return self.received.is_set() and not self.snapshot.learning
+
+    def require_whole(self) -> None:
+        """Raises 503 while it is not."""
+        if not self.whole:
+            message = "the router has not told all of its routing table yet"
+            raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
+
+    def apply(self, incoming: Snapshot) -> None:
+        before = _ready_addrs(self.snapshot)
+        self._followed = self._followed.follow(incoming)
+        self.limits = self._defaults.updated(self.snapshot.limits)
+        self._journals = _journals(self.snapshot)
+        published = [model for model in self.snapshot.models.values() if model.published]
+        self._ready = {model.name: [each for each in model.workers if each.state == READY] for model in published}
+        self._holders = _holders(published)
+        # The router's word that a worker is back ends its suspicion; one that left is forgotten.
+        still_ready = before & _ready_addrs(self.snapshot)
+        self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
+        self.received.set()
+        self._wake()
+
+    def remembered(self, incoming: Snapshot) -> Snapshot | None:
+        """The table to send to a router that lost its own (``incoming``); None where it has one, or this relay none."""
+        kept = self._followed.inherited
+        return kept if kept.models and not incoming.models and not incoming.synced else None
+
+    def summary(self) -> dict[str, Any]:
+        """The table's state, for /health."""
+        table = self.snapshot
+        about = {"epoch": table.epoch, "serial": table.serial, "synced": table.synced, "strategy": table.strategy}
+        return {**about, "limits": asdict(self.limits)}
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, timeout_s: float) -> None:
+        """Return at the next change of the table, or after ``timeout_s``."""
+        event = self._changed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return
+
+    def published(self) -> list[ModelEntry]:
+        return [model for model in self.snapshot.models.values() if model.published]
+
+    def resolve(self, name: str | None) -> ModelEntry | None:
+        """The model asked for, by its name or by that of an adapter (``adapter``, ``model:adapter``). None when it is
+        unknown. Raises 400 when none is named and several could be meant."""
+        models = self.snapshot.models
+        if name is not None:
+            return models.get(name) or self._with_adapter(name)
+        if len(models) > 1:
+            message = f"model is required: this service has {', '.join(sorted(models))}"
+            raise ApiError(400, message, param="model", code="missing_field")
+        return next(iter(models.values()), None)
+
+    def _with_adapter(self, name: str) -> ModelEntry | None:
+        """By ``adapter`` alone where one model has it; of several, the name must say which."""
+        base, colon, adapter = name.partition(":")
+        if colon and base in self.snapshot.models:
+            model = self.snapshot.models[base]
+            return model if adapter in model.adapters else None
+        having = [model for model in self.snapshot.models.values() if name in model.adapters]
+        return having[0] if len(having) == 1 else None
+
+    def model_of_journal(self, tag: str) -> str | None:
+        """The model whose data proxies have this journal: one of them, or none just now."""
+        return self._journals.get(tag)
+
+    @property
+    def records(self) -> bool:
+        """Whether any data proxy keeps a journal."""
+        return bool(self._journals)
+
+    @property
+    def all_heard(self) -> bool:
+        """Whether every worker has told its journals: then one that is not in the table is nobody's. A table without
+        workers says so only when it is whole."""
+        workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
+        return all(worker.heard for worker in workers) and (bool(workers) or self.snapshot.synced)
+
+    def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
+        """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
+        ``even_suspects``: rather one in trouble than none. A session's call goes to those that have its ``journal``.
+        What it costs does not grow with the table while none is in trouble."""
+        ready = self._ready.get(name, []) if journal is None else self._holders.get((name, journal), [])
+        if not self._suspects:
+            return ready
+        now = asyncio.get_running_loop().time()
+        trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
+        return trusted or (ready if even_suspects else [])
+
+    def moving(self, name: str, journal: str) -> bool | None:
+        """Whether the sessions of a journal can move away from a worker that drains without an end in sight; None where
+        none holds them back."""
+        model = self.snapshot.models.get(name)
+        workers = model.workers if model is not None else ()
+        if not any(each.turns_away and each.state == DRAINING and journal in each.journals for each in workers):
+            return None
+        return any(each.state in (READY, CORDONED) and each.journals for each in workers)
+
+    def fault(self, name: str) -> str:
+        """What is wrong where every worker of a model says that waiting will not make it ready; "" elsewhere."""
+        model = self.snapshot.models.get(name)
+        workers = model.workers if model is not None else ()
+        hopeless = workers and all(worker.state == DEAD and worker.fault for worker in workers)
+        return workers[0].fault if hopeless else ""
+
+    def suspicion_left_s(self, name: str) -> float:
+        """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""
+        model = self.snapshot.models.get(name)
+        ends = [self._suspects[w.addr][0] for w in model.workers if w.addr in self._suspects] if model else []
+        return max(0.01, min(ends) - asyncio.get_running_loop().time()) if ends else math.inf
+
+    def is_serving(self, name: str, addr: str) -> bool:
+        """Whether the router still believes that this worker lives: then a silent call is only slow."""
+        model = self.snapshot.models.get(name)
+        return model is not None and any(w.addr == addr and w.state != DEAD for w in model.workers)
+
+    def suspect(self, addr: str) -> None:
+        now = asyncio.get_running_loop().time()
+        until, span = self._suspects.get(addr, (0.0, 0.0))
+        if until <= now:  # calls that fail together count once
+            span = min(max(span * 2, _SUSPECT_FIRST_S), _SUSPECT_MAX_S)
+        self._suspects[addr] = (now + span, span)
+
+    def trust(self, addr: str) -> None:
+        if self._suspects:
+            self._suspects.pop(addr, None)
+
+
+def _journals(table: Snapshot) -> dict[str, str]:
+    found = {tag: name for name, model in table.models.items() for tag in model.orphans}
+    for name, model in table.models.items():
+        found |= {tag: name for worker in model.workers for tag in worker.journals}
+    return found
+
+
+def _ready_addrs(table: Snapshot) -> set[str]:
+    serving = (READY, CORDONED)
+    return {worker.addr for model in table.models.values() for worker in model.workers if worker.state in serving}
+
+
+def _holders(published: list[ModelEntry]) -> dict[tuple[str, str], list[WorkerEntry]]:
+    found: dict[tuple[str, str], list[WorkerEntry]] = {}
+    for model in published:
+        for worker in model.workers:
+            for tag in worker.journals if worker.state in (READY, CORDONED) else ():
+                found.setdefault((model.name, tag), []).append(worker)
+    return found
+
+
+# The router's /watch is followed for as long as the relay lives. While the router is gone the last table stands, and
+# a router that comes back knowing nothing is told it: nobody else does so until the next reconcile.
+
+# Lines of a byte stream, of any length.
+
+
+async def split_lines(parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Each complete line without its newline; empty ones are skipped, and so is an unfinished last one."""
+    rest = b""
+    async for part in parts:
+        lines = (rest + part).split(b"\n")
+        rest = lines.pop()
+        for line in lines:
+            if line:
+                yield line
+
+
+_log = logging.getLogger(__name__)
+
+_SILENCE_S = 10.0  # the router's heartbeat comes every two
+_REFRESH_S = 2.0
+_RECALL_S = 5.0
+_RETRY_FIRST_S = 0.05
+_RETRY_MAX_S = 1.0
+
+
+class Follower:
+    def __init__(self, table: LiveTable, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
+        self._table = table
+        self._http = http
+        self._url = router_url.rstrip("/")
+        self._headers = dict(headers)
+        self._refreshing: asyncio.Task[None] | None = None
+        self.connected = False
+
+    async def run(self) -> None:
+        pause = _RETRY_FIRST_S
+        while True:
+            before = self._table.snapshot
+            try:
+                await self._follow()
+            except (CallFailed, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+                if self.connected or not self._table.received.is_set():
+                    _log.warning("lost the router at %s (%r); routing by the last table", self._url, error)
+            self.connected = False
+            pause = _RETRY_FIRST_S if self._table.snapshot is not before else min(pause * 2, _RETRY_MAX_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _follow(self) -> None:
+        calling = self._http.call("GET", self._url, "/watch?changes", self._headers)
+        async with Watchdog(lambda: _SILENCE_S) as watchdog, calling as answer:
+            _check(answer.status)
+            told = EMPTY
+            async for line in split_lines(answer.parts()):
+                watchdog.kick()
+                data = orjson.loads(line)
+                if data["type"] == "snapshot":
+                    told = Snapshot.from_json(data)
+                    self._table.apply(told)
+                    await self._remind(told)
+                elif data["type"] == "changes":
+                    told = told.changed(Changes.from_json(data))
+                    self._table.apply(told)
+                self.connected = True
+
+    async def _remind(self, incoming: Snapshot) -> None:
+        """Raises CallFailed, TimeoutError: then the next snapshot is answered so."""
+        if (remembered := self._table.remembered(incoming)) is None:
+            return
+        body = orjson.dumps(remembered.to_json())
+        reply = await self._http.fetch(
+            "POST", self._url, "/recall", headers=self._headers, body=body, timeout_s=_RECALL_S
+        )
+        _check(reply.status)
+
+    async def refresh(self) -> None:
+        """Fetch the table now: before a model is called unknown, the router is asked whether it just came.
+
+        Callers at the same time share one fetch. A router that does not answer changes nothing.
+        """
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._fetch(), name="table-refresh")
+        await asyncio.shield(self._refreshing)
+
+    async def _fetch(self) -> None:
+        try:
+            reply = await self._http.fetch("GET", self._url, "/table", headers=self._headers, timeout_s=_REFRESH_S)
+            _check(reply.status)
+            self._table.apply(Snapshot.from_json(orjson.loads(reply.body)))
+        except (CallFailed, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+            _log.debug("could not refresh the table: %r", error)
+
+
+def _check(status: int) -> None:
+    if status != 200:
+        raise ResponseLost(f"the router answered {status}")
+
+
+ROUTER_AWAY = "router_away"  # it has not seen the call
+_ADMIN_BODY_BYTES = 1024 * 1024
+_TIMEOUT_S = 35.0  # the router itself asks workers within 30
+
+
+class RouterClient:
+    """Admin routes that the router answers. The caller's admin key is ours already; the router gets it from us."""
+
+    def __init__(self, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._url = router_url.rstrip("/")
+        self._headers = dict(headers)
+
+    def passes(self, method: str, path: str) -> Handler:
+        async def handle(request: Request) -> AnyResponse:
+            return await self._pass(request, method, path, await request.read(_ADMIN_BODY_BYTES))
+
+        return handle
+
+    def for_workers(self, path: str) -> Handler:
+        """POST ``path`` for the worker in the request's path; ``all`` for every one."""
+
+        async def handle(request: Request) -> AnyResponse:
+            return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
+
+        return handle
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """The router's answer. Raises ApiError with the router's own refusal, or 502 where there is none."""
+        return _read(*await self._ask("GET", path, b""))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return _read(*await self._ask("POST", path, orjson.dumps(body)))
+
+    async def send(self, method: str, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+        """The router's answer as it is: status and body. Raises ApiError where there is none: 503 when it was not
+        reached, 502 when it may have acted."""
+        return await self._ask(method, path, body, request_id)
+
+    async def _pass(self, request: Request, method: str, path: str, body: bytes) -> Response:
+        status, answer = await self._ask(method, path, body, request.id)
+        return Response(status, answer, content_type="application/json")
+
+    async def _ask(self, method: str, path: str, body: bytes, request_id: str | None = None) -> tuple[int, bytes]:
+        named = {names.REQUEST_ID: request_id} if request_id is not None else {}
+        headers = {**self._headers, "Content-Type": "application/json", **named}
+        try:
+            reply = await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
+        except NotConnected as error:
+            again = {"Retry-After": "1"}
+            raise ApiError(503, f"the router is away: {error!r}", code=ROUTER_AWAY, headers=again) from error
+        except (CallFailed, TimeoutError) as error:
+            raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
+        return reply.status, reply.body
+
+
+def _read(status: int, body: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(502, "the router answered no JSON", code="router_unavailable") from error
+    if status == 200:
+        return dict(data)
+    refusal = data.get("error") or {}
+    raise ApiError(status, str(refusal.get("message")), code=refusal.get("code"), param=refusal.get("param"))

@@ -1,0 +1,407 @@
+"""Exports, and the periodic upkeep of a journal.
+
+An export hands each trajectory out once, and gives the same answer to every repetition of its request. It takes its
+trajectories durably before it answers, and they stay on disk until it is acknowledged or its retention has passed; its
+answer is built again each time from what is on disk, which no longer changes. A trajectory that cannot be handed out is
+named among the ``errors`` of the answer and is not taken. A session is removed only when all of it was exported.
+
+Upkeep applies finish timeouts, drops exports past their retention and expires idle sessions. An idle session that was
+never rewarded is dropped: abandoned, not scored. Sessions are visited in slices, in the order in which they were
+started; one pass reads no more than a slice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.recorder.records import CorruptRecord, checksum
+from areal.services.inference.recorder.rows import RewardOverflow, Style
+from areal.services.inference.recorder.session import (
+    HITL,
+    ExportName,
+    Retention,
+    SessionName,
+    SessionRecord,
+    SessionState,
+    Trajectory,
+    TrajectoryKind,
+    TrajectoryPhase,
+    apply_timeout,
+)
+from areal.services.inference.recorder.storage import SEQUENCES
+from areal.services.inference.recorder.tables import Report, SessionTables, session_rows
+
+TrajectoryKey = tuple[int, int]  # session, trajectory
+Errors = tuple[dict[str, Any], ...]
+_MOST_SESSIONS = 4096
+NOTHING_TO_EXPORT = "nothing_to_export"
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """``trajectory`` None: every ready one. ``remove``: the sessions go too, once nothing else is left in them."""
+
+    session_ids: tuple[str, ...]
+    trajectory: int | None = None
+    discount: float = 1.0
+    style: Style = Style.INDIVIDUAL
+    remove: bool = True
+    columns_only: bool = False  # the answer holds no text; no part of what tells one request from another
+
+    @property
+    def digest(self) -> bytes:
+        parts = [list(self.session_ids), self.trajectory, self.discount, self.style.value, self.remove]
+        return blake2b(orjson.dumps(parts), digest_size=16).digest()
+
+
+def read_export_request(data: Mapping[str, Any]) -> ExportRequest:
+    """Raises 400 naming the field."""
+    ids = data.get("session_ids")
+    if not isinstance(ids, list) or not ids or not all(isinstance(item, str) for item in ids):
+        raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
+    if len(ids) > _MOST_SESSIONS or len(set(ids)) != len(ids):
+        message = f"session_ids must be different ones, {_MOST_SESSIONS} at most"
+        raise bad_request(message, param="session_ids")
+    trajectory = _default(data, "trajectory_id", None)
+    if trajectory is not None and (isinstance(trajectory, bool) or not isinstance(trajectory, int) or trajectory < 0):
+        raise bad_request("trajectory_id must be a whole number, not below 0", param="trajectory_id")
+    if trajectory is not None and trajectory >= SEQUENCES:
+        raise ApiError(404, f"no trajectory {trajectory}", code="trajectory_not_found", param="trajectory_id")
+    discount = _default(data, "discount", 1.0)
+    if isinstance(discount, bool) or not isinstance(discount, int | float) or not 0.0 <= discount <= 1.0:
+        raise bad_request("discount must be between 0 and 1", param="discount")
+    style = _default(data, "style", Style.INDIVIDUAL.value)
+    if style not in list(Style):
+        raise bad_request(f"style must be one of {', '.join(Style)}", param="style")
+    remove = _default(data, "remove_session", True)
+    if not isinstance(remove, bool):
+        raise bad_request("remove_session must be true or false", param="remove_session")
+    return ExportRequest(tuple(ids), trajectory, float(discount), Style(style), remove)
+
+
+def _default(data: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = data.get(name)
+    return default if value is None else value
+
+
+@dataclass(frozen=True)
+class StoredExport:
+    """An export that can be repeated. ``recovered``: its record is damaged, and ``items`` are the trajectories whose
+    own rows name it; it stays until it is acknowledged."""
+
+    name: ExportName
+    items: tuple[TrajectoryKey, ...]
+    until: float
+    errors: Errors = ()
+    recovered: bool = False
+
+
+def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExport | None:
+    kept = _by_digest(tables, digest)
+    return kept if kept is not None and kept.until > now else None
+
+
+def _by_digest(tables: SessionTables, digest: bytes) -> StoredExport | None:
+    query = "SELECT number, nonce, request, until, crc FROM exports WHERE digest=?"
+    row = tables.db.execute(query, (digest,)).fetchone()
+    return _kept(tables, row) if row is not None else None
+
+
+def _kept(tables: SessionTables, row: tuple[Any, ...]) -> StoredExport:
+    """Raises CorruptRecord where its record is damaged, and nothing says that this export took it."""
+    number, nonce, request, until, crc = row
+    name = ExportName(tables.tag, number, nonce)
+    try:
+        if checksum(number, nonce, request, until) != crc:
+            raise ValueError("the checksum does not match")
+        stored = orjson.loads(request)
+        found, errors = (stored["items"], stored["errors"]) if isinstance(stored, dict) else (stored, ())
+        items = tuple((session, trajectory) for session, trajectory in found)
+        return StoredExport(name, items, until, tuple(errors))
+    except (ValueError, TypeError, LookupError) as error:
+        query = "SELECT session, number FROM trajectories WHERE export=? ORDER BY session, number"
+        if taken := tables.db.execute(query, (number,)).fetchall():
+            return StoredExport(name, tuple(taken), math.inf, recovered=True)
+        raise CorruptRecord(f"export {number}: {error}") from error
+
+
+def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
+    """Of ``errors``."""
+    return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
+
+
+def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[tuple[TrajectoryKey, ...], Errors]:
+    """What the request takes, in its order, and what of it is damaged. Raises 404 for a session or trajectory that is
+    not there, or a session that ended with nothing left; 425 for one that is not ready yet."""
+    items: list[TrajectoryKey] = []
+    errors: list[dict[str, Any]] = []
+    for session_id in request.session_ids:
+        damaged: list[CorruptRecord] = []
+        try:
+            session = session_named(tables, session_id)
+            if request.trajectory is not None:
+                items.append((session.number, _one(tables, session, request.trajectory, now)))
+                continue
+            trajectories = tables.trajectories(session.number, damaged.append)
+        except CorruptRecord as error:
+            errors.append(error_entry(session_id, request.trajectory, error))
+            continue
+        ready = [item.number for item in trajectories if _is_ready(item, now)]
+        if not ready and not damaged and session.state is not SessionState.ACTIVE:
+            message = f"session {session_id} has ended, and nothing of it is left to export"
+            raise ApiError(404, message, code=NOTHING_TO_EXPORT, param="session_ids")
+        if not ready and not damaged:
+            raise _not_ready(f"session {session_id} has no trajectory that is ready")
+        items += [(session.number, number) for number in ready]
+        errors += [error_entry(session_id, None, error) for error in damaged]
+    return tuple(items), tuple(errors)
+
+
+def session_named(tables: SessionTables, session_id: str) -> SessionRecord:
+    """Raises 404."""
+    name = SessionName.parse(session_id)
+    session = tables.session(name.number) if name is not None and name.tag == tables.tag else None
+    if session is None or session.state is SessionState.REMOVED or name is None or session.task != name.task:
+        if session_id == HITL:
+            raise bad_request(f"{HITL} is several sessions, one a replica: use their ids", param="session_ids")
+        raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_ids")
+    return session
+
+
+def _one(tables: SessionTables, session: SessionRecord, number: int, now: float) -> int:
+    trajectory = tables.trajectory(session.number, number)
+    if trajectory is None or trajectory.phase is TrajectoryPhase.TAKEN:
+        what = "was exported already" if trajectory is not None else "is not there"
+        message = f"trajectory {number} of session {tables.name(session)} {what}"
+        raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
+    if not _is_ready(trajectory, now):
+        raise _not_ready(f"trajectory {number} of session {tables.name(session)} is not ready")
+    return number
+
+
+def _is_ready(trajectory: Trajectory, now: float) -> bool:
+    return apply_timeout(trajectory, now).phase is TrajectoryPhase.READY
+
+
+def _not_ready(message: str) -> ApiError:
+    return ApiError(425, message, code="trajectory_not_ready", headers={"Retry-After": "1"})
+
+
+def take(
+    tables: SessionTables,
+    request: ExportRequest,
+    chosen: Sequence[TrajectoryKey],
+    items: Sequence[TrajectoryKey],
+    errors: Errors,
+    retention_s: float,
+    now: float,
+) -> StoredExport | None:
+    """Hand out ``items``, those of ``chosen`` that can be: their trajectories are taken, their sessions removed where
+    nothing else is left. ``errors`` says of the others why not.
+
+    None when something changed since they were chosen: the caller looks again.
+    """
+    if (kept := find_export(tables, request.digest, now)) is not None:
+        return kept
+    try:
+        if choose(tables, request, now)[0] != tuple(chosen):
+            return None
+    except ApiError:
+        return None
+    if (outlived := _by_digest(tables, request.digest)) is not None:
+        forget(tables, outlived.name)
+    number, nonce = tables.counter("next_export"), secrets.token_hex(4)
+    text = orjson.dumps({"items": items, "errors": errors} if errors else items).decode()
+    tables.set_counter("next_export", number + 1)
+    until = now + retention_s
+    values = (number, nonce, request.digest, text, until, checksum(number, nonce, text, until))
+    tables.db.execute("INSERT INTO exports VALUES (?,?,?,?,?,?)", values)
+    for item in items:
+        trajectory = tables.trajectory(*item)
+        assert trajectory is not None
+        taken = replace(apply_timeout(trajectory, now), phase=TrajectoryPhase.TAKEN)
+        tables.save_trajectory(item[0], taken, number)
+    if request.remove:
+        for session in dict.fromkeys(session for session, _ in items):
+            _remove_if_done(tables, session)
+    return StoredExport(ExportName(tables.tag, number, nonce), tuple(items), until, errors)
+
+
+def _remove_if_done(tables: SessionTables, number: int) -> None:
+    session = tables.session(number)
+    assert session is not None
+    damaged: list[CorruptRecord] = []
+    trajectories = tables.trajectories(number, damaged.append)
+    if session.hitl or damaged or any(item.phase is not TrajectoryPhase.TAKEN for item in trajectories):
+        return
+    tables.void_key(number)
+    tables.save_session(replace(session, state=SessionState.REMOVED))
+
+
+def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
+    """Delete the trajectories that an acknowledged or expired export took, but for damaged ones. False when the export
+    is gone already."""
+    query = "SELECT number, nonce, request, until, crc FROM exports WHERE number=? AND nonce=?"
+    row = tables.db.execute(query, (name.number, name.nonce)).fetchone()
+    if row is None:
+        return False
+    kept = _kept(tables, row)
+    if kept.until > now:
+        return False
+    for session, number in kept.items:
+        with contextlib.suppress(CorruptRecord):
+            trajectory = tables.trajectory(session, number)
+            if trajectory is not None:
+                tables.release(session, trajectory)
+    tables.db.execute("DELETE FROM exports WHERE number=?", (name.number,))
+    return True
+
+
+# -- upkeep
+
+_SLICE = 64
+_FREE_PAGES = 1024
+
+
+def ready_online(
+    tables: SessionTables, now: float, limit: int, but: frozenset[TrajectoryKey], kind: TrajectoryKind | None = None
+) -> list[TrajectoryKey]:
+    of_kind = f" AND (SELECT i.tokens IS NULL FROM interactions i WHERE i.id=t.session*{SEQUENCES}+t.first)={kind}"
+    query = (
+        "SELECT t.session, t.number FROM trajectories t JOIN sessions s ON s.number=t.session"
+        " WHERE (t.phase=2 OR (t.phase=1 AND t.due<=?)) AND s.online=1"
+        f"{'' if kind is None else of_kind} ORDER BY t.phase DESC, t.ready_at"
+    )
+    found: list[TrajectoryKey] = []
+    for item in tables.db.execute(query, (now,)):
+        if item not in but:
+            found.append(item)
+        if len(found) == limit:
+            break
+    return found
+
+
+def next_due(tables: SessionTables) -> float | None:
+    row = tables.db.execute("SELECT min(due) FROM trajectories WHERE phase=1").fetchone()
+    due: float | None = row[0]
+    return due
+
+
+def is_spent(tables: SessionTables) -> bool:
+    query = (
+        "SELECT NOT EXISTS (SELECT 1 FROM sessions WHERE standing=0) AND NOT EXISTS (SELECT 1 FROM trajectories)"
+        " AND NOT EXISTS (SELECT 1 FROM exports)"
+    )
+    return bool(tables.db.execute(query).fetchone()[0])
+
+
+def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int) -> bool:
+    """Whether ``sweep`` has any work; if not, nothing is written and no waiter is woken."""
+    query = (
+        "SELECT EXISTS (SELECT 1 FROM trajectories WHERE phase=1 AND due<=:now)"
+        " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now) OR EXISTS (SELECT 1 FROM trajectories WHERE session=0)"
+        " OR coalesce(:old >= (SELECT created FROM sessions WHERE number>=max(1, :cursor) ORDER BY number LIMIT 1), 0)"
+    )
+    values = {"now": now, "cursor": cursor, "old": now - _soonest(retention)}
+    return bool(tables.db.execute(query, values).fetchone()[0]) or _free_pages(tables) > 2 * _FREE_PAGES
+
+
+def _soonest(retention: Retention) -> float:
+    """The least age at which a session can expire."""
+    return min(retention.session_ttl_s, retention.ready_ttl_s)
+
+
+def _free_pages(tables: SessionTables) -> int:
+    (free,) = tables.db.execute("PRAGMA freelist_count").fetchone()
+    return int(free)
+
+
+def sweep(tables: SessionTables, now: float, retention: Retention, cursor: int, report: Report) -> tuple[int, int]:
+    """One slice: how much was done, and the session at which the next slice starts. Damaged rows are reported and
+    left as they are."""
+    done = 0
+    query = "SELECT session, number FROM trajectories WHERE phase=1 AND due<=? LIMIT ?"
+    for key in tables.db.execute(query, (now, _SLICE)).fetchall():
+        try:
+            trajectory = tables.trajectory(*key)
+        except CorruptRecord as error:
+            report(error)
+            continue
+        assert trajectory is not None
+        tables.save_trajectory(key[0], apply_timeout(trajectory, now))
+        done += 1
+    query = "SELECT number, nonce FROM exports WHERE until<=? LIMIT ?"
+    for row in tables.db.execute(query, (now, _SLICE)).fetchall():
+        try:
+            done += forget(tables, ExportName(tables.tag, *row), now)
+        except CorruptRecord as error:
+            report(error)
+    oldest = tables.sessions(cursor - 1, _SLICE, report)
+    sessions = [each for each in oldest if each.hitl or each.created <= now - _soonest(retention)]
+    done += sum(_expire(tables, session, now, retention, report) for session in sessions)
+    if _free_pages(tables) > 2 * _FREE_PAGES:
+        tables.db.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})").fetchall()
+    if not oldest or len(sessions) < len(oldest):  # none, or all after them are too young
+        return done, 0
+    query = "SELECT min(number) FROM sessions WHERE number>?"
+    (following,) = tables.db.execute(query, (oldest[-1].number,)).fetchone()
+    return done, int(following or 0)
+
+
+def _expire(tables: SessionTables, session: SessionRecord, now: float, retention: Retention, report: Report) -> int:
+    damaged: list[CorruptRecord] = []
+    trajectories = tables.trajectories(session.number, damaged.append)
+    for error in damaged:
+        report(error)
+    newest = tables.newest(*session_rows(session.number))
+    if session.hitl:
+        return _expire_hitl(tables, session, trajectories, newest or 0, now, retention, report)
+    if session.state is SessionState.REMOVED or any(item.phase is TrajectoryPhase.TAKEN for item in trajectories):
+        return 0  # its exports say when it goes
+    waiting = bool(damaged) or any(item.phase is not TrajectoryPhase.OPEN for item in trajectories)
+    last_at = session.created
+    if newest is not None:
+        (last_at,) = tables.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
+        rewarded = tables.db.execute("SELECT at FROM rewards WHERE interaction=?", (newest,)).fetchone()
+        last_at = max(last_at, rewarded[0]) if rewarded else last_at
+    if now - last_at < (retention.ready_ttl_s if waiting else retention.session_ttl_s):
+        return 0
+    tables.delete_session(session.number)
+    return 1
+
+
+def _expire_hitl(
+    tables: SessionTables,
+    session: SessionRecord,
+    trajectories: list[Trajectory],
+    last: int,
+    now: float,
+    retention: Retention,
+    report: Report,
+) -> int:
+    """Drop trajectories that nobody rewarded or fetched. ``last``: the row of the session's newest interaction."""
+    dropped = 0
+    for item in trajectories:
+        low, high = tables.bounds(session.number, item)
+        newest = tables.newest(low, high)
+        if newest is None or item.phase is TrajectoryPhase.TAKEN:
+            continue
+        (at,) = tables.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
+        ttl = retention.session_ttl_s if item.phase is TrajectoryPhase.OPEN else retention.ready_ttl_s
+        left_behind = item.phase is TrajectoryPhase.OPEN and last - newest > retention.hitl_turns
+        if left_behind or now - at >= ttl:
+            try:
+                tables.release(session.number, item)
+                dropped += 1
+            except CorruptRecord as error:
+                report(error)
+    return dropped

@@ -1,0 +1,490 @@
+"""One journal: sessions recorded in one folder, served by the one process that holds it.
+
+All changes go through the group commit and return when they are durable. Light reads use a connection of their own on
+the event loop; exports read in a thread. What is in memory of sessions is bounded (``cache``, ``recent``): those not in
+use cost disk only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.recorder import changes, exporting
+from areal.services.inference.recorder.cache import (
+    CachedSession,
+    CachedTurns,
+    SessionCache,
+    StoredTurns,
+    continued_turn,
+    read_session,
+)
+from areal.services.inference.recorder.changes import EndedSession, RecordedCall, RewardAnswer
+from areal.services.inference.recorder.exporting import ExportRequest, StoredExport, TrajectoryKey
+from areal.services.inference.recorder.records import (
+    ConversationDigest,
+    CorruptRecord,
+    ModelCall,
+    PrefixMatch,
+    RecentTurns,
+    RecordedTurn,
+    TokenSample,
+    TrajectoryTurns,
+    token_array,
+)
+from areal.services.inference.recorder.retries import other_body
+from areal.services.inference.recorder.rows import (
+    Export,
+    RewardOverflow,
+    Style,
+    TrajectoryExport,
+    export_trajectory,
+    join_exports,
+)
+from areal.services.inference.recorder.session import (
+    ExportName,
+    GroupName,
+    Retention,
+    SessionName,
+    SessionRecord,
+    Trajectory,
+    TrajectoryKind,
+    TrajectoryPhase,
+    apply_timeout,
+    key_digest,
+    new_session_key,
+    new_tag,
+)
+from areal.services.inference.recorder.storage import (
+    SEQUENCES,
+    CommitQueue,
+    JournalFolder,
+    held_elsewhere,
+    open_reader,
+    open_writer,
+    store_failure,
+)
+from areal.services.inference.recorder.tables import SessionTables, row_id, session_rows
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_MOST_NOTED = 100  # damaged records, by name
+
+
+@dataclass(frozen=True)
+class StartedSession:
+    """``key`` is the capability of the session; only its digest is stored."""
+
+    session_id: str
+    key: str
+
+
+class SessionJournal:
+    """Open with ``open_journal``. ``on_ready`` is called when a trajectory may have become ready; ``cache`` are the
+    sessions in use."""
+
+    def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str, retention: Retention) -> None:
+        self.folder = folder
+        self.tag = tag
+        self.retention = retention
+        self.clock: Callable[[], float] = time.time
+        self.on_ready: Callable[[], None] = lambda: None
+        self.corrupt: list[str] = []
+        self._recent = RecentTurns()
+        self.cache = SessionCache()
+        self._cursor = 0
+        self._live: int | None = None  # how many sessions live, until one begins or ends
+        self.commits = CommitQueue(db, tag, lambda committed: self.cache.settle(committed=committed))
+        self._db = db
+        self._write = SessionTables(db, tag, self.cache.forget)
+        self._read = SessionTables(open_reader(folder.database), tag)
+        self._far = SessionTables(open_reader(folder.database), tag)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"read-{tag}")
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a model call of a session runs. Raises 421 where the journal was left to another process."""
+        if self._closed:
+            raise held_elsewhere()
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return while no model call runs."""
+        while self._calls:
+            await self._idle.wait()
+
+    async def close(self, *, remove: bool = False) -> None:
+        """Commit pending changes and release the folder, or delete it. Later requests for its sessions get 421."""
+        self._closed = True
+        await self.commits.close()
+        self._thread.shutdown()
+        for db in (self._read.db, self._far.db, self._db):
+            db.close()
+        if remove:
+            self.folder.remove()
+        else:
+            self.folder.leave()
+
+    # -- changes
+
+    async def start(self, task: str, count: int, key: str | None, online: bool) -> tuple[str, list[StartedSession]]:
+        """A group of sessions: its id, and each one's name and key. ``key``: the caller's, for the first one."""
+        keys = [new_session_key(self.tag) for _ in range(count)]
+        if key is not None:
+            keys[0] = key
+        digests = [key_digest(item.encode()) for item in keys]
+        sessions = await self._change(lambda now: changes.start(self._write, self.cache, task, digests, online, now))
+        names = [
+            StartedSession(self._write.name(each), each_key) for each, each_key in zip(sessions, keys, strict=True)
+        ]
+        return sessions[0].group, names
+
+    async def record(self, session: int, call: ModelCall) -> RecordedCall:
+        limit = self.retention.hitl_turns
+        self._held(session)
+        recorded = await self._commit(lambda now: changes.record(self._write, self.cache, session, call, now, limit))
+        for place, sample in enumerate(call.samples):
+            if isinstance(sample, TokenSample) and sample.text is not None:
+                tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
+                self._recent.put(recorded.first + place, PrefixMatch(tokens, sample.text))
+        self.on_ready()  # the chat may have sealed the trajectory before
+        return recorded
+
+    async def reward(self, session: int, value: float, interaction_id: str | None = None) -> RewardAnswer:
+        finish = self.retention.finish_timeout_s
+        answer = await self._change(
+            lambda now: changes.reward(self._write, session, value, interaction_id, now, finish)
+        )
+        self.on_ready()
+        return answer
+
+    async def end(self, session: int) -> EndedSession:
+        ended = await self._change(lambda now: changes.end(self._write, session, now))
+        self.on_ready()
+        return ended
+
+    async def note_failure(self, session: int, code: str) -> None:
+        await self._change(lambda now: changes.note_failure(self._write, session, code, now))
+
+    async def release(self, session: int, number: int) -> bool:
+        """An online trajectory was received: forget it. False when it is not here, or not ready, or exported."""
+
+        def forget(now: float) -> bool:
+            trajectory = self._write.trajectory(session, number)
+            if trajectory is None or apply_timeout(trajectory, now).phase is not TrajectoryPhase.READY:
+                return False
+            self._write.release(session, trajectory)
+            return True
+
+        return await self._change(forget)
+
+    async def check_writable(self) -> None:
+        """After a failed commit, try one: no call is sampled that cannot be recorded. Raises 507, 500."""
+        if self.commits.failing is not None:
+            await self._change(lambda now: self._write.set_counter("tried_at", int(now)))
+
+    async def _change(self, apply: Callable[[float], _T]) -> _T:
+        """A change by which a session may begin or end."""
+        try:
+            return await self._commit(apply)
+        finally:
+            self._live = None
+
+    async def _commit(self, apply: Callable[[float], _T]) -> _T:
+        try:
+            return await self.commits.run(lambda: apply(self.clock()))
+        except CorruptRecord as error:
+            raise self._damaged(error) from error
+
+    # -- reads
+
+    def session_by_key(self, digest: bytes) -> int | None:
+        number = self.cache.by_key(digest)
+        return number if number is not None else self._look(lambda tables: tables.session_by_key(digest))
+
+    def session_by_name(self, name: SessionName) -> SessionRecord:
+        """Raises 404."""
+        return self._look(lambda tables: exporting.session_named(tables, str(name)))
+
+    def members(self, group: GroupName) -> list[tuple[int, str]]:
+        """Number and id of the sessions of a group that are still here."""
+        return self._look(lambda tables: tables.members(group.first, group.size, str(group)))
+
+    def session(self, number: int) -> SessionRecord | None:
+        held = self._held(number)
+        return held.session if held is not None else self._look(lambda tables: tables.session(number))
+
+    def sessions(self, after: int, limit: int) -> list[SessionRecord]:
+        """All but damaged ones."""
+        return self._look(lambda tables: tables.sessions(after, limit, self._note))
+
+    def name(self, session: SessionRecord) -> str:
+        return self._read.name(session)
+
+    def live_sessions(self) -> int:
+        if self._live is None:
+            query = "SELECT count(*) FROM sessions INDEXED BY sessions_live WHERE life=0"
+            count: int = self._look(lambda tables: tables.db.execute(query).fetchone()[0])
+            self._live = count - 1  # the human-in-the-loop session
+        return self._live
+
+    def count_trajectories(self, phase: TrajectoryPhase) -> int:
+        query = "SELECT count(*) FROM trajectories WHERE phase=?"
+        count: int = self._look(lambda tables: tables.db.execute(query, (int(phase),)).fetchone()[0])
+        return count
+
+    def totals(self, session: int) -> tuple[int, float | None]:
+        """Interactions that it holds, and the sum of the rewards given; None when none was."""
+        return self._look(lambda tables: tables.totals(session))
+
+    def spoke_at(self, session: int) -> float | None:
+        """When the newest interaction of a session was recorded; None where it has none any more."""
+
+        def read(tables: SessionTables) -> float | None:
+            newest = tables.newest(*session_rows(session))
+            return tables.recorded_at(newest) if newest is not None else None
+
+        return self._look(read)
+
+    async def known(self, session: int, conversation: ConversationDigest) -> PrefixMatch | None:
+        """The turn that this conversation continues, with its tokens, where one does."""
+        held = self._held(session)
+        last = held.last if held else self._look(lambda tables: tables.last_trajectory(session))
+        if last is None or apply_timeout(last, self.clock()).phase is not TrajectoryPhase.OPEN:
+            return None
+        low = row_id(session, last.first)
+        if held is not None:
+            row = continued_turn(CachedTurns(held, low), conversation)
+        else:
+            row = self._look(lambda tables: continued_turn(StoredTurns(tables, session, low), conversation))
+        if row is None:
+            return None
+        known = self._recent.get(row)
+        if known is None:
+            known = await self._read_apart(lambda tables: tables.known(row))
+            if known is not None:
+                self._recent.put(row, known)
+        return known
+
+    def _held(self, number: int) -> CachedSession | None:
+        """The session in memory, read now if need be; None where there is none, or it is too long to be kept there."""
+        held = self.cache.get(number)
+        if held is None:
+            held = self._look(lambda tables: read_session(tables, number))
+            if held is not None:
+                self.cache.put(held)
+        return held
+
+    def trajectories(self, session: int) -> list[Trajectory]:
+        """All but damaged ones."""
+        return self._look(lambda tables: tables.trajectories(session, self._note))
+
+    async def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
+        return await self._read_apart(lambda tables: tables.turns(session, trajectory))
+
+    async def replay(self, session: int, digest: bytes, idempotency: bytes | None) -> list[RecordedTurn] | None:
+        """The turns of a call that is recorded already, by its choices. Raises 422 for a key used with another body."""
+        found = self._look(lambda tables: tables.find_call(session, digest, idempotency))
+        if found is None:
+            return None
+        if found[1] != digest:
+            raise other_body()
+        return await self.answer(found[0])
+
+    async def answer(self, row: int) -> list[RecordedTurn] | None:
+        """All choices of the answer in ``row``; None when it was removed meanwhile."""
+        return await self._read_apart(lambda tables: tables.answer(row // SEQUENCES, row % SEQUENCES))
+
+    # -- exports
+
+    async def export(self, request: ExportRequest) -> tuple[StoredExport, Export]:
+        """Raises 404, 425, 400, and 500 where all of it is damaged; nothing is taken then."""
+        retention = self.retention.export_retention_s
+        while True:
+            chosen, items, built = await self._read_apart(lambda tables: self._build(tables, request))
+            errors = tuple(built.errors)
+            kept = await self._change(partial(exporting.take, self._write, request, chosen, items, errors, retention))
+            if kept is not None and kept.items in (chosen, items):
+                return kept, built
+
+    async def check_export(self, request: ExportRequest) -> Export:
+        """What ``export`` would answer, or raise; takes nothing."""
+        return (await self._read_apart(lambda tables: self._build(tables, request)))[2]
+
+    def _build(
+        self, tables: SessionTables, request: ExportRequest
+    ) -> tuple[tuple[TrajectoryKey, ...], tuple[TrajectoryKey, ...], Export]:
+        """What the request means, what of it can be handed out, and the answer."""
+        now = self.clock()
+        try:
+            kept = exporting.find_export(tables, request.digest, now)
+        except CorruptRecord as error:
+            named = ", ".join(request.session_ids)
+            raise CorruptRecord(f"what was exported of session {named} is not known: {error}") from error
+        chosen, known = (kept.items, kept.errors) if kept is not None else exporting.choose(tables, request, now)
+        names = {name.number: each for each in request.session_ids if (name := SessionName.parse(each))}
+        items, parts, errors = [], [], list(known)
+        if kept is not None and kept.recovered:
+            self._note(CorruptRecord(f"the record of export {kept.name} is damaged: its trajectories say what it took"))
+            taken = {number for number, _ in kept.items}
+            lost = CorruptRecord("the record of its export is damaged, and says nothing of it")
+            errors += [exporting.error_entry(each, None, lost) for number, each in names.items() if number not in taken]
+        for item in chosen:
+            try:
+                parts.append(self._part(tables, item, request.style, request.discount))
+                items.append(item)
+            except (CorruptRecord, RewardOverflow) as error:
+                errors.append(exporting.error_entry(names[item[0]], item[1], error))
+        for entry in errors:
+            if entry["code"] == CorruptRecord.code:
+                self._note(CorruptRecord(entry["message"]))
+        if errors and not items:
+            raise ApiError(500, f"nothing of it can be exported: {errors[0]['message']}", code=errors[0]["code"])
+        with_tokens = {part.session_id for part in parts if part.tokens}
+        only_text = [part.session_id for part in parts if part.texts and part.session_id not in with_tokens]
+        if request.columns_only and only_text:
+            message = f"session {only_text[0]} has text only, of an external model: format must be json"
+            raise bad_request(message, param="format")
+        return chosen, tuple(items), join_exports(parts, errors)
+
+    def _part(self, tables: SessionTables, item: TrajectoryKey, style: Style, discount: float) -> TrajectoryExport:
+        """Raises CorruptRecord, RewardOverflow, and 404 where it is gone meanwhile."""
+        session, trajectory = tables.session(item[0]), tables.trajectory(*item)
+        if session is None or trajectory is None:
+            raise ApiError(404, "the export was released meanwhile", code="export_not_found")
+        return export_trajectory(tables.turns(session, trajectory), style, discount)
+
+    async def acknowledge(self, name: ExportName) -> bool:
+        return await self._change(lambda now: exporting.forget(self._write, name))
+
+    async def online(
+        self, items: Sequence[TrajectoryKey]
+    ) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
+        """Each item's rows, or why it has none; None for what was released meanwhile. Nothing is taken."""
+
+        def load(tables: SessionTables) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
+            found: list[TrajectoryExport | CorruptRecord | RewardOverflow | None] = []
+            for item in items:
+                try:
+                    found.append(self._part(tables, item, Style.INDIVIDUAL, 1.0))
+                except (CorruptRecord, RewardOverflow) as error:
+                    self._note(error)
+                    found.append(error)
+                except ApiError:
+                    found.append(None)
+            return found
+
+        return await self._read_apart(load)
+
+    def session_id(self, number: int) -> str | None:
+        """Of a session, damaged or not; None where there is none."""
+        return self._look(lambda tables: tables.session_id(number))
+
+    def ready_online(
+        self, limit: int, but: frozenset[TrajectoryKey], kind: TrajectoryKind | None = None
+    ) -> list[TrajectoryKey]:
+        """Ready trajectories of online sessions, the oldest first."""
+        return self._look(lambda tables: exporting.ready_online(tables, self.clock(), limit, but, kind))
+
+    def next_due(self) -> float | None:
+        """When the next trajectory becomes ready by its finish timeout."""
+        return self._look(exporting.next_due)
+
+    # -- upkeep
+
+    async def sweep(self) -> int:
+        """One slice of the upkeep: how much was done. Repeat until it is 0."""
+        if not self._look(lambda tables: exporting.is_due(tables, self.clock(), self.retention, self._cursor)):
+            self._cursor = 0
+            return 0
+        found, self._cursor = await self._change(
+            lambda now: exporting.sweep(self._write, now, self.retention, self._cursor, self._note)
+        )
+        if found:
+            self.on_ready()
+        return found
+
+    def is_spent(self) -> bool:
+        """Whether it holds no session, trajectory or export any more."""
+        return self._look(exporting.is_spent)
+
+    def _look(self, read: Callable[[SessionTables], _T]) -> _T:
+        if self._closed:
+            raise held_elsewhere()
+        try:
+            return read(self._read)
+        except (CorruptRecord, sqlite3.Error) as error:
+            raise self._read_failure(error) from error
+
+    def _read_at_once(self, read: Callable[[SessionTables], _T]) -> _T:
+        """Run ``read`` on one snapshot: the event loop writes between two of its queries."""
+        db = self._far.db
+        db.execute("BEGIN")
+        try:
+            return read(self._far)
+        finally:
+            if db.in_transaction:  # an error of the store may have ended it
+                db.execute("ROLLBACK")
+
+    async def _read_apart(self, read: Callable[[SessionTables], _T]) -> _T:
+        if self._closed:
+            raise held_elsewhere()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._read_at_once, read)
+        except (CorruptRecord, sqlite3.Error) as error:
+            raise self._read_failure(error) from error
+
+    def _read_failure(self, error: CorruptRecord | sqlite3.Error) -> ApiError:
+        return self._damaged(error) if isinstance(error, CorruptRecord) else store_failure(error)
+
+    def _damaged(self, error: CorruptRecord) -> ApiError:
+        self._note(error)
+        return ApiError(500, f"the journal is damaged: {error}", code=error.code)
+
+    def _note(self, error: CorruptRecord | RewardOverflow) -> None:
+        """Count damage, and log each kind once."""
+        text = str(error)
+        if isinstance(error, CorruptRecord) and text not in self.corrupt and len(self.corrupt) < _MOST_NOTED:
+            self.corrupt.append(text)
+            _log.error("the journal %s is damaged: %s", self.folder.path, text)
+
+
+async def open_journal(
+    folder: JournalFolder, retention: Retention, clock: Callable[[], float] = time.time
+) -> SessionJournal:
+    """Recovers the journal of a killed predecessor. Raises sqlite3.Error."""
+    db = open_writer(folder.database)
+    row = db.execute("SELECT value FROM about WHERE name='tag'").fetchone()
+    if row is None:
+        tag = new_tag()
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO about VALUES ('tag', ?)", (tag,))
+        changes.start_hitl(SessionTables(db, tag), clock())
+        db.execute("COMMIT")
+    else:
+        tag = row[0]
+    folder.show_tag(tag)
+    journal = SessionJournal(folder, db, tag, retention)
+    journal.clock = clock
+    return journal

@@ -1,0 +1,356 @@
+"""Recorded model calls: the values, the digests that link a call to the turn it continues, and the stored bytes.
+
+A conversation is digested message by message, each digest including the one before. A turn stores the digest of
+everything up to and including its answer (``after``); a call has the digests of all its prefixes that end with an
+answer, and its parent is the turn whose ``after`` equals the longest of them. Only what a client sends back unchanged
+counts: role, text, tool calls. Tokens are digested as a whole; a turn is a token parent when the call's prompt begins
+with all its tokens.
+
+One interaction is stored as a checksummed header in JSON, followed by the arrays::
+
+    magic (4) | crc32 of the rest (4) | header length (4) | header | prompt int32 | output int32 | logprobs float32
+
+A prompt that begins with all the parent's tokens is stored without them: the header's ``shared`` counts them. So a
+conversation of n turns takes the space of its longest prompt, not of the sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+# -- conversation digests
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ConversationDigest:
+    """``answered``: the digests up to and with each assistant message; ``whole``: that of all messages."""
+
+    answered: tuple[bytes, ...]
+    whole: bytes
+
+    def after(self, answer: Mapping[str, Any]) -> bytes:
+        """The digest of the conversation with ``answer`` at its end."""
+        return _following(self.whole, answer)
+
+
+def digest_conversation(messages: Iterable[Mapping[str, Any]]) -> ConversationDigest:
+    answered, last = [], b""
+    for message in messages:
+        last = _following(last, message)
+        if message.get("role") == "assistant":
+            answered.append(last)
+    return ConversationDigest(tuple(answered), last)
+
+
+def _following(before: bytes, message: Mapping[str, Any]) -> bytes:
+    calls = message.get("tool_calls") or []
+    essence = [message.get("role"), _text(message.get("content")), [_call(call) for call in calls]]
+    encoded = orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return blake2b(before + encoded, digest_size=DIGEST_BYTES).digest()
+
+
+def _text(content: object) -> object:
+    """One text part, or several, weigh the same as their text."""
+    if not isinstance(content, list):
+        return content or ""
+    parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else content
+
+
+def _call(call: object) -> object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            arguments = orjson.loads(arguments)
+    return [function.get("name"), arguments]
+
+
+def body_digest(body: bytes) -> bytes:
+    return blake2b(body, digest_size=DIGEST_BYTES).digest()
+
+
+class TokenPrefix:
+    """Digests of a prompt's prefixes at given lengths, each token hashed about once."""
+
+    def __init__(self, tokens: array[int]) -> None:
+        self._bytes = memoryview(tokens).cast("B")
+        self._width = tokens.itemsize
+        self._length = len(tokens)
+
+    def digests(self, lengths: Iterable[int]) -> dict[int, bytes]:
+        """By length; lengths that the prompt does not have are left out."""
+        found, state, done = {}, blake2b(digest_size=DIGEST_BYTES), 0
+        for length in sorted(set(lengths)):
+            if length > self._length:
+                break
+            state.update(self._bytes[done * self._width : length * self._width])
+            done = length
+            found[length] = state.copy().digest()
+        return found
+
+
+def token_digest(*parts: array[int]) -> bytes:
+    state = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        state.update(memoryview(part).cast("B"))
+    return state.digest()
+
+
+def text_digest(text: str) -> tuple[int, bytes]:
+    """Length and digest of a text, by which a longer one is known to begin with it."""
+    return len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def begins_with(text: str, mark: tuple[int, bytes]) -> bool:
+    return len(text) >= mark[0] and text_digest(text[: mark[0]]) == mark
+
+
+TRUNCATED = "length"
+
+
+@dataclass(frozen=True)
+class TokenSample:
+    """One choice, token for token as the engine saw and sampled it. The last three lists have equal lengths.
+
+    ``after`` digests the conversation including this answer; ``text`` is the length and digest of the prompt and
+    answer as text, by which a next turn knows that it may go on with these very tokens. ``temperature`` is that of the
+    logprobs and of the sampling, 0 for a greedy answer.
+    """
+
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish_reason: str
+    temperature: float = 1.0
+    after: bytes | None = None
+    text: tuple[int, bytes] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # what a replay needs besides, as JSON
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """One choice of an external model: messages in, the assistant's message out."""
+
+    messages: Sequence[Mapping[str, Any]]
+    response: Mapping[str, Any]
+    finish_reason: str
+    after: bytes | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+Sample = TokenSample | TextSample
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One answered model call: all its choices, recorded together or not at all.
+
+    ``conversation`` is None for a call without messages. ``digest`` is that of the request body, ``idempotency``
+    that of the caller's Idempotency-Key.
+    """
+
+    answer_id: str
+    model: str
+    created: int
+    digest: bytes
+    samples: Sequence[Sample]
+    conversation: ConversationDigest | None = None
+    idempotency: bytes | None = None
+
+    def interaction_id(self, choice: int) -> str:
+        return self.answer_id if choice == 0 else f"{self.answer_id}-{choice}"
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """One recorded interaction, read back. ``parent`` is the sequence number of the turn it continues.
+
+    ``joined``: its prompt begins with exactly the parent's tokens.
+    """
+
+    seq: int
+    interaction_id: str
+    answer_id: str
+    created: int
+    parent: int | None
+    joined: bool
+    model: str
+    finish_reason: str
+    reward: float | None
+    at: float
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == TRUNCATED
+
+    def size(self) -> dict[str, int]:
+        """How long it is, for people."""
+        return {}
+
+
+@dataclass(frozen=True)
+class TokenTurn(RecordedTurn):
+    prompt_ids: array[int]
+    output_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    extra: Mapping[str, Any]
+    temperature: float = 1.0
+
+    def size(self) -> dict[str, int]:
+        return {"prompt_tokens": len(self.prompt_ids), "output_tokens": len(self.output_ids)}
+
+
+@dataclass(frozen=True)
+class TextTurn(RecordedTurn):
+    messages: Sequence[Mapping[str, Any]]
+    response: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+    def size(self) -> dict[str, int]:
+        return {"messages": len(self.messages)}
+
+
+@dataclass(frozen=True)
+class TrajectoryTurns:
+    """One trajectory with all its turns, in the order in which they were recorded."""
+
+    session_id: str
+    number: int
+    turns: Sequence[RecordedTurn]
+    failures: Mapping[str, int] = field(default_factory=dict)  # calls that failed, by code
+
+
+# -- stored bytes
+
+_MAGIC = b"ARI1"
+_FRONT = struct.Struct("<4sII")
+
+
+class CorruptRecord(Exception):
+    """Stored bytes that are not those that were written, or that this version cannot read. Names what they belong
+    to."""
+
+    code = "record_corrupted"
+
+
+@dataclass(frozen=True)
+class PackedInteraction:
+    """An interaction as stored. ``prompt`` is what follows the ``shared`` tokens of the parent."""
+
+    header: Mapping[str, Any]
+    prompt: array[int]
+    output: array[int]
+    logprobs: array[float]
+
+    @property
+    def shared(self) -> int:
+        shared: int = self.header["shared"]
+        return shared
+
+    def versions(self) -> array[int]:
+        versions = array("q")
+        for version, count in self.header["versions"]:
+            versions.extend(array("q", [version]) * count)
+        return versions
+
+
+def pack(header: Mapping[str, Any], prompt: array[int], output: array[int], logprobs: array[float]) -> bytes:
+    head = orjson.dumps({**header, "lengths": [len(prompt), len(output)]})
+    body = b"".join((len(head).to_bytes(4, "little"), head, prompt.tobytes(), output.tobytes(), logprobs.tobytes()))
+    return _MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def unpack(data: bytes, what: str) -> PackedInteraction:
+    """Raises CorruptRecord, naming ``what``."""
+    try:
+        magic, crc, length = _FRONT.unpack_from(data)
+        if magic != _MAGIC or zlib.crc32(memoryview(data)[8:]) != crc:
+            raise CorruptRecord(f"{what}: the checksum does not match")
+    except struct.error as error:
+        raise CorruptRecord(f"{what}: cut short") from error
+    at = _FRONT.size + length
+    header = orjson.loads(data[_FRONT.size : at])
+    prompt_length, output_length = header["lengths"]
+    prompt, output, logprobs = array("i"), array("i"), array("f")
+    for part, count in ((prompt, prompt_length), (output, output_length), (logprobs, output_length)):
+        end = at + count * part.itemsize
+        part.frombytes(data[at:end])
+        at = end
+    return PackedInteraction(header, prompt, output, logprobs)
+
+
+def token_array(values: Sequence[int]) -> array[int]:
+    """As ``array("i", values)``, in a quarter of its time; an array that is one already is given back."""
+    if isinstance(values, array):
+        return values
+    tokens = array("i")
+    tokens.frombytes(struct.pack(f"{len(values)}i", *values))
+    return tokens
+
+
+def version_runs(versions: Sequence[int]) -> list[tuple[int, int]]:
+    """Versions change rarely: (version, how many tokens in a row)."""
+    return [(version, len(list(group))) for version, group in groupby(versions)]
+
+
+def checksum(*values: object) -> int:
+    """Of a control row's columns, stored beside them."""
+    return zlib.crc32(repr(values).encode())
+
+
+# -- recent turns in memory
+
+_MOST_TOKENS = 2**21
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """All tokens of a turn, prompt and answer, and the mark of their text (``text_digest``)."""
+
+    tokens: array[int]
+    text: tuple[int, bytes]
+
+
+class RecentTurns:
+    """By row id; the least used go first."""
+
+    def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
+        self._most = most_tokens
+        self._held = 0
+        self._turns: OrderedDict[int, PrefixMatch] = OrderedDict()
+
+    def get(self, row: int) -> PrefixMatch | None:
+        known = self._turns.get(row)
+        if known is not None:
+            self._turns.move_to_end(row)
+        return known
+
+    def put(self, row: int, known: PrefixMatch) -> None:
+        self._drop(row)
+        self._turns[row] = known
+        self._held += len(known.tokens)
+        while self._held > self._most:
+            self._drop(next(iter(self._turns)))
+
+    def _drop(self, row: int) -> None:
+        gone = self._turns.pop(row, None)
+        self._held -= len(gone.tokens) if gone is not None else 0

@@ -1,0 +1,353 @@
+"""Training rows from recorded turns: one a turn (``individual``) or one a leaf of the tree (``concat``).
+
+Columns, right-padded to the longest row with 0, or -1 in ``versions`` and ``turn_ids``, where 0 means something:
+
+    input_ids int64       prompt and generated tokens, including the one that ended the answer
+    loss_mask int64       0 prompt, 1 generated
+    logprobs float32      0 on prompt
+    versions int64        weights that sampled the token, -1 on prompt
+    turn_ids int32        0, 1, 2... by generated turn of the row, -1 on prompt
+    attention_mask bool   true on tokens, false on padding
+    rewards, original_rewards float32 [B]   the second without discount
+    temperatures float32 [B]   of the row's sampling and its logprobs, 0 greedy; NaN where its turns differ
+
+Where a row's turns differ in their temperature there is one more column, ``token_temperatures`` float32 [B, T], 1 on
+prompt and padding.
+
+Turns come in recording order, so a parent precedes its children. A turn is *joined* to its parent when its prompt
+begins with exactly the parent's tokens; only then can both share one training row.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
+from areal.services.inference.recorder.session import LARGEST_F32
+
+# -- the conversation tree
+
+
+def own_reward(turn: RecordedTurn) -> float:
+    return 0.0 if turn.reward is None else turn.reward
+
+
+def discounted_rewards(turns: Sequence[RecordedTurn], discount: float) -> dict[int, float]:
+    """By sequence number: ``r_i += discount * r_child``, over every child along the tree."""
+    rewards = {turn.seq: own_reward(turn) for turn in turns}
+    for turn in reversed(turns):
+        if turn.parent is not None and turn.parent in rewards:
+            rewards[turn.parent] += discount * rewards[turn.seq]
+    return rewards
+
+
+@dataclass(frozen=True)
+class TreePath:
+    """Joined turns from a root to a leaf: one row of the ``concat`` style.
+
+    The row's ``reward`` is the sum of its turns' own rewards, and of what turns that continue it in other rows
+    give back, discounted. With a reward on the last turn only, that is this reward.
+    """
+
+    turns: tuple[RecordedTurn, ...]
+    reward: float
+    own: float
+
+    @property
+    def leaf(self) -> RecordedTurn:
+        return self.turns[-1]
+
+
+def tree_paths(turns: Sequence[RecordedTurn], discount: float) -> list[TreePath]:
+    """One path a leaf, in the order of the leaves."""
+    by_seq = {turn.seq: turn for turn in turns}
+    continued = {turn.parent for turn in turns if turn.joined}
+    returns = discounted_rewards(turns, discount)
+    given_back = dict.fromkeys(by_seq, 0.0)
+    for turn in turns:
+        if not turn.joined and turn.parent in given_back:
+            given_back[turn.parent] += discount * returns[turn.seq]
+    found = []
+    for leaf in turns:
+        if leaf.seq in continued:
+            continue
+        line = [leaf]
+        while line[-1].joined and line[-1].parent is not None:
+            line.append(by_seq[line[-1].parent])
+        line.reverse()
+        own = sum(map(own_reward, line))
+        found.append(TreePath(tuple(line), own + sum(given_back[turn.seq] for turn in line), own))
+    return found
+
+
+class Style(StrEnum):
+    INDIVIDUAL = "individual"
+    CONCAT = "concat"
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """Unpadded. ``about`` is the row's entry in ``rows``."""
+
+    input_ids: array[int]
+    loss_mask: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    turn_ids: array[int]
+    temperatures: tuple[float, ...]  # of each generated turn
+    reward: float
+    original_reward: float
+    about: dict[str, Any]
+
+    @property
+    def temperature(self) -> float:
+        return self.temperatures[0] if len(set(self.temperatures)) == 1 else math.nan
+
+    def token_temperatures(self) -> array[float]:
+        of_turn = (*self.temperatures, 1.0)  # the last one for -1, on prompt
+        return array("f", [of_turn[turn] for turn in self.turn_ids])
+
+
+@dataclass(frozen=True)
+class ArrayColumn:
+    """One array of the answer: ``data`` is little-endian and row-major; ``kind`` is NumPy's type string."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def tolist(self) -> list[Any]:
+        if self.kind == "|b1":
+            flat: list[Any] = [byte != 0 for byte in self.data]
+        else:
+            flat = array(_CODES[self.kind], self.data).tolist()
+        if len(self.shape) == 1:
+            return flat
+        width = self.shape[1]
+        return [flat[row * width : (row + 1) * width] for row in range(self.shape[0])]
+
+
+_CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
+_TOKEN_TEMPERATURES = ("token_temperatures", "<f4", 1)
+_TOKEN_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("input_ids", "<i8", 0),
+    ("loss_mask", "<i8", 0),
+    ("logprobs", "<f4", 0),
+    ("versions", "<i8", -1),
+    ("turn_ids", "<i4", -1),
+)
+KINDS = {name: kind for name, kind, _ in _TOKEN_COLUMNS} | {
+    "attention_mask": "|b1",
+    "rewards": "<f4",
+    "original_rewards": "<f4",
+    "temperatures": "<f4",
+    "token_temperatures": "<f4",
+}
+PADDINGS: dict[str, int | bool] = {
+    **{name: padding for name, _, padding in (*_TOKEN_COLUMNS, _TOKEN_TEMPERATURES)},
+    "attention_mask": False,
+}
+
+
+def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[TrainingRow]:
+    about = _About(trajectory)
+    if style is Style.CONCAT:
+        return [_path_row(about, path) for path in tree_paths(trajectory.turns, discount)]
+    returns = discounted_rewards(trajectory.turns, discount)
+    return [
+        _row([_token_turn(turn)], returns[turn.seq], own_reward(turn), about.turn(turn)) for turn in trajectory.turns
+    ]
+
+
+def _path_row(of: _About, path: TreePath) -> TrainingRow:
+    about = of.turn(path.leaf)
+    about["rewarded"] = any(turn.reward is not None for turn in path.turns)
+    about["turns"] = [{"interaction_id": turn.interaction_id, "reward": turn.reward} for turn in path.turns]
+    return _row([_token_turn(turn) for turn in path.turns], path.reward, path.own, about)
+
+
+def _row(line: Sequence[TokenTurn], reward: float, original: float, about: dict[str, Any]) -> TrainingRow:
+    temperatures = tuple(turn.temperature for turn in line)
+    row = TrainingRow(array("q"), array("q"), array("f"), array("q"), array("i"), temperatures, reward, original, about)
+    for number, turn in enumerate(line):
+        prompt, generated = turn.prompt_ids[len(row.input_ids) :], len(turn.output_ids)
+        row.input_ids.extend(array("q", prompt))
+        row.input_ids.extend(array("q", turn.output_ids))
+        row.loss_mask.extend(_repeat("q", 0, len(prompt)) + _repeat("q", 1, generated))
+        row.logprobs.extend(_repeat("f", 0, len(prompt)) + turn.logprobs)
+        row.versions.extend(_repeat("q", -1, len(prompt)) + turn.versions)
+        row.turn_ids.extend(_repeat("i", -1, len(prompt)) + _repeat("i", number, generated))
+    return row
+
+
+def _repeat(code: str, value: int, count: int) -> array[Any]:
+    return array(code, [value]) * count
+
+
+class _About:
+    """The entries in ``rows`` of one trajectory's turns."""
+
+    def __init__(self, trajectory: TrajectoryTurns) -> None:
+        self._trajectory = trajectory
+        self._names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
+
+    def turn(self, turn: RecordedTurn) -> dict[str, Any]:
+        return {
+            "session_id": self._trajectory.session_id,
+            "trajectory_id": self._trajectory.number,
+            "interaction_id": turn.interaction_id,
+            "parent_id": self._names.get(turn.parent) if turn.parent is not None else None,
+            "finish_reason": turn.finish_reason,
+            "truncated": turn.truncated,
+            "rewarded": turn.reward is not None,
+            "model": turn.model,
+            "kind": "text" if isinstance(turn, TextTurn) else "tokens",
+        }
+
+
+def _token_turn(turn: RecordedTurn) -> TokenTurn:
+    assert isinstance(turn, TokenTurn)
+    return turn
+
+
+def columns(rows: Sequence[TrainingRow]) -> list[ArrayColumn]:
+    width = max((len(row.input_ids) for row in rows), default=0)
+    found = []
+    temperatures = [row.temperature for row in rows]
+    for name, kind, padding in _TOKEN_COLUMNS:
+        found.append(_token_column(name, kind, padding, [getattr(row, name) for row in rows], width))
+    if any(map(math.isnan, temperatures)):
+        found.append(_token_column(*_TOKEN_TEMPERATURES, [row.token_temperatures() for row in rows], width))
+    mask = b"".join(b"\1" * len(row.input_ids) + b"\0" * (width - len(row.input_ids)) for row in rows)
+    found.append(ArrayColumn("attention_mask", "|b1", (len(rows), width), mask))
+    for name, values in (
+        ("rewards", [row.reward for row in rows]),
+        ("original_rewards", [row.original_reward for row in rows]),
+        ("temperatures", temperatures),
+    ):
+        found.append(ArrayColumn(name, "<f4", (len(rows),), array("f", values).tobytes()))
+    return found
+
+
+class RewardOverflow(Exception):
+    """A trajectory whose returns do not fit the float32 of a training row."""
+
+    code = "reward_overflow"
+
+
+@dataclass(frozen=True)
+class TrajectoryExport:
+    """The rows of one trajectory: those of token models and, beside them, the interactions of external ones."""
+
+    session_id: str
+    tokens: list[TrainingRow]
+    texts: list[tuple[dict[str, Any], dict[str, Any]]]  # entry in ``rows``, interaction
+    failures: list[dict[str, Any]]
+
+
+def _token_column(name: str, kind: str, padding: int, values: Sequence[array[Any]], width: int) -> ArrayColumn:
+    whole = array(_CODES[kind])
+    for each in values:
+        whole.extend(each)
+        whole.extend(_repeat(whole.typecode, padding, width - len(each)))
+    return ArrayColumn(name, kind, (len(values), width), whole.tobytes())
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export answers: columns of token rows and, beside them, the interactions of external models.
+
+    ``rows`` has an entry for each row of the columns, then one for each interaction. ``errors`` names what was
+    requested and is left out.
+    """
+
+    rows: list[dict[str, Any]]
+    columns: list[ArrayColumn]
+    interactions: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def traj(self) -> dict[str, Any]:
+        columns = {column.name: column.tolist() for column in self.columns}
+        if not self.interactions:
+            return columns
+        return {**(columns if len(self.rows) > len(self.interactions) else {}), "interactions": self.interactions}
+
+
+def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float) -> TrajectoryExport:
+    """Raises RewardOverflow."""
+    tokens = [turn for turn in trajectory.turns if isinstance(turn, TokenTurn)]
+    texts = [turn for turn in trajectory.turns if isinstance(turn, TextTurn)]
+    failures = [
+        {"session_id": trajectory.session_id, "trajectory_id": trajectory.number, "code": code, "count": count}
+        for code, count in trajectory.failures.items()
+    ]
+    rows = token_rows(replace(trajectory, turns=tokens), style, discount) if tokens else []
+    for row in rows:
+        if max(abs(row.reward), abs(row.original_reward)) > LARGEST_F32:
+            where = f"trajectory {trajectory.number} of session {trajectory.session_id}"
+            raise RewardOverflow(f"{where}: its rewards add up to more than a float32 holds")
+    about = _About(trajectory)
+    returns = discounted_rewards(trajectory.turns, discount)
+    interactions = [
+        (
+            about.turn(turn),
+            {
+                "messages": list(turn.messages),
+                "response": dict(turn.response),
+                "reward": returns[turn.seq],
+                "original_reward": own_reward(turn),
+            },
+        )
+        for turn in texts
+    ]
+    return TrajectoryExport(trajectory.session_id, rows, interactions, failures)
+
+
+def join_exports(parts: Sequence[TrajectoryExport], errors: Sequence[dict[str, Any]] = ()) -> Export:
+    rows = [row for part in parts for row in part.tokens]
+    texts = [text for part in parts for text in part.texts]
+    return Export(
+        rows=[row.about for row in rows] + [about for about, _ in texts],
+        columns=columns(rows),
+        interactions=[interaction for _, interaction in texts],
+        failures=[failure for part in parts for failure in part.failures],
+        errors=list(errors),
+    )
+
+
+def export_all(trajectories: Iterable[TrajectoryTurns], style: Style, discount: float) -> Export:
+    """Raises RewardOverflow."""
+    return join_exports([export_trajectory(each, style, discount) for each in trajectories])
+
+
+# -- npz files
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_ALIGNMENT = 64
+
+
+def npz(columns: Iterable[ArrayColumn], more: Mapping[str, bytes]) -> bytes:
+    """A ``.npz`` with one array a column. ``more``: members that are no arrays, which NumPy gives as bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for column in columns:
+            archive.writestr(f"{column.name}.npy", npy(column))
+        for name, data in more.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def npy(column: ArrayColumn) -> bytes:
+    header = repr({"descr": column.kind, "fortran_order": False, "shape": column.shape}).encode("ascii")
+    length = len(_MAGIC) + 2 + len(header) + 1
+    header += b" " * (-length % _ALIGNMENT) + b"\n"
+    return _MAGIC + len(header).to_bytes(2, "little") + header + column.data

@@ -1,0 +1,339 @@
+r"""Session and trajectory state, its transitions as pure functions, and the identifiers of sessions. No I/O, no clock.
+
+A session is a row of trajectories, numbered from 0. A chat joins the last one, or opens the next when that is
+sealed::
+
+    OPEN --reward on its newest interaction--> SEALING --finish timeout, next chat or end--> READY --export--> TAKEN
+      \______________(no finish timeout)_______________________________________________^
+      \______________________________end: unrewarded______________________________________^
+
+An interaction belongs to the trajectory that is open when it is recorded, that is when its answer is complete. A
+trajectory has calls of token models or of external ones, never both: a change of kind opens the next, and leaves the
+last one open until it is rewarded or the session ends.
+
+Each journal has a random tag. Session ids, session keys, group, export and lease ids and answer ids carry the tag of
+their journal, so a relay that knows which data proxy serves which journals routes all of them without a session table.
+A tag is not secret. A session key is: its secret is the 256 random bits behind its tag.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.headers import unique_id
+
+LARGEST_F32 = 3.4028234663852886e38
+
+
+class TrajectoryPhase(IntEnum):
+    OPEN = 0
+    SEALING = 1
+    READY = 2
+    TAKEN = 3
+
+
+class TrajectoryKind(IntEnum):
+    """What the calls of a trajectory are made of: tokens of an engine, or messages of an external model."""
+
+    TOKENS = 0
+    TEXT = 1
+
+
+class SealReason(IntEnum):
+    """What made a trajectory ready."""
+
+    NOT = 0
+    REWARD = 1
+    TIMEOUT = 2
+    CHAT = 3
+    END = 4
+
+
+class SessionState(IntEnum):
+    ACTIVE = 0
+    ENDED = 1
+    REMOVED = 2  # its key is void; the rows stay until its exports are released
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How long things live, in seconds, and how much the human-in-the-loop session holds unrewarded.
+
+    ``session_ttl_s``: an idle session without a ready trajectory. ``ready_ttl_s``: one whose trajectories nobody
+    fetched. ``hitl_turns``: turns of its open trajectory before the next one is opened.
+    """
+
+    finish_timeout_s: float = 0.0
+    export_retention_s: float = 600.0
+    visibility_timeout_s: float = 60.0
+    session_ttl_s: float = 3600.0
+    ready_ttl_s: float = 24 * 3600.0
+    hitl_turns: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in
+    online mode. ``next_trajectory``: no number is used again, even when what had it is gone."""
+
+    number: int
+    task: str
+    group: str
+    created: float
+    state: SessionState = SessionState.ACTIVE
+    online: bool = True
+    hitl: bool = False
+    next_trajectory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """``first`` is the sequence number of its first interaction. ``due``: when a SEALING one is ready."""
+
+    number: int
+    first: int
+    phase: TrajectoryPhase = TrajectoryPhase.OPEN
+    due: float | None = None
+    sealed: SealReason = SealReason.NOT
+    ready_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTarget:
+    """The interaction that a reward is for, within its trajectory."""
+
+    seq: int
+    newest: bool
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlacement:
+    """Where a new interaction goes: ``trajectory``, new or not; ``before`` is what became of the last one."""
+
+    trajectory: Trajectory
+    opened: bool
+    before: Trajectory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOutcome:
+    """``changed`` false: the same reward again, only answered. ``transition``: this reward made it ready."""
+
+    trajectory: Trajectory
+    changed: bool
+    transition: bool
+
+    @property
+    def ready(self) -> bool:
+        return self.trajectory.phase >= TrajectoryPhase.READY
+
+
+def apply_timeout(trajectory: Trajectory, now: float) -> Trajectory:
+    """The trajectory as it is at ``now``: one whose finish timeout has passed is ready."""
+    if trajectory.phase is TrajectoryPhase.SEALING and trajectory.due is not None and trajectory.due <= now:
+        return _ready(trajectory, SealReason.TIMEOUT, trajectory.due)
+    return trajectory
+
+
+def _ready(trajectory: Trajectory, how: SealReason, at: float) -> Trajectory:
+    return replace(trajectory, phase=TrajectoryPhase.READY, due=None, sealed=how, ready_at=at)
+
+
+def place_turn(
+    session: SessionRecord, last: Trajectory | None, seq: int, now: float, limit: int | None, *, same_kind: bool = True
+) -> TurnPlacement:
+    """Where the interaction with number ``seq`` goes. ``limit``: how many a trajectory of the human-in-the-loop
+    session may hold. A fuller one, and one of another kind, stays open. Raises 409 for a session that ended."""
+    if session.state is not SessionState.ACTIVE:
+        raise ApiError(409, "the session has ended", code="session_ended")
+    if last is None:
+        return TurnPlacement(Trajectory(session.next_trajectory, seq), opened=True)
+    last = apply_timeout(last, now)
+    following = Trajectory(max(last.number + 1, session.next_trajectory), seq)
+    if last.phase is TrajectoryPhase.OPEN:
+        full = limit is not None and seq - last.first >= limit
+        return TurnPlacement(following, opened=True) if full or not same_kind else TurnPlacement(last, opened=False)
+    if last.phase is TrajectoryPhase.SEALING:
+        return TurnPlacement(following, opened=True, before=_ready(last, SealReason.CHAT, now))
+    return TurnPlacement(following, opened=True)
+
+
+def parse_kind(text: str | None) -> TrajectoryKind | None:
+    """Of a query. Raises 400."""
+    if text is None:
+        return None
+    try:
+        return {"tokens": TrajectoryKind.TOKENS, "text": TrajectoryKind.TEXT}[text]
+    except KeyError:
+        raise bad_request("kind must be tokens or text", param="kind") from None
+
+
+def check_reward(value: object) -> float:
+    """A reward as a number that fits a training row. Raises 400."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad_request("reward must be a number", param="reward")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or abs(number) > LARGEST_F32:
+        raise bad_request("reward must be finite, within the range of float32", param="reward")
+    return number
+
+
+def apply_reward(
+    trajectory: Trajectory, target: RewardTarget, value: float, now: float, finish_timeout_s: float
+) -> RewardOutcome:
+    """Raises 409 when the trajectory is sealed and the value is another one."""
+    trajectory = apply_timeout(trajectory, now)
+    if trajectory.phase >= TrajectoryPhase.READY:
+        if target.reward != value:
+            what = "without a reward on it" if target.reward is None else f"with reward {target.reward:g}"
+            raise ApiError(409, f"the trajectory is sealed, {what}", code="trajectory_sealed", param="reward")
+        return RewardOutcome(
+            trajectory, changed=False, transition=trajectory.sealed is SealReason.REWARD and target.newest
+        )
+    if not target.newest and trajectory.phase is TrajectoryPhase.OPEN:
+        return RewardOutcome(trajectory, changed=True, transition=False)
+    if finish_timeout_s > 0 or not target.newest:
+        sealing = replace(trajectory, phase=TrajectoryPhase.SEALING, due=now + finish_timeout_s)
+        return RewardOutcome(sealing, changed=True, transition=False)
+    return RewardOutcome(_ready(trajectory, SealReason.REWARD, now), changed=True, transition=True)
+
+
+def end_session(
+    session: SessionRecord, trajectories: Sequence[Trajectory], now: float
+) -> tuple[SessionRecord, list[Trajectory]]:
+    """The session and its trajectories after its end: all are ready. Ending it again changes nothing. The
+    human-in-the-loop session continues with its next trajectory."""
+    ended = [apply_timeout(each, now) for each in trajectories]
+    ended = [each if each.phase >= TrajectoryPhase.READY else _ready(each, SealReason.END, now) for each in ended]
+    if session.hitl or session.state is not SessionState.ACTIVE:
+        return session, ended
+    return replace(session, state=SessionState.ENDED), ended
+
+
+def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: float) -> bool:
+    """Whether its key is in use, so that no other session may start with it: until its first trajectory is ready."""
+    if session.state is not SessionState.ACTIVE or session.next_trajectory > 0:
+        return False
+    return not any(apply_timeout(each, now).phase >= TrajectoryPhase.READY for each in trajectories)
+
+
+# -- identifiers
+
+HITL = "__hitl__"
+_TAG = "[a-z2-7]{8}"
+_TAG_ALONE = re.compile(_TAG)
+_SESSION = re.compile(rf"(?P<task>.{{1,256}})-(?P<tag>{_TAG})-(?P<number>[0-9]{{1,9}})", re.DOTALL)
+_GROUP = re.compile(rf"grp-(?P<tag>{_TAG})-(?P<first>[0-9]{{1,9}})-(?P<size>[0-9]{{1,4}})")
+_KEY = re.compile(rf"sk-(?P<tag>{_TAG})-[A-Za-z0-9_-]{{43}}")
+_EXPORT = re.compile(rf"exp-(?P<tag>{_TAG})-(?P<number>[0-9]{{1,12}})-(?P<nonce>[0-9a-f]{{8}})")
+_LEASE = re.compile(rf"lse-(?P<tag>{_TAG})-(?P<session>[0-9]{{1,9}})-(?P<trajectory>[0-9]{{1,9}})")
+_ANSWER = re.compile(rf"[a-z]+-(?P<tag>{_TAG})[0-9a-f]{{24}}(-[0-9]+)?")
+
+
+def new_tag() -> str:
+    return base64.b32encode(secrets.token_bytes(5)).decode("ascii").lower()
+
+
+def is_tag(text: str) -> bool:
+    return _TAG_ALONE.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class SessionName:
+    """``str()`` is the session id that callers see."""
+
+    task: str
+    tag: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.task}-{self.tag}-{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> SessionName | None:
+        met = _SESSION.fullmatch(text)
+        return cls(met["task"], met["tag"], int(met["number"])) if met else None
+
+
+@dataclass(frozen=True)
+class GroupName:
+    """The sessions of one group are numbered in a row."""
+
+    tag: str
+    first: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"grp-{self.tag}-{self.first}-{self.size}"
+
+    @classmethod
+    def parse(cls, text: str) -> GroupName | None:
+        met = _GROUP.fullmatch(text)
+        return cls(met["tag"], int(met["first"]), int(met["size"])) if met else None
+
+
+@dataclass(frozen=True)
+class ExportName:
+    tag: str
+    number: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"exp-{self.tag}-{self.number}-{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> ExportName | None:
+        met = _EXPORT.fullmatch(text)
+        return cls(met["tag"], int(met["number"]), met["nonce"]) if met else None
+
+
+@dataclass(frozen=True)
+class LeaseName:
+    tag: str
+    session: int
+    trajectory: int
+
+    def __str__(self) -> str:
+        return f"lse-{self.tag}-{self.session}-{self.trajectory}"
+
+    @classmethod
+    def parse(cls, text: str) -> LeaseName | None:
+        met = _LEASE.fullmatch(text)
+        return cls(met["tag"], int(met["session"]), int(met["trajectory"])) if met else None
+
+
+def new_session_key(tag: str) -> str:
+    return f"sk-{tag}-{secrets.token_urlsafe(32)}"
+
+
+def tag_of_key(key: str) -> str | None:
+    """The journal of a session key. None for a key that a caller chose itself."""
+    met = _KEY.fullmatch(key)
+    return met["tag"] if met else None
+
+
+def key_digest(key: bytes) -> bytes:
+    """What is stored of a session key. The keys are random, so one round of SHA-256 is enough."""
+    return hashlib.sha256(key).digest()
+
+
+def new_answer_id(prefix: str, tag: str | None) -> str:
+    """``chatcmpl-`` and the like, with the journal's tag where the answer is recorded."""
+    return unique_id(prefix + (tag or ""))
+
+
+def tag_of_answer(answer_id: str) -> str | None:
+    met = _ANSWER.fullmatch(answer_id)
+    return met["tag"] if met else None

@@ -1,0 +1,370 @@
+"""Rows in and out of one journal, every one with its checksum. Plain synchronous SQL on one connection.
+
+The writer's tables runs inside changes (``commits``), a reader's sees what is committed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, replace
+from itertools import islice
+from typing import Any, TypeVar
+
+from areal.services.inference.recorder.records import (
+    CorruptRecord,
+    PackedInteraction,
+    PrefixMatch,
+    RecordedTurn,
+    TextTurn,
+    TokenTurn,
+    TrajectoryTurns,
+    checksum,
+    unpack,
+)
+from areal.services.inference.recorder.session import (
+    SealReason,
+    SessionName,
+    SessionRecord,
+    SessionState,
+    Trajectory,
+    TrajectoryPhase,
+)
+from areal.services.inference.recorder.storage import SEQUENCES
+
+_T = TypeVar("_T")
+_SESSION = "number, task, grp, created, life, online, standing, next_trajectory, crc, key"
+_TRAJECTORY = "number, first, phase, due, sealed, ready_at, crc, session, export"
+
+
+def row_id(session: int, seq: int) -> int:
+    return session * SEQUENCES + seq
+
+
+def session_rows(session: int) -> tuple[int, int]:
+    """Row ids from, and before which, a session's interactions lie."""
+    return row_id(session, 0), row_id(session + 1, 0)
+
+
+Report = Callable[[CorruptRecord], None]
+"""Called with each damaged row of several; reading continues."""
+
+
+def _refuse(error: CorruptRecord) -> None:
+    raise error
+
+
+class SessionTables:
+    """``changed`` is called with each session of which anything but a new turn is written."""
+
+    def __init__(self, db: sqlite3.Connection, tag: str, changed: Callable[[int], None] = lambda number: None) -> None:
+        self.db = db
+        self.tag = tag
+        self._changed = changed
+
+    def name(self, session: SessionRecord) -> str:
+        return str(SessionName(session.task, self.tag, session.number))
+
+    # -- sessions
+
+    def session(self, number: int) -> SessionRecord | None:
+        row = self.db.execute(f"SELECT {_SESSION} FROM sessions WHERE number=?", (number,)).fetchone()
+        return _session(row) if row else None
+
+    def session_id(self, number: int) -> str | None:
+        row = self.db.execute("SELECT task FROM sessions WHERE number=?", (number,)).fetchone()
+        return str(SessionName(row[0], self.tag, number)) if row else None
+
+    def session_by_key(self, digest: bytes) -> int | None:
+        row = self.db.execute("SELECT number FROM sessions WHERE key=?", (digest,)).fetchone()
+        return row[0] if row else None
+
+    def key(self, number: int) -> bytes | None:
+        """The digest of a session's key."""
+        row = self.db.execute("SELECT key FROM sessions WHERE number=?", (number,)).fetchone()
+        return row[0] if row else None
+
+    def sessions(self, after: int, limit: int, report: Report = _refuse) -> list[SessionRecord]:
+        query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number"
+        rows = self.db.execute(query, (after,))
+        return list(islice(_read_each(_session, rows, report), limit))
+
+    def members(self, first: int, size: int, group: str) -> list[tuple[int, str]]:
+        """Number and name of the sessions of a group that were not removed, damaged or not."""
+        query = "SELECT number, task FROM sessions WHERE number>=? AND number<? AND grp=? AND life!=? ORDER BY number"
+        rows = self.db.execute(query, (first, first + size, group, int(SessionState.REMOVED)))
+        return [(number, str(SessionName(task, self.tag, number))) for number, task in rows]
+
+    def add_session(self, session: SessionRecord, key: bytes | None) -> None:
+        values = (*astuple(session), checksum(*map(_plain, astuple(session))), key)
+        self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
+
+    def save_session(self, session: SessionRecord) -> None:
+        """Everything but its key."""
+        self._changed(session.number)
+        query = "UPDATE sessions SET life=?, next_trajectory=?, crc=? WHERE number=?"
+        crc = checksum(*map(_plain, astuple(session)))
+        self.db.execute(query, (session.state, session.next_trajectory, crc, session.number))
+
+    def void_key(self, number: int) -> None:
+        self._changed(number)
+        self.db.execute("UPDATE sessions SET key=NULL WHERE number=?", (number,))
+
+    def delete_session(self, number: int) -> None:
+        self._changed(number)
+        rows = session_rows(number)
+        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", rows)
+        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", rows)
+        for table in ("trajectories", "failures"):
+            self.db.execute(f"DELETE FROM {table} WHERE session=?", (number,))
+        self.db.execute("DELETE FROM sessions WHERE number=?", (number,))
+
+    def counter(self, name: str) -> int:
+        row = self.db.execute("SELECT value FROM about WHERE name=?", (name,)).fetchone()
+        return int(row[0]) if row else 0
+
+    def set_counter(self, name: str, value: int) -> None:
+        self.db.execute("INSERT OR REPLACE INTO about VALUES (?,?)", (name, str(value)))
+
+    # -- trajectories
+
+    def last_trajectory(self, session: int) -> Trajectory | None:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number DESC LIMIT 1"
+        row = self.db.execute(query, (session,)).fetchone()
+        return _trajectory(row) if row else None
+
+    def trajectories(self, session: int, report: Report = _refuse) -> list[Trajectory]:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number"
+        rows = self.db.execute(query, (session,)).fetchall()
+        return list(_read_each(_trajectory, rows, report))
+
+    def trajectory(self, session: int, number: int) -> Trajectory | None:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND number=?"
+        row = self.db.execute(query, (session, number)).fetchone()
+        return _trajectory(row) if row else None
+
+    def trajectory_of(self, session: int, seq: int) -> Trajectory | None:
+        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND first<=? ORDER BY number DESC LIMIT 1"
+        row = self.db.execute(query, (session, seq)).fetchone()
+        return _trajectory(row) if row else None
+
+    def save_trajectory(self, session: int, value: Trajectory, export: int | None = None) -> None:
+        self._changed(session)
+        query = f"INSERT OR REPLACE INTO trajectories ({_TRAJECTORY}) VALUES (?,?,?,?,?,?,?,?,?)"
+        crc = checksum(session, *map(_plain, astuple(value)))
+        self.db.execute(query, (*astuple(value), crc, session, export))
+
+    def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
+        """Row ids from, and before which, the trajectory's interactions lie."""
+        query = "SELECT first FROM trajectories WHERE session=? AND number>? ORDER BY number LIMIT 1"
+        row = self.db.execute(query, (session, trajectory.number)).fetchone()
+        end = row_id(session, row[0]) if row else row_id(session + 1, 0)
+        return row_id(session, trajectory.first), end
+
+    def delete_trajectory(self, session: int, trajectory: Trajectory) -> None:
+        self._changed(session)
+        low, high = self.bounds(session, trajectory)
+        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (low, high))
+        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
+        for table, column in (("trajectories", "number"), ("failures", "trajectory")):
+            self.db.execute(f"DELETE FROM {table} WHERE session=? AND {column}=?", (session, trajectory.number))
+
+    def release(self, number: int, trajectory: Trajectory) -> None:
+        """Forget a trajectory. A removed session goes with its last one."""
+        session = self.session(number)
+        if session is None:
+            return
+        self.delete_trajectory(number, trajectory)
+        if session.state is SessionState.REMOVED and self.last_trajectory(number) is None:
+            self.delete_session(number)
+        else:
+            following = max(session.next_trajectory, trajectory.number + 1)
+            self.save_session(replace(session, next_trajectory=following))
+
+    # -- interactions
+
+    def newest(self, low: int, high: int) -> int | None:
+        """The newest interaction's row id in a range."""
+        row = self.db.execute("SELECT max(id) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
+        newest: int | None = row[0]
+        return newest
+
+    def recorded_at(self, row: int) -> float:
+        """When the interaction in ``row`` was recorded. Raises CorruptRecord."""
+        name, data = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (row,)).fetchone()
+        at: float = unpack(data, f"interaction {name}").header["at"]
+        return at
+
+    def answered(self, low: int, high: int, limit: int) -> list[tuple[tuple[int, int, bytes | None], bytes | None]]:
+        """The turns in a range: each one's row id, number of tokens and their digest; what its answer completes."""
+        query = "SELECT id, total, tokens, after FROM interactions WHERE id>=? AND id<? ORDER BY id LIMIT ?"
+        rows = self.db.execute(query, (low, high, limit))
+        return [((found, total, tokens), after) for found, total, tokens, after in rows]
+
+    def count(self, low: int, high: int) -> int:
+        row = self.db.execute("SELECT count(*) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
+        count: int = row[0]
+        return count
+
+    def totals(self, session: int) -> tuple[int, float | None]:
+        """How many interactions a session holds, and the sum of the rewards that were given; None when none was."""
+        between = session_rows(session)
+        query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
+        return self.count(*between), self.db.execute(query, between).fetchone()[0]
+
+    def find(self, session: int, interaction_id: str) -> int | None:
+        query = "SELECT id FROM interactions WHERE id>=? AND id<? AND name=? ORDER BY id DESC LIMIT 1"
+        row = self.db.execute(query, (*session_rows(session), interaction_id)).fetchone()
+        return row[0] if row else None
+
+    def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
+        """The newest interaction of a call, by Idempotency-Key or else by body, and the digest of its body."""
+        if idempotency is not None:
+            query = "SELECT id, call FROM interactions WHERE session=? AND idempotency=? ORDER BY id DESC LIMIT 1"
+            row = self.db.execute(query, (session, idempotency)).fetchone()
+        else:
+            query = "SELECT id, call FROM interactions WHERE id>=? AND id<? AND call=? ORDER BY id DESC LIMIT 1"
+            row = self.db.execute(query, (*session_rows(session), digest)).fetchone()
+        return (row[0], row[1]) if row else None
+
+    def reward(self, interaction: int) -> float | None:
+        row = self.db.execute("SELECT value, at, crc FROM rewards WHERE interaction=?", (interaction,)).fetchone()
+        return _reward(interaction, *row) if row else None
+
+    def set_reward(self, interaction: int, value: float, at: float) -> None:
+        crc = checksum(interaction, value, at)
+        self.db.execute("INSERT OR REPLACE INTO rewards VALUES (?,?,?,?)", (interaction, value, at, crc))
+
+    def failures(self, session: int, trajectory: int) -> dict[str, int]:
+        query = "SELECT code, count FROM failures WHERE session=? AND trajectory=?"
+        return dict(self.db.execute(query, (session, trajectory)).fetchall())
+
+    def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
+        """Raises CorruptRecord."""
+        low, high = self.bounds(session.number, trajectory)
+        query = "SELECT interaction, value, at, crc FROM rewards WHERE interaction>=? AND interaction<?"
+        rewards = {row[0]: _reward(*row) for row in self.db.execute(query, (low, high)).fetchall()}
+        try:
+            turns = list(_turns(self._packed(session, low, high), rewards))
+        except (LookupError, TypeError, ValueError) as error:  # its checksum is right: another version wrote it
+            what = f"trajectory {trajectory.number} of session {self.name(session)}"
+            raise CorruptRecord(f"{what} cannot be read: {error!r}") from error
+        return TrajectoryTurns(
+            self.name(session), trajectory.number, turns, self.failures(session.number, trajectory.number)
+        )
+
+    def answer(self, number: int, seq: int) -> list[RecordedTurn] | None:
+        """All choices of the answer that turn ``seq`` belongs to; None when it was removed meanwhile."""
+        session, trajectory = self.session(number), self.trajectory_of(number, seq)
+        if session is None or trajectory is None:
+            return None
+        turns = self.turns(session, trajectory).turns
+        answer_id = next((turn.answer_id for turn in turns if turn.seq == seq), None)
+        return [turn for turn in turns if turn.answer_id == answer_id] if answer_id else None
+
+    def known(self, row: int) -> PrefixMatch | None:
+        """All tokens of the turn in ``row``, its ancestors' included. None where it has no text to go on from."""
+        parts: list[array[int]] = []
+        text: tuple[int, bytes] | None = None
+        at: int | None = row
+        while at is not None:
+            found = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (at,)).fetchone()
+            if found is None:
+                return None
+            packed = unpack(found[1], f"interaction {found[0]}")
+            if at == row:
+                marked = packed.header.get("text")
+                if not marked:
+                    return None
+                text = (marked[0], bytes.fromhex(marked[1]))
+            parts += [packed.output, packed.prompt]
+            at = row_id(row // SEQUENCES, packed.header["parent"]) if packed.shared else None
+        assert text is not None
+        tokens = array("i")
+        for part in reversed(parts):
+            tokens.extend(part)
+        return PrefixMatch(tokens, text)
+
+    def _packed(self, session: SessionRecord, low: int, high: int) -> Iterator[tuple[int, PackedInteraction]]:
+        query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? ORDER BY id"
+        for found, name, data in self.db.execute(query, (low, high)):
+            packed = unpack(data, f"interaction {name} of session {self.name(session)}")
+            if packed.header["id"] != found or packed.header["name"] != name:
+                raise CorruptRecord(f"interaction {name} of session {self.name(session)}: its row is another's")
+            yield found, packed
+
+
+def _turns(packed: Iterator[tuple[int, PackedInteraction]], rewards: Mapping[int, float]) -> Iterator[RecordedTurn]:
+    whole: dict[int, array[int]] = {}  # by sequence number, all tokens of the turn
+    for found, item in packed:
+        head, seq = item.header, found % SEQUENCES
+        common: dict[str, Any] = {
+            "seq": seq,
+            "interaction_id": head["name"],
+            "answer_id": head["answer"],
+            "created": head["created"],
+            "parent": head["parent"],
+            "joined": item.shared > 0,
+            "model": head["model"],
+            "finish_reason": head["finish"],
+            "reward": rewards.get(found),
+            "at": head["at"],
+            "extra": head["extra"],
+        }
+        if "messages" in head:
+            yield TextTurn(**common, messages=head["messages"], response=head["response"])
+            continue
+        prompt = item.prompt
+        if item.shared:
+            prompt = whole[head["parent"]][: item.shared] + prompt
+        whole[seq] = prompt + item.output
+        yield TokenTurn(
+            **common,
+            prompt_ids=prompt,
+            output_ids=item.output,
+            logprobs=item.logprobs,
+            versions=item.versions(),
+            temperature=head.get("temperature", 1.0),  # before it was written down, logprobs were those of 1
+        )
+
+
+def _read_each(read: Callable[[tuple[Any, ...]], _T], rows: Iterable[tuple[Any, ...]], report: Report) -> Iterator[_T]:
+    for row in rows:
+        try:
+            value = read(row)
+        except CorruptRecord as error:
+            report(error)
+        else:
+            yield value
+
+
+def _plain(value: object) -> object:
+    """As SQLite gives it back, so that checksums agree."""
+    return int(value) if isinstance(value, int) else value
+
+
+def _session(row: tuple[Any, ...]) -> SessionRecord:
+    *values, crc, _key = row
+    if checksum(*values) != crc:
+        raise CorruptRecord(f"session {values[0]}: the checksum does not match")
+    number, task, group, created, life, online, standing, next_trajectory = values
+    return SessionRecord(
+        number, task, group, created, SessionState(life), bool(online), bool(standing), next_trajectory
+    )
+
+
+def _trajectory(row: tuple[Any, ...]) -> Trajectory:
+    *values, crc, session, _export = row
+    if checksum(session, *values) != crc:
+        raise CorruptRecord(f"trajectory {values[0]} of session {session}: the checksum does not match")
+    number, first, phase, due, sealed, ready_at = values
+    return Trajectory(number, first, TrajectoryPhase(phase), due, SealReason(sealed), ready_at)
+
+
+def _reward(interaction: int, value: float, at: float, crc: int) -> float:
+    if checksum(interaction, value, at) != crc:
+        if value == 0.0 and checksum(interaction, -0.0, at) == crc:  # a column of type REAL has lost the sign
+            return -0.0
+        raise CorruptRecord(f"reward of interaction {interaction}: the checksum does not match")
+    return value

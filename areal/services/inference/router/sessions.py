@@ -1,0 +1,266 @@
+"""Where sessions go, and where they are.
+
+A new group goes to the replica with the fewest sessions. Which replica has an existing one follows from its name: names
+carry the tag of a journal, and replicas say which journals they serve. Only a key that a caller chose itself is asked
+for; a session with such a key starts where its last one is, else where a hash of the key points to, so that two
+sessions at once cannot have the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from areal.services.http import headers as names
+from areal.services.http.client import CallFailed, Fetched, HttpClient, NotConnected
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.recorder.session import GroupName, SessionName, key_digest, tag_of_key
+from areal.services.inference.router.picking import rendezvous
+from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
+from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
+
+
+@dataclass
+class Placed:
+    """Sessions on their way to a replica, or there since ``done_at`` (monotonic)."""
+
+    size: int
+    done_at: float | None = None
+
+
+class Placements:
+    """What was placed since each replica last reported, counted on top of its report, so that a burst spreads."""
+
+    def __init__(self) -> None:
+        self._placed: dict[str, list[Placed]] = {}
+
+    def sessions(self, worker: WorkerRecord) -> int:
+        recent = [
+            each
+            for each in self._placed.pop(worker.addr, ())
+            if each.done_at is None or each.done_at >= worker.report.asked_at
+        ]
+        if recent:
+            self._placed[worker.addr] = recent
+        return worker.report.sessions + sum(each.size for each in recent)
+
+    def lightest_first(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
+        return sorted(workers, key=lambda worker: (self.sessions(worker), worker.id))
+
+    @contextmanager
+    def placing(self, worker: WorkerRecord, size: int) -> Iterator[Placed]:
+        """Counts the sessions from now on. The body sets ``size`` to 0 where they did not start."""
+        placed = Placed(size)
+        self._placed.setdefault(worker.addr, []).append(placed)
+        try:
+            yield placed
+        except BaseException:
+            placed.size = 0
+            raise
+        finally:
+            placed.done_at = time.monotonic()
+
+
+_START_TIMEOUT_S = 30.0
+_FIND_TIMEOUT_S = 2.0
+_MOVE_TIMEOUT_S = 5.0
+_LARGEST_GROUP = 1024
+
+
+@dataclass(frozen=True)
+class SessionLocation:
+    worker: WorkerRecord
+    journal: str
+
+
+class SessionPlacing:
+    def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
+        self._registry = registry
+        self._http = http
+        self._headers = dict(headers)
+        self._placements = Placements()
+
+    # -- starting
+
+    async def start(self, data: Mapping[str, Any], request_id: str) -> Fetched:
+        """Start a group of sessions, under the request id of whoever wants it. Raises 400, 404, 502, 503."""
+        keepers = self._keepers(self._model(data.get("model")))
+        for worker in await self._preferred(data.get("api_key"), keepers):
+            try:
+                return await self._start(worker, data, request_id)
+            except NotConnected:
+                continue  # it never began
+            except (CallFailed, TimeoutError) as error:
+                raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
+        raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
+
+    async def _start(self, worker: WorkerRecord, data: Mapping[str, Any], request_id: str) -> Fetched:
+        size = data.get("group_size", 1)
+        size = size if isinstance(size, int) and 1 <= size <= _LARGEST_GROUP else 1
+        with self._placements.placing(worker, size) as placed:
+            reply = await self._post(worker, "/rl/start_session", data, request_id)
+            placed.size = size if reply.status == 201 else 0
+            return reply
+
+    def _model(self, name: object) -> str:
+        """The model asked for, or the only one. Raises 400, 404."""
+        if name is None:
+            names = sorted(self._registry.snapshot().models)
+            if len(names) == 1:
+                return names[0]
+            message = f"model is required: this service has {', '.join(names) or 'none yet'}"
+            raise bad_request(message, param="model", code="missing_field")
+        if not isinstance(name, str) or not self._registry.has_model(name):
+            raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
+        return name
+
+    def _keepers(self, model: str) -> list[WorkerRecord]:
+        """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records."""
+        ready = [worker for worker in self._registry.workers(model) if worker.state == READY]
+        if not ready:
+            message = f"no worker of model {model!r} is ready"
+            raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
+        keepers = [worker for worker in ready if worker.report.journals]
+        if not keepers:
+            message = f"the data proxies of model {model!r} keep no sessions: they run without --state-dir"
+            raise bad_request(message, param="model", code="sessions_not_kept")
+        return keepers
+
+    async def _preferred(self, key: object, keepers: list[WorkerRecord]) -> list[WorkerRecord]:
+        """Who is asked to start the sessions, one after the other."""
+        if not isinstance(key, str):
+            return self._placements.lightest_first(keepers)  # what is wrong with it the data proxy says
+        tag = tag_of_key(key)
+        if tag is not None:
+            return [self._with_journal(tag)]
+        digest = key_digest(key.encode("utf-8", "surrogatepass"))
+        held = await self._find(digest)
+        if held is not None:
+            return [held.worker]
+        by_addr = {worker.addr: worker for worker in keepers}
+        return [by_addr[entry.addr] for entry in rendezvous(digest, [worker.entry for worker in keepers])]
+
+    # -- finding
+
+    async def holder(self, data: Mapping[str, Any]) -> SessionLocation | None:
+        """Who has the session that is named, by id, key or key's digest; None where none is named. Raises 404, 503."""
+        session_id, key, digest = (data.get(name) for name in ("session_id", "api_key", "api_key_digest"))
+        if isinstance(session_id, str):
+            name = SessionName.parse(session_id)
+            if name is None:
+                raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
+            return SessionLocation(self._with_journal(name.tag), name.tag)
+        if isinstance(key, str):
+            tag = tag_of_key(key)
+            if tag is not None:
+                return SessionLocation(self._with_journal(tag), tag)
+            digest = key_digest(key.encode("utf-8", "surrogatepass")).hex()
+        if not isinstance(digest, str):
+            return None
+        try:
+            held = await self._find(bytes.fromhex(digest))
+        except ValueError as error:
+            raise bad_request("api_key_digest must be hexadecimal", param="api_key_digest") from error
+        if held is None:
+            raise ApiError(404, "no session has this key", code="session_not_found", param="api_key")
+        return held
+
+    def _with_journal(self, tag: str) -> WorkerRecord:
+        holders = [worker for worker in self._registry.workers() if tag in worker.report.journals]
+        for worker in holders:
+            if worker.state != DEAD:
+                return worker
+        if holders or tag in self._registry.orphans() or not self._registry.all_heard:
+            raise _away("the session's data proxy is away; it, or another one, will serve it again")
+        raise ApiError(404, "no data proxy has this session", code="session_not_found")
+
+    async def _find(self, digest: bytes) -> SessionLocation | None:
+        """Ask the replicas that record whether one has a session with this key: first those where it would have been
+        started, then all others. Raises 503 where none has it, but one does not answer, or was not heard from yet, or
+        some journal has nobody to answer for it."""
+        workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
+        homes = self._homes(digest)
+        unanswered = False
+        for group in (homes, workers.keys() - homes):
+            asked = [workers[addr] for addr in group]
+            answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
+            for worker, journal in zip(asked, answers, strict=True):
+                if journal is not None and journal:
+                    return SessionLocation(worker, journal)
+            unanswered = unanswered or None in answers
+        if unanswered or self._registry.orphans() or not self._registry.all_heard:
+            raise _away("no data proxy has a session with this key, but one of them is away")
+        return None
+
+    def _homes(self, digest: bytes) -> set[str]:
+        """Where each model starts sessions with this key while all its replicas are there."""
+        models: dict[str | None, list[WorkerEntry]] = {}
+        for worker in self._registry.workers():
+            if worker.report.journals:
+                models.setdefault(worker.model, []).append(worker.entry)
+        return {rendezvous(digest, entries)[0].addr for entries in models.values()}
+
+    async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> str | None:
+        """Empty where the worker has no such session, None where it does not answer."""
+        try:
+            reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
+            journal = orjson.loads(reply.body)["journal"] if reply.status == 200 else None
+        except (CallFailed, TimeoutError, ValueError, KeyError, TypeError):
+            return None
+        return (journal or "") if reply.status == 200 else None
+
+    # -- moving
+
+    async def move(self, worker: WorkerRecord) -> None:
+        """Have a drained worker leave its sessions to the model's others, where there are any, and one that is not
+        drained keep what it has. One that does not answer is as good as dead: its journals are adopted."""
+        if not worker.report.journals:
+            return
+        others = [
+            each
+            for each in self._registry.workers(worker.model)
+            if each is not worker and each.state in (READY, CORDONED) and each.report.journals
+        ]
+        if worker.drained and not others:
+            return
+        with contextlib.suppress(CallFailed, TimeoutError):
+            await self._post(worker, "/drain" if worker.drained else "/undrain", {}, timeout_s=_MOVE_TIMEOUT_S)
+
+    # -- ending
+
+    async def end(self, data: Mapping[str, Any], request_id: str) -> Fetched:
+        """End every session of a group. Raises 404, 502, 503."""
+        group_id = data.get("group_id")
+        group = GroupName.parse(group_id) if isinstance(group_id, str) else None
+        if group is None:
+            raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
+        worker = self._with_journal(group.tag)
+        try:
+            return await self._post(worker, "/rl/end_session", {"group_id": group_id}, request_id)
+        except (CallFailed, TimeoutError) as error:
+            raise ApiError(502, f"the data proxy does not answer: {error!r}", code="worker_lost") from error
+
+    async def _post(
+        self,
+        worker: WorkerRecord,
+        path: str,
+        body: Mapping[str, Any],
+        request_id: str | None = None,
+        timeout_s: float = _START_TIMEOUT_S,
+    ) -> Fetched:
+        headers = {**self._headers, "Content-Type": "application/json"}
+        if request_id is not None:
+            headers[names.REQUEST_ID] = request_id
+        data = orjson.dumps(body)
+        return await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)
+
+
+def _away(message: str) -> ApiError:
+    return ApiError(503, message, code="session_away", headers={"Retry-After": "1"})

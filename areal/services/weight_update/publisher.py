@@ -1,0 +1,311 @@
+"""The trainer's end of a pair: stage a version's weights, have the gateway carry them over, hear the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from areal.errors import ArealError, TimedOut
+from areal.resources.addresses import is_loopback
+from areal.services.http.auth import Access, AdminKey
+from areal.services.http.errors import ApiError
+from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.serve import serve_in_thread
+from areal.services.http.service import Service, json_response
+from areal.services.weight_update.staging import Folders, StagedWeights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+# The trainer's weight endpoint: a server on a thread of its own, which tells what the trainer staged. The trainer's
+# own thread writes the weights, for all of its ranks take part; the endpoint answers for what is there already. So
+# nothing here waits for training, and training never waits for a request.
+
+
+class WeightPublisher(Protocol):
+    """How a trainer's weights get out, by one of the modes. Called on the endpoint's threads but for ``write``."""
+
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
+        """What workers of the pair ``name`` need to reach us; ``size`` counts them and the trainer."""
+        ...
+
+    def join(self) -> None:
+        """Returns when all workers are connected."""
+        ...
+
+    def leave(self) -> None:
+        """Idempotent."""
+        ...
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
+        """Begin to stage them; on the trainer's thread. They stay what they are until ``settle``."""
+        ...
+
+    def settle(self) -> None:
+        """Return when they are staged whole; on the trainer's thread. Raises what went wrong."""
+        ...
+
+    def published(self, version: int) -> dict[str, Any]:
+        """``{"source", "bytes", "probe"?}`` of the staged version. Raises ApiError 409 when another one is staged."""
+        ...
+
+    def send(self, version: int) -> None:
+        """To workers that wait for it; nothing to do where they read it themselves. Raises RuntimeError where one is
+        lost."""
+        ...
+
+    @property
+    def staged_version(self) -> int | None:
+        """The newest; None before the first."""
+        ...
+
+    def staged_file(self, version: int) -> Path | None:
+        """The safetensors file that is staged as ``version``; None where that is another one."""
+        ...
+
+    def remove(self) -> None:
+        """What was staged goes."""
+        ...
+
+
+class WeightEndpoint:
+    """``publishers`` by pair name: a trainer with several models has a pair for each."""
+
+    def __init__(self, publishers: dict[str, WeightPublisher], key: AdminKey | None, *, loopback: bool) -> None:
+        self._publishers = publishers
+        self._connected: set[str] = set()
+        self.service = Service("weight-endpoint", key=key, loopback=loopback)
+        self.service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
+        self.service.route("POST", "/weights/join", self.join, Access.ADMIN)
+        self.service.route("POST", "/weights/manifest", self.manifest, Access.ADMIN)
+        self.service.route("POST", "/weights/staged", self.staged, Access.ADMIN)
+        self.service.route("POST", "/weights/publish", self.publish, Access.ADMIN)
+        self.service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
+
+    async def connect(self, request: Request) -> Response:
+        data = await read_object(request)
+        name, size = data.get("pair_name"), data.get("world_size")
+        if type(size) is not int or size < 2:
+            raise ApiError(400, "world_size must count the trainer and its workers", code="invalid_value")
+        form = data.get("group_form")
+        offer = await asyncio.to_thread(self._publisher(name).offer, str(name), size, str(form))
+        self._connected.add(str(name))
+        return json_response({"status": "ok", "pair_name": name, **offer})
+
+    async def join(self, request: Request) -> Response:
+        name = (await read_object(request)).get("pair_name")
+        with _lost_workers():
+            await asyncio.to_thread(self._publisher(name).join)
+        return json_response({"status": "ok", "pair_name": name})
+
+    async def staged(self, request: Request) -> Response:
+        """The newest version that ``publish`` could send, which nobody may have asked for yet."""
+        name = (await read_object(request)).get("pair_name")
+        return json_response({"status": "ok", "version": self._publisher(name).staged_version})
+
+    async def manifest(self, request: Request) -> Response:
+        """What ``publish`` will send."""
+        publisher, version = self._order(await read_object(request))
+        return json_response({"status": "ok", **publisher.published(version)})
+
+    async def publish(self, request: Request) -> Response:
+        publisher, version = self._order(await read_object(request))
+        with _lost_workers():
+            await asyncio.to_thread(publisher.send, version)
+        return json_response({"status": "ok", **publisher.published(version)})
+
+    async def disconnect(self, request: Request) -> Response:
+        name = (await read_object(request)).get("pair_name")
+        known = name in self._connected
+        self._connected.discard(str(name))
+        if known:
+            await asyncio.to_thread(self._publisher(name).leave)
+        return json_response({"status": "ok", "pair_name": name, "known": known})
+
+    def _order(self, data: dict[str, Any]) -> tuple[WeightPublisher, int]:
+        version = data.get("version")
+        if type(version) is not int:
+            raise ApiError(400, "version must be a whole number", code="invalid_value", param="version")
+        return self._publisher(data.get("pair_name")), version
+
+    def _publisher(self, name: object) -> WeightPublisher:
+        publisher = self._publishers.get(name) if isinstance(name, str) else None
+        if publisher is None:
+            raise ApiError(404, f"this trainer has no pair {name!r}", code="pair_not_found", param="pair_name")
+        return publisher
+
+
+@contextlib.contextmanager
+def _lost_workers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ApiError(502, f"the process group broke: {error}", code="group_broken") from error
+
+
+def serving(
+    publishers: dict[str, WeightPublisher], key: AdminKey | None, host: str = "127.0.0.1", port: int = 0
+) -> contextlib.AbstractContextManager[str]:
+    """The endpoint's address while the block runs."""
+    return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host, port)
+
+
+CONNECT_S = 300.0
+UPDATE_S = 3600.0
+
+
+class WeightUpdateFailed(ArealError):
+    """The inference side does not have the version that was published; it serves the one before."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Times are the gateway's: of the whole update, and of how long generation stood still."""
+
+    version: int
+    bytes: int
+    duration_ms: float
+    paused_ms: float
+
+
+@dataclass
+class FolderPublisher:
+    """``disk`` and ``shm``: workers read for themselves. Assigning a StagedWeights is atomic."""
+
+    folders: Folders
+    staged: StagedWeights | None = None
+    probe: dict[str, Any] | None = None
+
+    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
+        return self.folders.offer()
+
+    def join(self) -> None:
+        """Each worker proved that it reaches our folder when it was introduced."""
+
+    def leave(self) -> None:
+        """Nothing is held for a worker."""
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
+        self.probe = probe
+        self.staged = self.folders.write(version, weights)
+
+    def settle(self) -> None:
+        """They are."""
+
+    def send(self, version: int) -> None:
+        """They read for themselves."""
+
+    @property
+    def staged_version(self) -> int | None:
+        return None if self.staged is None else self.staged.version
+
+    def staged_file(self, version: int) -> Path | None:
+        return self.folders.file_of(version)
+
+    def remove(self) -> None:
+        self.folders.remove()
+
+    def published(self, version: int) -> dict[str, Any]:
+        staged = self.staged
+        if staged is None or staged.version != version:
+            has = "nothing" if staged is None else f"version {staged.version}"
+            raise ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
+        answer: dict[str, Any] = {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
+        return answer | ({"probe": self.probe} if self.probe else {})
+
+
+@dataclass
+class TrainerPair:
+    """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}."""
+
+    name: str
+    mode: str
+    gateway: str
+    endpoint: str
+    inference: dict[str, Any]
+    publisher: WeightPublisher
+    admin_key: str | None = None
+    connected: bool = field(default=False, init=False)
+    _opener: urllib.request.OpenerDirector = field(init=False, repr=False)  # no proxy is asked
+    delivered: int | None = field(default=None, init=False)  # the version that is served
+
+    def __post_init__(self) -> None:
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def connect(self) -> None:
+        """Raises WeightUpdateFailed with the gateway's reason."""
+        body = {"pair_name": self.name, "mode": self.mode, "train_worker_urls": [self.endpoint], **self.inference}
+        self._post("/connect", body, CONNECT_S)
+        self.connected = True
+
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None
+    ) -> Delivery:
+        """Stage ``weights`` and carry them over, at once where that can be. Raises WeightUpdateFailed: then the old
+        version serves on."""
+        self.publisher.write(version, weights, probe)
+        try:
+            return self.deliver(version)
+        finally:
+            self.publisher.settle()
+
+    def stage(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
+        self.publisher.write(version, weights, probe)
+        self.publisher.settle()
+
+    def deliver(self, version: int) -> Delivery:
+        done = self._post("/update_weights", {"pair_name": self.name, "version": version}, UPDATE_S)
+        self.delivered = version
+        return Delivery(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
+
+    def disconnect(self, left: Path | None = None, *, comes_back: bool = False) -> None:
+        """Tell both sides; nothing to do where the gateway is gone. ``left``: a folder with what is served, for
+        workers that start when we are gone; without it they serve what they start with, or wait for another trainer
+        where one ``comes_back``."""
+        if self.connected:
+            self.connected = False
+            body: dict[str, Any] = {"pair_name": self.name}
+            if not comes_back:
+                body["left"] = None if left is None else {"path": str(left), "version": self.delivered}
+            try:
+                self._post("/disconnect", body, 60.0)
+            except (WeightUpdateFailed, TimedOut):
+                return
+
+    def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if self.admin_key is not None:
+            headers["Authorization"] = f"Bearer {self.admin_key}"
+        request = urllib.request.Request(self.gateway + path, json.dumps(body).encode(), headers)
+        try:
+            with self._opener.open(request, timeout=timeout_s) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except urllib.error.HTTPError as error:
+            raise WeightUpdateFailed(f"pair {self.name!r}: {_reason(error)}") from error
+        except TimeoutError as error:
+            raise TimedOut(
+                f"pair {self.name!r}: the weight-update gateway did not answer within {timeout_s:g} s"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise WeightUpdateFailed(
+                f"pair {self.name!r}: the gateway at {self.gateway} does not answer: {error}"
+            ) from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the gateway answered {error.code}"

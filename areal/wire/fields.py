@@ -1,0 +1,120 @@
+"""JSON objects as dataclasses and back: each field is checked against its annotation, an unknown one is refused.
+
+An annotation is made of bool, int, float, str, None, Literal, unions of these, ``tuple[T, ...]``, ``Mapping[str, T]``
+and dataclasses. An int is taken for a float; nothing else is converted. A field's metadata may bound its number:
+``above`` (exclusive) and ``least`` (inclusive).
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_TYPES: dict[type[Any], Mapping[str, Any]] = {}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
+
+
+class FieldError(ValueError):
+    """``field`` is the path of the field at fault, "" for the object itself."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}".lstrip())
+        self.field = field
+        self.problem = problem
+
+
+def field_types(cls: type[Any]) -> Mapping[str, Any]:
+    """The resolved annotation of each field."""
+    if cls not in _TYPES:
+        hints = get_type_hints(cls)
+        _TYPES[cls] = {field.name: hints[field.name] for field in fields(cls)}
+    return _TYPES[cls]
+
+
+def default_of(field: Field[Any]) -> Any:
+    """MISSING where the field is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def read_fields(cls: type[T], data: object, path: str = "") -> T:
+    """``data`` as an instance of the dataclass ``cls``; ``path`` is the object's own. Raises FieldError."""
+    if not isinstance(data, Mapping):
+        raise FieldError(path, "must be an object")
+    prefix, kinds = f"{path}." if path else "", field_types(cls)
+    if unknown := [name for name in data if name not in kinds]:
+        raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(kinds)}")
+    values = {}
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name in data:
+            values[field.name] = _read(kinds[field.name], data[field.name], prefix + field.name)
+            _check_bounds(field, values[field.name], prefix + field.name)
+        elif default_of(field) is MISSING:
+            raise FieldError(prefix + field.name, "is required")
+    return cls(**values)
+
+
+def write_fields(value: Any) -> dict[str, Any]:
+    """The object that ``read_fields`` reads, without the fields that have their default."""
+    written = asdict(value)
+    return {each.name: written[each.name] for each in fields(value) if getattr(value, each.name) != default_of(each)}
+
+
+def _read(kind: Any, value: object, path: str) -> Any:
+    if _fits(kind, value):
+        return _built(kind, value, path)
+    raise FieldError(path, f"must be {_described(kind)}, not {value!r}")
+
+
+def _fits(kind: Any, value: object) -> bool:
+    """Whether ``value`` is of the kind, its items apart."""
+    origin = get_origin(kind)
+    if kind is Any:
+        return True
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(_fits(each, value) for each in get_args(kind))
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    if origin is Mapping or is_dataclass(kind):
+        return isinstance(value, Mapping)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    return type(value) is kind
+
+
+def _built(kind: Any, value: Any, path: str) -> Any:
+    """``value``, which fits, as the field holds it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _built(next(each for each in arguments if _fits(each, value)), value, path)
+    if origin is tuple:
+        return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(value))
+    if origin is Mapping:
+        return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in value.items()}
+    if is_dataclass(kind):
+        return read_fields(kind, value, path)  # type: ignore[arg-type]
+    return float(value) if kind is float else value
+
+
+def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
+    above, least = field.metadata.get("above"), field.metadata.get("least")
+    if value is not None and above is not None and not value > above:
+        raise FieldError(path, f"must be above {above}, not {value}")
+    if value is not None and least is not None and value < least:
+        raise FieldError(path, f"must be at least {least}, not {value}")
+
+
+def _described(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(_described, arguments))
+    if origin is tuple:
+        return "a list"
+    return _NAMES.get(kind, "an object")

@@ -1,0 +1,133 @@
+"""The configuration of each service process: written as JSON by whoever starts it, read by the process (``--config``).
+
+A field is also a flag of the process, for a start by hand: ``router_url`` is ``--router-url``, its ``help`` the flag's.
+Durations are in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from areal.wire.routing import DEFAULT_READINESS, GatewayLimits, Readiness, Strategy
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def option(default: Any, help: str | None = None, **bounds: float) -> Any:
+    """A field with a default. Without ``help`` its flag is not shown."""
+    return field(default=default, metadata={"help": help, **bounds})
+
+
+def required(help: str) -> Any:
+    return field(metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Where and how a service listens."""
+
+    host: str = option("127.0.0.1", "address to listen on (default: loopback)")
+    port: int = option(0, "0 takes a free one", least=0)
+    admin_key_file: str | None = option(None, "file (0600) with the admin key")
+    log_level: LogLevel = option("info", "debug, info, warning or error")
+    drain_timeout: float = option(600.0, "seconds running requests get at SIGTERM", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(ServeConfig):
+    """The limits hold until the router's table says otherwise."""
+
+    port: int = option(8080, "0 takes a free one", least=0)
+    router_url: str = required("address of the router")
+    relays: int = option(1, "relay processes on the one port", least=1)
+    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
+    request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", least=0)
+    max_queued_requests: int = option(
+        GatewayLimits.max_queued_requests, "requests that may wait for a worker, in each relay", least=0
+    )
+    relay_index: int | None = option(None)  # set by the supervisor on its children
+
+    @property
+    def limits(self) -> GatewayLimits:
+        return GatewayLimits(self.max_body_bytes, self.request_timeout, self.max_queued_requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(ServeConfig):
+    port: int = option(8081, "0 takes a free one", least=0)
+    drain_timeout: float = option(30.0, "seconds running requests get at SIGTERM", least=0)
+    strategy: Strategy = option("auto", "how a worker is picked: auto, round_robin, least_loaded or prefix")
+    health_period: float = option(1.0, "seconds between two probes of a worker, where its model does not say", above=0)
+    state_file: str | None = option(None, "where what was declared is kept, and data proxies find the router")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightUpdateConfig(ServeConfig):
+    port: int = option(7080, "0 takes a free one", least=0)
+    drain_timeout: float = option(60.0, "seconds running requests get at SIGTERM", least=0)
+    discovery_file: str | None = option(None, "written with the address once the service listens, removed at exit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedEngineConfig(ServeConfig):
+    """``None`` and ``auto`` are resolved once the model and the machine are known."""
+
+    port: int = option(8083, "0 takes a free one", least=0)
+    model_path: str = required("folder with config.json and safetensors, or a hub's id")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "of weights and KV cache (auto: the model's)"
+    )
+    device: str = option("auto", "cpu, cuda, cuda:1 (auto: cuda when there is one)")
+    max_batch_size: int = option(64, "sequences computed together", above=0)
+    max_model_len: int | None = option(None, "tokens of prompt and answer together (the model's)", above=0)
+    prefill_tokens: int = option(2048, "prompt tokens of one step", above=0)
+    kv_memory_gib: float | None = option(None, "bound of the KV cache (a share of free memory)", above=0)
+    threads: int | None = option(None, "CPU threads of one operation (OMP_NUM_THREADS, or half the CPUs)", above=0)
+    lora: tuple[str, ...] = option((), "LoRA adapters in PEFT's format, NAME=FOLDER each")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrationConfig:
+    """How a data proxy registers itself at its router. ``router_file``: where the router writes its address.
+    ``expected`` replicas make the model's pool, probed as ``readiness`` says. ``held``: no calls before the command
+    routes them in."""
+
+    router_file: str
+    worker_id: str
+    expected: int = 1
+    readiness: Readiness = DEFAULT_READINESS
+    held: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataProxyConfig(ServeConfig):
+    """``state_dir`` and the fields after it: the store of the model's journals."""
+
+    port: int = option(8082, "0 takes a free one", least=0)
+    model: str = required("the name under which callers know the model")
+    engine: Literal["embedded", "sglang", "vllm", "external"] = required("the kind of engine")
+    engine_url: str = required("for external: the API's base URL, with its /v1")
+    attached: bool = option(False, "the engine is not ours: it is sent no key of ours")
+    engine_key_file: str | None = option(None, "--attached: file with its key (else $AREAL_ENGINE_API_KEY)")
+    provider_model: str | None = option(None, "external: the provider's name of the model (default: --model)")
+    provider_key_file: str | None = option(None, "external: file with its key (else $AREAL_PROVIDER_API_KEY)")
+    provider_api: Literal["openai", "anthropic"] = option("openai", "external: whose API it is")
+    allow_private: bool = option(False, "external: the URL may lead to a private address")
+    model_path: str | None = option(None, "the engine's own model: weights published for another are ignored")
+    tokenizer_path: str | None = option(None, "folder with tokenizer.json, or an id of the hub")
+    chat_template: str | None = option(None, "file with a chat template, instead of the tokenizer folder's")
+    tool_call_parser: str | None = option(None, "format of tool calls (default: as the template shows; none)")
+    reasoning_parser: str | None = option(None, "format of reasoning (default: it stays content)")
+    max_model_len: int | None = option(None, "context in tokens, where the engine does not report it", least=1)
+    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
+    request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", above=0)
+    tokenizer_threads: int = option(2, "threads that render and encode long prompts", least=1)
+    registration: RegistrationConfig | None = option(None, "JSON: how it registers at its router (default: not at all)")
+    state_dir: str | None = option(None, "folder of this model's journals; without it no sessions")
+    adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
+    reward_finish_timeout: float = option(0.0, "seconds from the last reward to the end of its trajectory", least=0)
+    export_retention: float = option(600.0, "seconds that an export stays repeatable", least=0)
+    visibility_timeout: float = option(60.0, "seconds until a lease that is not acknowledged is given again", least=0)
+    session_ttl: float = option(3600.0, "seconds until an idle, unrewarded session ends", least=0)
+    ready_ttl: float = option(86400.0, "seconds until a ready trajectory that nobody fetches is dropped", least=0)

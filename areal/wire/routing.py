@@ -1,0 +1,275 @@
+"""The routing table as the relays see it: a value, and the rule by which a new snapshot replaces an old one.
+
+A snapshot carries the router's ``epoch`` (random at each start), a ``serial`` that grows with each change, and
+``synced``: whether the reconciler has told this router everything it should know. The rule (``follow``): a router
+that restarted and is not yet synced never removes anything from a relay's table, for what it does not name it may
+only not have heard of yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, get_args
+
+READY = "ready"
+CORDONED = "cordoned"  # nothing new, but the calls of the sessions that it has
+DRAINING = "draining"
+DEAD = "dead"
+
+Strategy = Literal["auto", "round_robin", "least_loaded", "prefix"]
+STRATEGIES = get_args(Strategy)
+
+
+@dataclass(frozen=True)
+class GatewayLimits:
+    """Bounds on model calls; all of them change while running."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    request_timeout_seconds: float = 600.0  # without progress, not in all
+    max_queued_requests: int = 10_000  # calls that wait for a worker, in one relay process
+
+    def updated(self, given: Mapping[str, Any]) -> GatewayLimits:
+        """These limits with ``given`` on top. Raises ValueError naming what is wrong."""
+        known = {item.name for item in fields(self)}
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"unknown limit {name!r}; known: {', '.join(sorted(known))}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise ValueError(f"limit {name} must be a number, not below 0")
+        return replace(self, **{name: type(getattr(self, name))(value) for name, value in given.items()})
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """How a model's workers are probed: how often, how long an answer may take, how many lost ones in a row are a
+    death, how many answers in a row a recovery."""
+
+    period_seconds: float = 1.0
+    timeout_seconds: float = 2.0
+    failure_threshold: int = 3
+    success_threshold: int = 2
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Readiness:
+        """Raises ValueError naming what is wrong."""
+        known = {item.name: type(item.default) for item in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
+            kind = int if known[name] is int else int | float
+            if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < 1e9:
+                raise ValueError(f"{name} must be a {'whole ' if kind is int else ''}number above 0")
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+DEFAULT_READINESS = Readiness()
+
+
+@dataclass(frozen=True)
+class WorkerEntry:
+    """One data proxy: ``addr`` is its base URL. ``journals``: tags of those that it serves, its own first; none where
+    it records nothing, or was not ``heard`` from yet. ``turns_away``: it drains without an end in sight, so that calls
+    of sessions that cannot move are refused at once. ``fault``: why a dead one will not be ready by itself."""
+
+    id: str
+    addr: str
+    state: str = READY
+    journals: tuple[str, ...] = ()
+    heard: bool = True
+    turns_away: bool = False
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model and its workers. It is published once ``expected`` of them are known; before, calls wait.
+
+    ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
+    ``adapters``: LoRA adapters that all of its ready workers serve.
+    ``orphans``: journals that none of its workers serves just now; some worker will.
+    ``withheld``: nobody declared it yet, and fewer than ``expected`` of its workers were ready.
+    """
+
+    name: str
+    workers: tuple[WorkerEntry, ...] = ()
+    expected: int = 1
+    external: bool = False
+    created: int = 0  # seconds since the epoch
+    max_model_len: int | None = None
+    root: str | None = None
+    adapters: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+    readiness: Readiness = DEFAULT_READINESS
+    withheld: bool = False
+
+    @property
+    def published(self) -> bool:
+        return bool(self.workers) and len(self.workers) >= self.expected and not self.withheld
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    epoch: str
+    serial: int
+    synced: bool = False
+    strategy: str = "auto"
+    limits: Mapping[str, float] = field(default_factory=dict)  # those configured; the relay has defaults for the rest
+    models: Mapping[str, ModelEntry] = field(default_factory=dict)
+    learning: bool = False  # the router has lost what it knew, and hears from the workers who they are
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "serial": self.serial,
+            "synced": self.synced,
+            "strategy": self.strategy,
+            "limits": dict(self.limits),
+            "models": {name: _model_to_json(model) for name, model in self.models.items()},
+            "learning": self.learning,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Snapshot:
+        return cls(
+            epoch=data["epoch"],
+            serial=data["serial"],
+            synced=data["synced"],
+            strategy=data["strategy"],
+            limits=data["limits"],
+            models={name: _model_from_json(name, model) for name, model in data["models"].items()},
+            learning=data.get("learning", False),
+        )
+
+    def changed(self, changes: Changes) -> Snapshot:
+        """The table after ``changes``. Raises ValueError where they belong to another one."""
+        if (self.epoch, self.serial) != (changes.epoch, changes.base):
+            raise ValueError(f"changes of table {changes.epoch} {changes.base}, not of {self.epoch} {self.serial}")
+        models = dict(self.models)
+        for name, entry in changes.models.items():
+            before = models.get(name)
+            workers = {worker.id: worker for worker in before.workers} if before is not None else {}
+            workers |= {worker.id: worker for worker in entry.workers}
+            for worker_id in changes.gone[name]:
+                workers.pop(worker_id, None)
+            models[name] = replace(entry, workers=tuple(workers.values()))
+        return replace(self, serial=changes.serial, models=models)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """From the table of serial ``base`` to that of ``serial``: models of which workers have changed, with those workers
+    only, and ids of workers that are ``gone``."""
+
+    epoch: str
+    base: int
+    serial: int
+    models: Mapping[str, ModelEntry]
+    gone: Mapping[str, tuple[str, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        models = {name: {**_model_to_json(entry), "gone": list(self.gone[name])} for name, entry in self.models.items()}
+        return {"epoch": self.epoch, "base": self.base, "serial": self.serial, "models": models}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Changes:
+        models = {name: _model_from_json(name, entry) for name, entry in data["models"].items()}
+        gone = {name: tuple(entry["gone"]) for name, entry in data["models"].items()}
+        return cls(data["epoch"], data["base"], data["serial"], models, gone)
+
+
+EMPTY = Snapshot(epoch="", serial=-1)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a relay routes by (``table``), and what it keeps from a router that is gone (``inherited``)."""
+
+    table: Snapshot = EMPTY
+    inherited: Snapshot = EMPTY
+
+    def follow(self, incoming: Snapshot) -> Followed:
+        """The table after ``incoming``. Within one epoch an older serial changes nothing."""
+        if incoming.epoch == self.table.epoch and incoming.serial < self.table.serial:
+            return self
+        if incoming.synced:
+            return Followed(table=incoming)
+        inherited = self.inherited if incoming.epoch == self.table.epoch else self.table
+        return Followed(table=_overlay(inherited, incoming), inherited=inherited)
+
+
+def _overlay(kept: Snapshot, incoming: Snapshot) -> Snapshot:
+    if kept is EMPTY:
+        return incoming
+    models = dict(kept.models)
+    for name, model in incoming.models.items():
+        models[name] = _overlay_model(kept.models.get(name), model)
+    return replace(incoming, strategy=kept.strategy, limits=kept.limits, models=models, learning=False)
+
+
+def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
+    if kept is None:
+        return incoming
+    """A worker that this router has not heard from yet keeps the journals that the last one knew of."""
+    workers = {worker.addr: worker for worker in kept.workers}
+    for worker in incoming.workers:
+        before = workers.get(worker.addr)
+        told = (
+            worker if worker.heard or before is None else replace(worker, journals=before.journals, heard=before.heard)
+        )
+        workers[worker.addr] = told
+    orphans = tuple(dict.fromkeys((*kept.orphans, *incoming.orphans)))
+    return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans)
+
+
+def _worker_to_json(worker: WorkerEntry) -> dict[str, Any]:
+    about = {"id": worker.id, "addr": worker.addr, "state": worker.state}
+    return {
+        **about,
+        "journals": list(worker.journals),
+        "heard": worker.heard,
+        "turns_away": worker.turns_away,
+        "fault": worker.fault,
+    }
+
+
+def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
+    journals = tuple(data.get("journals", ()))
+    turns_away = data.get("turns_away", False)
+    heard, fault = data.get("heard", True), data.get("fault", "")
+    return WorkerEntry(data["id"], data["addr"], data["state"], journals, heard, turns_away, fault)
+
+
+def _model_to_json(model: ModelEntry) -> dict[str, Any]:
+    return {
+        "workers": [_worker_to_json(worker) for worker in model.workers],
+        "expected": model.expected,
+        "published": model.published,
+        "external": model.external,
+        "created": model.created,
+        "max_model_len": model.max_model_len,
+        "root": model.root,
+        "adapters": list(model.adapters),
+        "orphans": list(model.orphans),
+        "readiness": model.readiness.to_json(),
+        "withheld": model.withheld,
+    }
+
+
+def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
+    return ModelEntry(
+        name=name,
+        workers=tuple(map(_worker_from_json, data["workers"])),
+        expected=data["expected"],
+        external=data["external"],
+        created=data["created"],
+        max_model_len=data.get("max_model_len"),
+        root=data.get("root"),
+        adapters=tuple(data.get("adapters", ())),
+        orphans=tuple(data.get("orphans", ())),
+        readiness=Readiness.of(data.get("readiness", {})),
+        withheld=data.get("withheld", False),
+    )

@@ -1,0 +1,135 @@
+"""A conversation when an answer is stopped, fails or ends. The real client is tested over a service."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.cli.inf.chat import SETTINGS, Conversation
+from areal.client.http import ChatClient, ChatDelta, TokenLogprob
+from areal.errors import ArealError, UsageFault
+
+
+class Scripted(ChatClient):
+    """Answers with the given pieces; an exception among them is raised in its place."""
+
+    def __init__(self, *pieces: ChatDelta | BaseException) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.pieces = pieces
+        self.asked: list[dict[str, Any]] = []
+        self.closed = False
+
+    @contextlib.contextmanager
+    def stream(self, messages: Any, *, model: str | None = None, **fields: Any) -> Iterator[Iterator[ChatDelta]]:
+        self.asked.append({"messages": list(messages), "model": model, **fields})
+        try:
+            yield self._deltas()
+        finally:
+            self.closed = True
+
+    def complete(self, messages: Any, *, model: str | None = None, **fields: Any) -> ChatDelta:
+        return ChatDelta(
+            "".join(piece.text for piece in self.pieces if isinstance(piece, ChatDelta)), finish_reason="stop"
+        )
+
+    def _deltas(self) -> Iterator[ChatDelta]:
+        for piece in self.pieces:
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+
+def test_answer_is_printed_as_it_comes_and_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = Conversation(Scripted(ChatDelta("one "), ChatDelta("two", finish_reason="stop")), {"model": "m"})
+    answer = talk.ask("hello", show=True)
+    assert capsys.readouterr().out == "one two\n"
+    assert answer.finish_reason == "stop"
+    assert talk.messages == [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "one two"}]
+
+
+def test_ctrl_c_keeps_what_came_and_closes_the_connection() -> None:
+    client = Scripted(ChatDelta("one "), KeyboardInterrupt(), ChatDelta("two"))
+    talk = Conversation(client)
+    answer = talk.ask("hello", show=False)
+    assert answer.stopped and answer.text == "one "
+    assert client.closed
+    assert talk.messages[-1] == {"role": "assistant", "content": "one "}
+
+
+def test_question_that_failed_was_never_asked() -> None:
+    client = Scripted(ChatDelta("one "), ArealError("cut"))
+    talk = Conversation(client)
+    with pytest.raises(ArealError):
+        talk.ask("hello", show=False)
+    assert talk.messages == [] and client.closed
+
+
+def test_system_prompt_goes_first_and_settings_are_sent() -> None:
+    client = Scripted(ChatDelta("x"))
+    talk = Conversation(client)
+    talk.set("system", "be brief")
+    talk.set("temperature", "0.5")
+    talk.set("max_tokens", "7")
+    talk.set("logprobs", "on")
+    talk.ask("hello", show=False)
+    asked = client.asked[0]
+    assert asked["messages"][0] == {"role": "system", "content": "be brief"}
+    assert (asked["temperature"], asked["max_tokens"], asked["logprobs"], asked["seed"]) == (0.5, 7, True, None)
+    assert talk.messages[0]["role"] == "user"
+
+
+def test_stream_off_asks_for_the_whole_answer() -> None:
+    talk = Conversation(Scripted(ChatDelta("a"), ChatDelta("b")))
+    talk.set("stream", "off")
+    assert talk.ask("hello", show=False).text == "ab"
+
+
+def test_logprobs_are_shown_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = Conversation(Scripted(ChatDelta("a", (TokenLogprob("a", -0.25),), "stop", {"total_tokens": 2})))
+    answer = talk.ask("hello", show=True)
+    assert '"a"' in capsys.readouterr().out
+    assert answer.document("m")["logprobs"] == [{"token": "a", "logprob": -0.25}]
+    assert answer.document("m")["usage"] == {"total_tokens": 2}
+
+
+@pytest.mark.parametrize(("name", "text"), [("temperatur", "1"), ("top_k", "1.5"), ("stream", "yes"), ("seed", "x")])
+def test_setting_that_is_none_or_has_no_such_value_is_refused(name: str, text: str) -> None:
+    talk = Conversation(Scripted())
+    with pytest.raises(UsageFault):
+        talk.set(name, text)
+    assert talk.settings == {}
+
+
+def test_setting_without_a_value_is_unset() -> None:
+    talk = Conversation(Scripted(), {"seed": 1})
+    talk.set("seed", "")
+    assert talk.settings == {}
+    assert "seed" in SETTINGS
+
+
+def test_saved_conversation_is_loaded_the_same(tmp_path: Path) -> None:
+    talk = Conversation(Scripted(ChatDelta("x")), {"temperature": 0.0})
+    talk.ask("hello", show=False)
+    talk.save(str(tmp_path / "talk.json"))
+    other = Conversation(Scripted(), {"model": "m", "temperature": 1.0})
+    other.load(str(tmp_path / "talk.json"))
+    assert other.messages == talk.messages
+    assert other.settings == {"model": "m", "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", json.dumps({"format": "areal-chat/1", "messages": [{}], "settings": {}})]
+)
+def test_file_that_holds_no_conversation_changes_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "talk.json").write_text(text)
+    talk = Conversation(Scripted(), {"seed": 1}, [{"role": "user", "content": "kept"}])
+    with pytest.raises(ArealError):
+        talk.load(str(tmp_path / "talk.json"))
+    with pytest.raises(ArealError):
+        talk.load(str(tmp_path / "none.json"))
+    assert (talk.settings, talk.messages) == ({"seed": 1}, [{"role": "user", "content": "kept"}])

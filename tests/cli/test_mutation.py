@@ -1,0 +1,266 @@
+"""Progress on stderr, and Ctrl-C, once and twice, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.api.config import loading as uncaught
+from areal.cli.mutation import ProgressPrinter
+from areal.interrupt import is_ours
+from areal.reconcilers.context import Progress
+from areal.terminal import ESCAPE
+from tests.cli.conftest import REPOSITORY, Spawner
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def fancy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+
+
+def test_off_a_terminal_a_line_is_written_when_the_stage_changes() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream) as progress:
+        for done in range(5):
+            progress(Progress("Model/x engine/0", "loading weights", done, 5, elapsed_s=done))
+        progress(Progress("Model/x engine/1", "loading weights"))
+        progress(Progress("Model/x engine/0", "ready", elapsed_s=7))
+    assert stream.getvalue().splitlines() == [
+        "Model/x engine/0: loading weights 0/5",
+        "Model/x engine/1: loading weights",
+        "Model/x engine/0: ready (7s)",
+    ]
+
+
+def test_verbose_writes_every_count() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream, verbose=True) as progress:
+        for done in (1, 1, 2):
+            progress(Progress("a", "loading weights", done, 2))
+    assert stream.getvalue().splitlines() == ["a: loading weights 1/2", "a: loading weights 2/2"]
+
+
+def test_quiet_says_nothing() -> None:
+    stream = Terminal()
+    with ProgressPrinter(quiet=True, stream=stream) as progress:
+        progress(Progress("Model/x", "loading weights"))
+    assert stream.getvalue() == ""
+
+
+def test_large_totals_are_bytes() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream) as progress:
+        progress(Progress("Model/x", "loading weights", 3 << 29, 3 << 30))
+    assert stream.getvalue() == "Model/x: loading weights 1.5GiB/3GiB 50%\n"
+
+
+def test_on_a_terminal_each_target_keeps_one_line_and_the_last_stage_stays() -> None:
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    with printer as progress:
+        for ref in ("a", "b"):
+            for stage in ("starting", "ready"):
+                progress(Progress(ref, stage))
+                with printer._lock:
+                    printer._erase()
+                    printer._draw("*")
+    final = re.split(rf"{ESCAPE}\[\d+A{ESCAPE}\[J", stream.getvalue())[-1]
+    assert final == "a: ready\nb: ready\n"
+
+
+def test_on_a_terminal_no_line_is_wider_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    printer(Progress("x" * 100, "starting"))
+    printer._draw("*")
+    assert max(len(line) for line in stream.getvalue().splitlines()) < 20
+
+
+def test_no_color_means_no_moving_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    with ProgressPrinter(stream=stream) as progress:
+        progress(Progress("a", "starting"))
+    assert ESCAPE not in stream.getvalue() and "\x1b" not in stream.getvalue()
+
+
+def _step(done: int) -> Progress:
+    return Progress("TrainJob/x", "step", done, 200, elapsed_s=done, detail="reward 0.4", eta_s=200.9 - done)
+
+
+def test_run_off_a_terminal_is_a_line_at_each_tenth() -> None:
+    stream = io.StringIO()
+    with ProgressPrinter(stream=stream) as progress:
+        progress(Progress("TrainJob/x", "waiting for completed"))
+        for done in (3, 5, 25, 30, 60, 199, 200):
+            progress(_step(done))
+    assert stream.getvalue().splitlines() == [
+        "TrainJob/x: waiting for completed",
+        "TrainJob/x: step 3/200 (3s, ETA 3m17s)",
+        "TrainJob/x: step 25/200 (25s, ETA 2m55s)",
+        "TrainJob/x: step 60/200 (60s, ETA 2m20s)",
+        "TrainJob/x: step 199/200 (3m19s, ETA 1s)",
+        "TrainJob/x: step 200/200 (3m20s, ETA 0s)",
+    ]
+
+
+def test_run_on_a_terminal_is_one_line_with_its_step_and_what_is_left() -> None:
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    with printer as progress:
+        progress(_step(12))
+        printer._draw("*")
+    assert "TrainJob/x: step 12/200 (12s, ETA 3m8s)  reward 0.4" in stream.getvalue()
+
+
+# -- Ctrl-C
+
+# Stands for a reconciler: says that an operation has begun, ends it when told on stdin, then looks at the event.
+WORK = """
+import sys, threading
+from areal.cli.mutation import graceful
+interrupted = threading.Event()
+with graceful(interrupted):
+    print("begun", flush=True)
+    sys.stdin.readline()
+    print("finished", interrupted.is_set(), flush=True)
+sys.exit(130 if interrupted.is_set() else 0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_lets_the_operation_finish(spawn: Spawner, number: signal.Signals) -> None:
+    process = spawn(code=WORK, stdin=-1)
+    stdin, stdout, stderr = process.popen.stdin, process.popen.stdout, process.popen.stderr
+    assert stdin and stdout and stderr
+    assert stdout.readline() == "begun\n"
+    process.popen.send_signal(number)
+    assert stderr.readline() == "\n"
+    assert stderr.readline().startswith("interrupted: finishing")
+    stdin.write("\n")
+    result = process.finish()
+    assert result.code == 130
+    assert result.out == "finished True\n"
+
+
+def test_second_signal_leaves_at_once(spawn: Spawner) -> None:
+    process = spawn(code=WORK, stdin=-1)
+    stdout, stderr = process.popen.stdout, process.popen.stderr
+    assert stdout and stderr
+    assert stdout.readline() == "begun\n"
+    process.popen.send_signal(signal.SIGINT)
+    assert stderr.readline() == "\n"
+    process.popen.send_signal(signal.SIGINT)
+    result = process.finish()
+    assert result.code == 130
+    assert "finished" not in result.out
+
+
+def test_reading_verb_ends_at_the_first_signal(spawn: Spawner) -> None:
+    process = spawn("get", "kinds")
+    assert process.finish().code == 0
+    watching = spawn("events", "-w", "-o", "jsonl", code=WATCH)
+    stdout = watching.popen.stdout
+    assert stdout and stdout.readline() == "watching\n"
+    watching.popen.send_signal(signal.SIGINT)
+    result = watching.finish()
+    assert result.code == 130
+    assert "Traceback" not in result.err
+
+
+WATCH = """
+import sys, time
+sys.argv[0] = "areal"
+sleep = time.sleep
+def told(seconds):
+    print("watching", flush=True)
+    time.sleep = sleep
+    sleep(seconds)
+time.sleep = told
+from areal.cli.main import main
+sys.exit(main())
+"""
+
+
+# Stands for a library that takes long to import, and for one that makes another error of an interrupt.
+SLOW = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
+SLY = """
+try:
+    print('importing', flush=True)
+    import time
+    time.sleep(60)
+except BaseException:
+    raise ImportError('broken')
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "source"),
+    [
+        (("areal.cli", "version"), "click", SLOW),
+        (("areal.cli", "version"), "click", SLY),
+        (("areal.cli", "render", "-f", "x"), "yaml", SLY),
+        (("areal.services.inference.router",), "orjson", SLOW),
+        (("areal.services.weight_update",), "orjson", SLY),
+        (("areal.training", "--driver", "slow_driver:main"), "slow_driver", SLOW),
+        (("areal.training", "--driver", "slow_driver:main"), "slow_driver", SLY),
+    ],
+)
+def test_interrupt_during_an_import_is_one_line(
+    tmp_path: Path, words: tuple[str, ...], library: str, source: str
+) -> None:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / f"{library}.py").write_text(source)
+    argv = [sys.executable, "-m", *words]
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}"},
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n", process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said in ("interrupted\n", "stopped\n"), said
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["python", "/usr/bin/areal", "get"], True),
+        (["python", "-X", "utf8", "-m", "areal.cli", "get"], True),
+        (["python", "-m", "areal"], True),
+        (["python", "-m", "arealx.cli"], False),
+        (["python", "driver.py", "areal"], False),
+        (["python", "-c", "import areal"], False),
+        (["python"], False),
+    ],
+)
+def test_programs_of_others_are_left_alone(words: list[str], ours: bool) -> None:
+    assert is_ours(words) is ours
+
+
+def test_plain_driver_that_is_interrupted_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        uncaught._uncaught(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert ended.value.code == 130 and capsys.readouterr().err == "interrupted\n"

@@ -1,0 +1,153 @@
+"""How components are started, from specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.reconcilers.kinds.inference_launch import Launch, data_proxy, engine, gateway, router
+from areal.reconcilers.launch import Slot
+from areal.reconcilers.observe import key_file, setting
+from areal.resources.inference_service import InferenceServiceSpec
+from areal.resources.registry import effective
+from areal.runtime.backends.base import RunSpec
+from areal.wire.fields import read_fields
+from areal.wire.processes import DataProxyConfig, EmbeddedEngineConfig, GatewayConfig, RouterConfig
+from areal.wire.routing import Readiness
+from tests.reconcilers.worlds import model
+
+
+def proxy_config(folder: Path, **spec: Any) -> Mapping[str, Any]:
+    return proxy_run(folder, **spec).config
+
+
+def proxy_run(folder: Path, **spec: Any) -> RunSpec:
+    item = model({"service": "home", "backend": "embedded", "path": str(folder), **spec})
+    slot = Slot(uid="u", ref=str(item.ref), component="data-proxy", replica=0, port=20000)
+    launch = Launch(
+        item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:20001"}
+    )
+    return data_proxy(launch, effective("Model", item.spec), InferenceServiceSpec())
+
+
+def engine_run(folder: Path, **spec: Any) -> RunSpec:
+    item = model({"service": "home", "path": str(folder), **spec})
+    slot = Slot(uid="u", ref=str(item.ref), component="engine", replica=0, port=20001)
+    launch = Launch(item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json")
+    return engine(launch, effective("Model", item.spec), InferenceServiceSpec())
+
+
+def service_launch(component: str, port: int, host: str = "127.0.0.1") -> Launch:
+    slot = Slot(uid="u", ref="InferenceService/home", component=component, replica=0, port=port, host=host)
+    item = model({"service": "home"})
+    return Launch(item, slot, "/keys/home", "", "/home/routes.json", {"routerUrl": "http://127.0.0.1:20001"})
+
+
+def test_gateway_is_configured_by_its_spec() -> None:
+    spec = InferenceServiceSpec.model_validate({"gateway": {"relays": 3}, "strategy": {"drainTimeoutSeconds": 7}})
+    run = gateway(service_launch("gateway", 8080, "0.0.0.0"), spec)
+    assert run.argv[1:] == ("-m", "areal.services.inference.gateway")
+    assert read_fields(GatewayConfig, run.config) == GatewayConfig(
+        host="0.0.0.0",
+        admin_key_file="/keys/home",
+        drain_timeout=7.0,
+        router_url="http://127.0.0.1:20001",
+        relays=3,
+    )
+
+
+def test_router_is_configured_by_its_spec() -> None:
+    spec = InferenceServiceSpec.model_validate({"router": {"strategy": "prefix"}, "logLevel": "debug"})
+    run = router(service_launch("router", 20001), spec)
+    assert read_fields(RouterConfig, run.config) == RouterConfig(
+        port=20001,
+        admin_key_file="/keys/home",
+        log_level="debug",
+        strategy="prefix",
+        state_file="/home/routes.json",
+    )
+
+
+def test_settings_of_a_run_are_read_from_its_configuration_or_its_flags() -> None:
+    run = gateway(service_launch("gateway", 8080, "0.0.0.0"), InferenceServiceSpec())
+    flags = replace(run, config={}, argv=(*run.argv, "--host", "0.0.0.0", "--admin-key-file", "/keys/home"))
+    for each in (run, flags):
+        assert (key_file(each), setting(each, "host"), setting(each, "relays")) == ("/keys/home", "0.0.0.0", None)
+
+
+def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_workers(tmp_path: Path) -> None:
+    run = engine_run(tmp_path, backend="vllm", env={"PYTHONPATH": "/mine", "AREAL_ENGINE_PYTHON": "/venv/bin/python"})
+    at = run.argv.index("--worker-extension-cls")
+    module, name = run.argv[at + 1].split(".")
+    folder, mine = run.env["PYTHONPATH"].split(":")
+    assert mine == "/mine" and name in (Path(folder) / f"{module}.py").read_text()
+    assert run.env["VLLM_SERVER_DEV_MODE"] == "1" and run.argv[0] == "/venv/bin/python"
+
+
+def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
+    run = engine_run(tmp_path, backend="embedded", lora={"a": str(tmp_path)}, engineArgs={"maxBatchSize": 4})
+    assert run.argv[1:] == ("-m", "areal.services.inference.engines.embedded", "--max-batch-size", "4")
+    assert read_fields(EmbeddedEngineConfig, run.config) == EmbeddedEngineConfig(
+        port=20001, admin_key_file="/keys/home", model_path=str(tmp_path), lora=(f"a={tmp_path}",)
+    )
+
+
+@pytest.mark.parametrize(("backend", "flag"), [("vllm", "--lora-modules"), ("sglang", "--lora-paths")])
+def test_adapters_reach_every_engine_in_its_own_spelling(tmp_path: Path, backend: str, flag: str) -> None:
+    argv = engine_run(tmp_path, backend=backend, lora={"a": str(tmp_path), "b": str(tmp_path)}).argv
+    at = argv.index(flag)
+    assert argv[at + 1 : at + 3] == (f"a={tmp_path}", f"b={tmp_path}")
+
+
+def test_configuration_is_what_the_data_proxy_reads(tmp_path: Path) -> None:
+    written = proxy_config(tmp_path, probes={"readiness": {"periodSeconds": 3}}, replicas=2)
+    config = read_fields(DataProxyConfig, written)
+    assert (config.engine, config.engine_url, config.state_dir) == (
+        "embedded",
+        "http://127.0.0.1:20001",
+        "/home/data/qwen",
+    )
+    assert config.registration is not None and config.registration.readiness == Readiness(period_seconds=3.0)
+    assert (config.registration.router_file, config.registration.expected) == ("/home/routes.json", 2)
+
+
+def test_flags_of_the_user_come_on_top_of_the_configuration(tmp_path: Path) -> None:
+    assert proxy_run(tmp_path, proxyArgs={"max-model-len": 64}).argv[-2:] == ("--max-model-len", "64")
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"toolCallParser": "qwen"}, ("tool_call_parser", "qwen")),
+        ({"reasoningParser": "qwen3"}, ("reasoning_parser", "qwen3")),
+    ],
+)
+def test_data_proxy_is_started_with_the_models_parsers(tmp_path: Path, spec: Any, field: tuple[str, str]) -> None:
+    assert proxy_config(tmp_path, **spec)[field[0]] == field[1]
+    assert field[0] not in proxy_config(tmp_path)
+
+
+def test_data_proxy_of_an_engine_that_runs_already_is_pointed_at_it(tmp_path: Path) -> None:
+    config = proxy_config(tmp_path, backend="sglang:d1", engineUrl="http://10.0.0.2:30000")
+    assert (config["engine"], config["engine_url"], config["attached"]) == ("sglang", "http://10.0.0.2:30000", True)
+    assert "attached" not in proxy_config(tmp_path)
+
+
+def test_key_of_an_engine_that_runs_already_goes_by_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "engine.key").write_text("sk-of-the-engine\n")
+    source = {"file": str(tmp_path / "engine.key")}
+    run = proxy_run(tmp_path, backend="vllm", engineUrl="http://10.0.0.2:8000", engineApiKeyFrom=source)
+    assert run.secret_env == {"AREAL_ENGINE_API_KEY": "sk-of-the-engine"}
+    assert "sk-of-the-engine" not in str((run.argv, run.env, run.spec, run.inputs, run.config))
+
+
+def test_data_proxy_serves_the_name_that_clients_send(tmp_path: Path) -> None:
+    assert proxy_config(tmp_path)["model"] == "qwen"
+    assert proxy_config(tmp_path, servedModelName="Qwen/Qwen3-8B")["model"] == "Qwen/Qwen3-8B"
+    external = {"backend": None, "path": None, "external": {"url": "https://api.example.com/v1"}}
+    config = proxy_config(tmp_path, servedModelName="best", **external)
+    assert (config["model"], config["provider_model"]) == ("best", "qwen"), "over there, the object's"

@@ -1,0 +1,228 @@
+"""What a job without ``rollout`` stands for, and when the service that it brought runs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.errors import Conflict, InvalidManifest, UsageFault
+from areal.reconcilers.desired import Target, Wanted, check_removals, deletions, pruned, target_for, with_layer
+from areal.reconcilers.kinds.job_plan import LAYER, following_jobs, with_services
+from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
+from areal.state.records import StoredObject
+
+CONFIG: dict[str, Any] = {
+    "actor": {"path": "org/model", "dtype": "float32"},
+    "tokenizer_path": "${actor.path}",
+    "rollout": {"backend": "embedded:d2", "model": "mine"},
+}
+
+
+def job(config: Any = CONFIG, **spec: Any) -> Wanted:
+    return Wanted("TrainJob/learn", "TrainJob", "learn", {"config": config, **spec}, {}, {})
+
+
+def expanded(wanted: Wanted, stored: list[StoredObject] | None = None, *, recreate: bool = False) -> dict[str, Wanted]:
+    return {item.ref: item for item in with_services([wanted], stored or [], [wanted.ref] if recreate else [])}
+
+
+def recorded(found: dict[str, Wanted]) -> list[StoredObject]:
+    targets = [
+        target_for(item, None, set_name=None, force_conflicts=False, replace_it=False) for item in found.values()
+    ]
+    return [replace(target.object, uid=target.ref) for target in targets]
+
+
+def test_job_that_lays_out_an_engine_brings_a_service_and_a_model_of_its_own() -> None:
+    found = expanded(job(env={"OMP_NUM_THREADS": "1"}))
+    assert list(found) == ["InferenceService/learn", "Model/mine", "TrainJob/learn"]
+    assert found["TrainJob/learn"].spec["rollout"] == {"service": "learn", "model": "mine"}
+    assert found["InferenceService/learn"].owner == "TrainJob/learn"
+    assert found["Model/mine"].owner == "InferenceService/learn"
+    assert found["Model/mine"].spec == {
+        "service": "learn",
+        "backend": "embedded:d2",
+        "path": "org/model",
+        "tokenizerPath": "org/model",
+        "engineArgs": {"dtype": "float32"},
+        "env": {"OMP_NUM_THREADS": "1"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "backend"),
+    [
+        (["rollout.backend=null", "allocation_mode=embedded:d1+fsdp:d1"], "embedded:d1"),
+        (["rollout.backend=", "allocation_mode=sglang.d4p1m1+d4p1m1"], "sglang:d4"),
+        (["+rollout.backend=vllm:d2t2", "+vllm.max_model_len=64", "+vllm.model=x"], "vllm:d2t2"),
+    ],
+)
+def test_layout_is_that_of_the_backend_or_of_the_first_part_of_the_allocation(
+    overrides: list[str], backend: str
+) -> None:
+    model = expanded(job(overrides=overrides))["Model/mine"].spec
+    assert model["backend"] == backend
+    assert model.get("engineArgs", {}).get("max_model_len") == (64 if backend.startswith("vllm") else None)
+    assert "model" not in model.get("engineArgs", {}), "what areal sets itself is not passed on"
+
+
+@pytest.mark.parametrize(
+    ("config", "spec"),
+    [
+        (CONFIG, {"rollout": {"service": "default", "model": "qwen"}}),
+        ({**CONFIG, "rollout": {"model": "mine"}}, {}),
+        ({**CONFIG, "rollout": {**CONFIG["rollout"], "gateway_addr": "http://127.0.0.1:8080"}}, {}),
+        ({**CONFIG, "trainer": {"type": "sft"}}, {}),
+        ({"actor": CONFIG["actor"], "allocation_mode": "sglang:d4+fsdp:d4"}, {}),
+        ({**CONFIG, "rollout": {}, "allocation_mode": "fsdp:d4"}, {}),
+        ({**CONFIG, "rollout": {"backend": "external"}}, {}),
+    ],
+)
+def test_job_that_names_a_service_or_needs_none_brings_none(config: Any, spec: dict[str, Any]) -> None:
+    found = expanded(job(config, **spec))
+    assert list(found) == ["TrainJob/learn"]
+    assert found["TrainJob/learn"].spec.get("rollout") == spec.get("rollout")
+
+
+def test_job_whose_layout_is_impossible_or_whose_model_is_not_said_is_an_error() -> None:
+    with pytest.raises(InvalidManifest, match=r"TrainJob/learn: rollout\.backend 'embedded:t2'"):
+        expanded(job(overrides=["rollout.backend=embedded:t2"]))
+    with pytest.raises(UsageFault, match="nothing says of which model"):
+        expanded(job({"rollout": {"backend": "embedded"}}))
+    with pytest.raises(UsageFault, match="cannot name a Model"):
+        expanded(job(overrides=["rollout.model=Not A Name"]))
+
+
+def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("actor: {path: org/model}\nrollout: {backend: embedded:d1}\n")
+    wanted = job(str(file))
+    stored = recorded(expanded(wanted))
+    port = stored[0].spec["gateway"]["port"]
+    file.write_text("actor: {path: org/other}\nrollout: {backend: embedded:d1}\n")
+    again = expanded(wanted, stored)
+    assert again["Model/learn"].spec["path"] == "org/model", "a job does not change while it is the same job"
+    for item in again.values():
+        (found,) = [each for each in stored if str(each.ref) == item.ref]
+        same = target_for(item, found, set_name=None, force_conflicts=False, replace_it=False)
+        assert same.action == "unchanged"
+    recreate = expanded(wanted, stored, recreate=True)
+    assert recreate["Model/learn"].spec["path"] == "org/other"
+    assert recreate["InferenceService/learn"].spec["gateway"]["port"] == port
+
+
+def test_another_run_has_nothing_of_what_was_set_on_the_earlier_ones_service() -> None:
+    service, model, learn = recorded(expanded(job()))
+    slept = with_layer(service, "suspend", {"suspend": True}, "").object
+    scaled = with_layer(model, "scale", {"replicas": 5}, "").object
+    found = expanded(job(overrides=["rollout.backend=embedded:d1"]), [slept, scaled, learn], recreate=True)
+    targets = [
+        target_for(found[str(item.ref)], item, set_name=None, force_conflicts=False, replace_it=False)
+        for item in (slept, scaled)
+    ]
+    assert [target.action for target in targets] == ["configure", "configure"]
+    assert "suspend" not in targets[0].object.spec and "replicas" not in targets[1].object.spec
+    again = expanded(job(), [slept, scaled, learn])
+    kept = target_for(again["Model/mine"], scaled, set_name=None, force_conflicts=False, replace_it=False)
+    assert kept.object.spec["replicas"] == 5, "of the same job nothing is forgotten"
+
+
+def test_another_run_that_brings_no_service_takes_the_earlier_ones_away_whole() -> None:
+    stored = recorded(expanded(job()))
+    (wanted,) = expanded(job({"trainer": {"type": "sft"}}), stored, recreate=True).values()
+    targets = pruned(stored, [wanted], prune=False, set_name=None)
+    assert {target.ref for target in targets} == {"InferenceService/learn", "Model/mine"}
+    for protected in (False, True):
+        earlier = replace(stored[2], protected=protected)
+        begins = target_for(
+            wanted, earlier, set_name=None, force_conflicts=False, replace_it=False, recreate=[earlier.uid]
+        )
+        assert begins.action == "replace"
+        with pytest.raises(Conflict, match="protected") if protected else nullcontext():
+            check_removals([*stored[:2], earlier], [*targets, begins])
+
+
+def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:
+    stored = recorded(expanded(job()))[:2]
+    named = replace(stored[1], name="learn", owner=None)
+    for foreign in ([replace(stored[0], owner=None)], [replace(stored[1], owner=None), named]):
+        with pytest.raises(Conflict, match="is not its own"):
+            expanded(job(), foreign)
+
+
+@pytest.mark.parametrize("owner", [None, "InferenceService/other"])
+def test_model_whose_name_is_taken_has_that_of_its_job(owner: str | None) -> None:
+    taken = replace(recorded(expanded(job()))[1], owner=owner)
+    found = expanded(job(), [taken])
+    assert list(found) == ["InferenceService/learn", "Model/learn", "TrainJob/learn"]
+    assert found["TrainJob/learn"].spec["rollout"] == {"service": "learn", "model": "learn"}
+    again = expanded(job(), [*recorded(found), taken], recreate=True)
+    assert list(again) == list(found)
+
+
+def test_two_jobs_of_one_configuration_each_have_a_model() -> None:
+    second = replace(job(), ref="TrainJob/other", name="other")
+    found = {item.ref: item for item in with_services([job(), second], [], [])}
+    models = {ref: item.owner for ref, item in found.items() if item.kind == "Model"}
+    assert models == {"Model/mine": "InferenceService/learn", "Model/other": "InferenceService/other"}
+
+
+def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:
+    stays = job(overrides=["+shutdown_server_on_exit=false"])
+    found = expanded(stays)
+    assert found["InferenceService/learn"].owner is None
+    stored = recorded(found)
+    assert [target.ref for target in deletions(stored, ["TrainJob/learn"], cascade=False)] == ["TrainJob/learn"]
+    again = expanded(stays, stored[:2])
+    assert again["InferenceService/learn"].spec == found["InferenceService/learn"].spec
+
+
+# -- how long it runs
+
+
+def ended(code: int | None, restarted_at: str = "") -> RunState:
+    spec = RunSpec("r1", "TrainJob/learn", "driver", 0, ("x",), inputs={"attempt": 1, "restartedAt": restarted_at})
+    if code is None:
+        return RunState(spec, Phase.RUNNING, pid=1)
+    return RunState(spec, Phase.EXITED, last_exit=LastExit(code, None, 0.0, f"exited {code}"), reason=f"exited {code}")
+
+
+def followed(
+    stored: list[StoredObject], targets: list[Target], runs: list[RunState]
+) -> tuple[str, dict[str, Any]] | None:
+    found = {target.ref: target for target in following_jobs(targets, stored, runs)}
+    service = found.get("InferenceService/learn")
+    return (service.action, dict(service.object.spec)) if service is not None else None
+
+
+def test_service_of_a_job_rests_with_it_and_runs_again_when_it_does() -> None:
+    stored = recorded(expanded(job()))
+    service, _, learn = stored
+    asked = [Target(learn, "unchanged")]
+    assert followed(stored, asked, [])[0] == "unchanged"  # type: ignore[index]
+    assert followed(stored, asked, [ended(None)])[0] == "unchanged"  # type: ignore[index]
+    for code in (0, 1):
+        action, spec = followed(stored, asked, [ended(code)])  # type: ignore[misc]
+        assert (action, spec["suspend"]) == ("configure", True)
+    resting = with_layer(service, LAYER, {"suspend": True}, "").object
+    slept = [resting, *stored[1:]]
+    assert followed(slept, asked, [ended(0)])[0] == "unchanged"  # type: ignore[index]
+    restarted = Target(replace(learn, status={"restartedAt": "7"}), "configure")
+    for target in (restarted, Target(learn, "replace")):
+        action, spec = followed(slept, [target], [ended(0)])  # type: ignore[misc]
+        assert action == "configure" and "suspend" not in spec
+    suspended = replace(with_layer(learn, "suspend", {"suspend": True}, "").object, owner=None)
+    assert followed(stored, [Target(suspended, "configure")], [ended(None)])[0] == "unchanged", "the driver ends first"  # type: ignore[index]
+    assert followed(stored, [Target(suspended, "unchanged")], [ended(143)])[0] == "configure"  # type: ignore[index]
+
+
+def test_service_of_no_job_and_jobs_that_nobody_asked_about_are_left_alone() -> None:
+    stored = recorded(expanded(job()))
+    assert following_jobs([], stored, [ended(0)]) == ()
+    own = [replace(stored[0], owner=None), *stored[1:]]
+    asked = (Target(own[2], "unchanged"),)
+    assert following_jobs(asked, own, [ended(0)]) == asked

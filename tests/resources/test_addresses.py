@@ -1,0 +1,217 @@
+"""One strict reading of an external API's URL, and what its addresses may be."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import string
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url, refusal
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("https://api.example.com", ExternalUrl("https", "api.example.com", 443, "/v1")),
+        ("HTTPS://API.Example.COM./v1/", ExternalUrl("https", "api.example.com", 443, "/v1")),
+        ("http://8.8.8.8:8000/openai/v1", ExternalUrl("http", "8.8.8.8", 8000, "/openai/v1")),
+        ("http://[2606:4700::1111]:81", ExternalUrl("http", "2606:4700::1111", 81, "/v1")),
+        ("http://bücher.example", ExternalUrl("http", "xn--bcher-kva.example", 80, "/v1")),
+        ("http://localhost:11434/v1", ExternalUrl("http", "localhost", 11434, "/v1")),
+        ("http://127.0.0.1:8000", ExternalUrl("http", "127.0.0.1", 8000, "/v1")),
+        ("http://[::1]:8000", ExternalUrl("http", "::1", 8000, "/v1")),
+    ],
+)
+def test_url_is_read_into_its_parts(text: str, url: ExternalUrl) -> None:
+    assert parse_external_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "example.com", "//example.com", "ftp://example.com", "file:///etc/passwd", "http://", "http:///v1"),
+        *("http://user@example.com", "http://user:key@example.com", "http://example.com@evil.example", "http://@a.b"),
+        *(
+            "http://a.b?x=1",
+            "http://a.b/#f",
+            "http://a.b?",
+            "http://a.b#",
+            "http://a.b/v1/../admin",
+            "http://a.b/%2E%2e",
+        ),
+        *(
+            "http://a b",
+            " http://a.b",
+            "http://a.b\n",
+            "http://a.b\t/v1",
+            "http://a\\.b",
+            "http://a.b\x00",
+            "http://a\u200b.b",
+        ),
+        *(
+            "http://a.b:",
+            "http://a.b:0",
+            "http://a.b:65536",
+            "http://a.b:8o",
+            "http://a.b:１",
+            "http://a.b:-1",
+            "http://a:b:1",
+        ),
+        *(
+            "http://[::1",
+            "http://::1",
+            "http://[::1%eth0]",
+            "http://[fe80::1%25eth0]",
+            "http://[127.0.0.1]",
+            "http://[]",
+        ),
+        *(
+            "http://-a.b",
+            "http://a-.b",
+            "http://a..b",
+            "http://a.b..",
+            "http://.",
+            f"http://{'a' * 64}.b",
+            "http://a%2eb",
+        ),
+    ],
+)
+def test_what_is_no_base_url_is_refused(text: str) -> None:
+    with pytest.raises(UrlError):
+        parse_external_url(text)
+
+
+ODD_LOOPBACKS = [
+    *(
+        "2130706433",
+        "0x7f000001",
+        "0x7f.0.0.1",
+        "0177.0.0.1",
+        "127.1",
+        "127.0.1",
+        "0x7f.1",
+        "017700000001",
+        "127.0.0.1.1",
+    ),
+    *("127.0.0.01", "127.0.0.256", "1.2.3", "0x", "00000177.0.0.1", "127.0.0.0x1", "0xA9FEA9FE", "2852039166"),
+]
+
+
+@pytest.mark.parametrize("host", ODD_LOOPBACKS)
+def test_address_in_a_spelling_of_its_own_is_no_host(host: str) -> None:
+    for text in (f"http://{host}", f"http://{host}./v1", f"https://{host}:80"):
+        with pytest.raises(UrlError):
+            parse_external_url(text, allow_private=True)
+
+
+@pytest.mark.parametrize("host", ["１２７.0.0.1", "127。0。0。1", "①②⑦.0.0.1", "ⓛocalhost"])
+def test_compatibility_forms_are_read_as_what_they_stand_for(host: str) -> None:
+    assert parse_external_url(f"http://{host}").host in ("127.0.0.1", "localhost")
+
+
+FORBIDDEN = [
+    *(
+        "169.254.169.254",
+        "169.254.170.2",
+        "100.100.100.200",
+        "192.0.0.192",
+        "168.63.129.16",
+        "fe80::1",
+        "fd00:ec2::254",
+    ),
+    *("0.0.0.0", "0.1.2.3", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "240.0.0.1"),
+    *("::ffff:169.254.169.254", "::169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::", "::ffff:0.0.0.0"),
+]
+PRIVATE = [
+    *("10.0.0.1", "172.16.5.4", "192.168.1.1", "127.0.0.1", "127.9.9.9", "100.64.0.1", "::1", "fc00::1", "fd12::1"),
+    *("::ffff:10.0.0.1", "::ffff:127.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "::127.0.0.1", "198.18.0.1"),
+]
+
+
+@pytest.mark.parametrize("text", FORBIDDEN)
+def test_link_local_metadata_and_nobody_are_refused_whatever_is_allowed(text: str) -> None:
+    assert refusal(ipaddress.ip_address(text), allow_private=True) is not None
+
+
+@pytest.mark.parametrize("text", PRIVATE)
+def test_private_address_needs_the_setting(text: str) -> None:
+    address = ipaddress.ip_address(text)
+    assert "allowPrivate" in (refusal(address, allow_private=False) or "")
+    assert refusal(address, allow_private=True) is None
+
+
+@pytest.mark.parametrize("text", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_public_address_needs_nothing(text: str) -> None:
+    assert refusal(ipaddress.ip_address(text), allow_private=False) is None
+
+
+def test_loopback_is_meant_by_a_url_that_says_it_and_by_no_other_name() -> None:
+    here = ipaddress.ip_address("127.0.0.1")
+    for text in ("http://localhost", "http://127.0.0.1", "http://[::1]"):
+        assert parse_external_url(text).refusal(here, allow_private=False) is None
+    rebound = parse_external_url("http://rebinding.example")
+    assert rebound.refusal(here, allow_private=False) is not None
+    assert rebound.refusal(here, allow_private=True) is None
+    inside = ipaddress.ip_address("10.0.0.1")  # a private one is never implied
+    assert parse_external_url("http://localhost").refusal(inside, allow_private=False) is not None
+    with pytest.raises(UrlError, match="allowPrivate"):
+        parse_external_url("http://10.0.0.1")
+
+
+ALPHABET = string.ascii_letters + string.digits + "-_.:/@[]%?#\\ \t\n＠。０xX１é\u200d"
+
+
+@given(st.text(alphabet=ALPHABET, max_size=40).map("http://".__add__) | st.text(max_size=30))
+@example("http://a.b:80@127.0.0.1")
+@example("http://127.0.0.1#@a.b")
+def test_what_is_read_reads_back_the_same_and_as_others_read_it(text: str) -> None:
+    """No text has two readings: its own form parses to itself, and the usual parser sees the same host in it."""
+    with contextlib.suppress(UrlError):
+        url = parse_external_url(text, allow_private=True)
+        assert parse_external_url(url.text, allow_private=True) == url
+        parts = urlsplit(url.text)
+        assert (parts.hostname, parts.port or (443 if url.scheme == "https" else 80)) == (url.host, url.port)
+        assert parts.username is None and not parts.query and not parts.fragment and parts.path == url.path
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["dec", "hex", "oct", "short", "plain"]), st.booleans())
+def test_ipv4_in_any_spelling_is_itself_or_refused(number: int, form: str, dot: bool) -> None:
+    """Never another address than the one that the C library would connect to."""
+    quad = str(ipaddress.IPv4Address(number))
+    spelled = {
+        "dec": str(number),
+        "hex": hex(number),
+        "oct": f"0{number:o}",
+        "short": f"{number >> 24}.{number & 0xFFFFFF}",
+        "plain": quad,
+    }[form]
+    with contextlib.suppress(UrlError):
+        url = parse_external_url(f"http://{spelled}{'.' if dot else ''}", allow_private=True)
+        assert url.host == quad == str(ipaddress.IPv4Address(socket.inet_aton(spelled)))
+        assert refusal(ipaddress.IPv4Address(quad), allow_private=True) is None
+
+
+@given(st.integers(0, 2**128 - 1) | st.integers(0, 2**32 - 1).map(lambda low: (0xFFFF << 32) | low))
+def test_ipv6_in_any_spelling_is_judged_as_the_address_that_it_is(number: int) -> None:
+    address = ipaddress.IPv6Address(number)
+    verdict = refusal(address, allow_private=False)
+    for spelled in (address.compressed, address.exploded, address.exploded.upper()):
+        try:
+            assert parse_external_url(f"http://[{spelled}]").host == str(address)
+            assert verdict is None or address.is_loopback
+        except UrlError as error:
+            assert str(error) == verdict
+
+
+@given(st.ip_addresses(v=4), st.booleans())
+def test_mapped_address_is_never_better_than_the_one_inside(address: ipaddress.IPv4Address, allow: bool) -> None:
+    for prefix in (0xFFFF << 32, 0x64FF9B << 96):
+        outer = ipaddress.IPv6Address(prefix | int(address))
+        inner = refusal(address, allow_private=allow)
+        assert (refusal(outer, allow_private=allow) is None) == (inner is None)

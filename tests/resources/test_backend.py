@@ -1,0 +1,170 @@
+"""The backend string in both spellings, with the column of each fault; arguments of engines and those areal sets."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.resources.backend import (
+    ENGINES,
+    INFERENCE_ENGINES,
+    BackendError,
+    Part,
+    embedded_flags,
+    engine_arg_faults,
+    flag_name,
+    parse_backend,
+)
+from areal.resources.registry import validate
+from areal.wire.processes import EmbeddedEngineConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "world"),
+    [
+        ("embedded", "embedded:d1", 1),
+        ("sglang:d4t2", "sglang:d4t2", 8),
+        ("vllm:t2", "vllm:d1t2", 2),
+        ("sglang:t2d4", "sglang:d4t2", 8),
+        ("megatron:d2t4p2", "megatron:d2t4p2", 16),
+        ("megatron:d2t2c2e4", "megatron:d2t2c2e4", 8),
+        ("sglang:d16+fsdp:d32", "sglang:d16+fsdp:d32", 48),
+        ("sglang.d16p1m1+d32p2m1", "sglang:d16+megatron:d32p2", 80),
+        ("sglang.d4p1m2+d8p1m1", "sglang:d4t2+fsdp:d8", 16),
+    ],
+)
+def test_parse_backend_both_spellings_have_one_canonical_form(text: str, canonical: str, world: int) -> None:
+    allocation = parse_backend(text)
+    assert str(allocation) == canonical
+    assert allocation.world_size == world
+
+
+def test_parse_backend_tells_inference_from_training() -> None:
+    allocation = parse_backend("fsdp:d8+vllm:d2t2")
+    assert allocation.inference == Part("vllm", data=2, tensor=2)
+    assert allocation.training == Part("fsdp", data=8)
+    assert allocation.inference.devices_per_replica == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ("", 1, "an engine is missing"),
+        ("sglan:d2", 1, 'did you mean "sglang"'),
+        ("d4t2", 1, "does not begin with an engine, for example sglang:d4t2"),
+        ("sglang:", 8, "dimensions are missing"),
+        ("sglang:d", 9, "needs a number from 1 up"),
+        ("sglang:d0", 9, "needs a number from 1 up"),
+        ("sglang:d2x2", 10, 'unknown dimension "x"'),
+        ("sglang:d2d2", 10, "given twice"),
+        ("sglang:d2 t2", 10, 'expected a dimension like d2, found " "'),
+        ("sglang;d2", 7, 'expected ":" after sglang'),
+        ("sglang:d2+", 11, "an engine is missing"),
+        ("sglang:d2+vllm:d2", 11, "both parts are inference engines"),
+        ("sglang:d2+fsdp:d2+fsdp:d2", 25, "at most two parts"),
+        ("fsdp:d2p2", 1, "fsdp has no pipeline parallelism"),
+        ("embedded:t2", 1, "only d can be above 1"),
+        ("sglang:d999999t999999", 1, "more than anyone has"),
+        ("sglang:d99999999999999999999", 9, "needs a number"),
+    ],
+)
+def test_parse_backend_bad_names_the_column(text: str, column: int, message: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        parse_backend(text)
+    assert caught.value.column == column
+    assert message in caught.value.message
+
+
+def test_parse_backend_of_a_model_is_one_inference_engine() -> None:
+    with pytest.raises(BackendError, match="one engine only"):
+        parse_backend("sglang:d2+fsdp:d2", engines=INFERENCE_ENGINES, single=True)
+    with pytest.raises(BackendError, match='unknown engine "fsdp"'):
+        parse_backend("fsdp:d2", engines=INFERENCE_ENGINES, single=True)
+
+
+@given(st.text("sglangvmd:.+0123tpce ", max_size=24) | st.text(max_size=12))
+def test_parse_backend_of_anything_parses_or_names_a_column_inside(text: str) -> None:
+    try:
+        allocation = parse_backend(text)
+    except BackendError as error:
+        assert 1 <= error.column <= len(text) + 1
+    else:
+        assert parse_backend(str(allocation)) == allocation
+
+
+@given(st.sampled_from(ENGINES), st.integers(1, 64))
+def test_parse_backend_canonical_form_is_stable(engine: str, size: int) -> None:
+    allocation = parse_backend(f"{engine}:d{size}")
+    assert str(parse_backend(str(allocation))) == str(allocation)
+
+
+OURS = {"model-path", "lora", "host", "port", "admin-key-file", "log-level"}
+
+
+def test_embedded_flags_are_those_of_its_configuration() -> None:
+    flags = embedded_flags()
+    assert set(flags) == {field.name.replace("_", "-") for field in fields(EmbeddedEngineConfig)} - OURS
+    assert flags["dtype"].choices == ("auto", "float32", "bfloat16", "float16")
+    assert (flags["device"].type, flags["max-model-len"].type, flags["drain-timeout"].type) == (str, int, float)
+
+
+def test_flags_of_ours_are_known_to_be_the_engines() -> None:
+    for name in OURS:
+        ((argument, fault),) = engine_arg_faults("embedded", {name: "x"})
+        assert argument == name and "set by areal" in fault
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"maxBatchSiz": 8}, 'no such argument (did you mean "max-batch-size"?)'),
+        ({"tensor_parallel_size": 8}, "no such argument"),
+        ({"max-batch-size": "8"}, "must be a whole number, not '8'"),
+        ({"max-batch-size": 1.5}, "must be a whole number"),
+        ({"max-batch-size": True}, "must be a whole number"),
+        ({"max-batch-size": 0}, "must be above 0"),
+        ({"kvMemoryGib": "much"}, "must be a number"),
+        ({"kvMemoryGib": 0}, "must be above 0"),
+        ({"dtype": "bfloat"}, 'did you mean "bfloat16"'),
+        ({"device": 0}, "must be a text"),
+        ({"modelPath": "x"}, "from path"),
+    ],
+)
+def test_fault_names_the_argument_and_what_was_meant(arguments: dict[str, Any], fault: str) -> None:
+    ((name, message),) = engine_arg_faults("embedded", arguments)
+    assert name in arguments and fault in message
+
+
+def test_good_arguments_have_no_fault() -> None:
+    good = {"maxBatchSize": 8, "kv_memory_gib": 1, "dtype": "auto", "device": "cuda:1", "threads": None}
+    assert list(engine_arg_faults("embedded", good)) == []
+    assert list(engine_arg_faults("vllm", {"anything": 1})) == []  # nobody was asked
+    assert list(engine_arg_faults("vllm", {"compilationConfig.mode": 0}, {"compilation-config"})) == []
+
+
+@pytest.mark.parametrize("name", ["stream-interval", "streamInterval", "stream_interval"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_stream_interval_above_one_is_refused_since_versions_of_tokens_would_be_wrong(engine: str, name: str) -> None:
+    for value in (2, "8", 0, 1.5, True):
+        for known in (None, {"stream-interval"}):
+            ((argument, fault),) = engine_arg_faults(engine, {name: value}, known)
+            assert argument == name and "version" in fault
+    for value in (1, "1", None):
+        assert list(engine_arg_faults(engine, {name: value})) == []
+
+
+def test_names_are_read_in_every_spelling() -> None:
+    assert {flag_name(name) for name in ("maxBatchSize", "max_batch_size", "max-batch-size")} == {"max-batch-size"}
+
+
+def test_manifest_says_where_the_argument_is() -> None:
+    spec = {"backend": "embedded", "path": "x", "engineArgs": {"maxBatchSiz": 8}}
+    ((path, message),) = validate("Model", spec)
+    assert path == ("engineArgs", "maxBatchSiz") and "did you mean" in message
+    spec = {"backend": "vllm:t2", "path": "x", "engineArgs": {"tensorParallelSize": 4}}
+    ((path, message),) = validate("Model", spec)
+    assert path == ("engineArgs", "tensorParallelSize") and "from backend" in message

@@ -1,0 +1,244 @@
+"""``areal inf collect`` against a data proxy: what it writes, what it counts, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from areal.trajectories.reading import read_episodes
+from tests.rollout.collection.conftest import Bench, Collecting
+from tests.services.processes import engine_calls, script
+
+QUESTIONS = [{"question": f"{n} and {n}?", "answer": f"so #### {2 * n}"} for n in range(3)]
+
+
+def test_every_episode_is_what_the_engine_saw(bench: Bench, collecting: Collecting) -> None:
+    script(bench.engine, text="it is 2", version=5)
+    said = collecting(collecting.data(*QUESTIONS), "--reward", "number", "--n-samples", "2", "--max-tokens", "40")
+    assert said.code == 0, said.err
+    lines = sorted(collecting.lines(), key=lambda line: line["episode"])
+    assert [line["episode"] for line in lines] == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert [line["reward"] for line in lines] == [0, 0, 1, 1, 0, 0]
+    assert {line["answer"] for line in lines} == {"it is 2"}
+    assert lines[2]["example"] == QUESTIONS[1]
+    (row,) = lines[0]["interactions"]
+    prompt, answer = row["loss_mask"].count(0), row["loss_mask"].count(1)
+    seen = [call["body"] for call in engine_calls(bench.engine)]
+    assert row["input_ids"][:prompt] in [each["input_ids"] for each in seen]
+    assert {each["sampling"]["max_new_tokens"] for each in seen} == {40}
+    assert row["versions"] == [-1] * prompt + [5] * answer
+    assert row["rewarded"] and row["finish_reason"] == "stop"
+    assert said.json["reward"]["mean"] == pytest.approx(1 / 3)
+    assert said.json["groups"] == {"prompts": 3, "all_best": 1, "all_equal": 3, "best_of_n": pytest.approx(1 / 3)}
+    assert json.loads((collecting.output / "summary.json").read_text()) == said.json
+    assert not (collecting.output / "journal.jsonl").exists()
+
+
+def test_output_is_acknowledged_and_leaves_nothing_in_the_service(bench: Bench, collecting: Collecting) -> None:
+    assert collecting(collecting.data(*QUESTIONS), "--reward", "number").code == 0
+    run_id = json.loads((collecting.output / "run.json").read_text())["run_id"]
+    assert [each for each in bench.sessions() if run_id in each["task_id"]] == []
+
+
+def test_parquet_holds_the_same_and_a_second_run_adds_to_it(bench: Bench, collecting: Collecting) -> None:
+    pytest.importorskip("pyarrow")
+    data = collecting.data(*QUESTIONS)
+    assert collecting(data, "--reward", "number", "--parquet").code == 0
+    more = collecting(data, "--reward", "number", "--parquet", "--n-samples", "2", "--resume")
+    assert (more.code, more.json["done_before"], more.json["done"]) == (0, 3, 6)
+    assert [each.name for each in sorted(collecting.output.glob("traj*"))] == [
+        "trajectories-00000.parquet",
+        "trajectories-00001.parquet",
+    ]
+    episodes = list(read_episodes(collecting.output))
+    assert sorted(each.episode for each in episodes) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    row = episodes[0].interactions[0]
+    assert len(row.input_ids) == len(row.logprobs) == len(row.versions) > 0
+    assert episodes[0].example in QUESTIONS
+
+
+AGENT = """
+import json, urllib.request
+
+class Agent:
+    async def run(self, data, *, base_url, api_key):
+        messages, ids = [], []
+        for turn in ("a", "b"):
+            messages.append({"role": "user", "content": data["prompt"] + turn})
+            body = json.dumps({"messages": messages}).encode()
+            headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json"}
+            request = urllib.request.Request(base_url + "/chat/completions", body, headers)
+            with urllib.request.urlopen(request) as answer:
+                said = json.load(answer)
+            messages.append(said["choices"][0]["message"])
+            ids.append(said["id"])
+        return {ids[1]: 1.0, ids[0]: 0.5}
+"""
+
+
+def test_agent_of_a_file_rewards_each_of_its_turns(bench: Bench, collecting: Collecting) -> None:
+    agent = collecting.code(AGENT)
+    data = collecting.data({"prompt": "x"})
+    said = collecting(data, "--agent", f"{agent}:Agent", "--discount", "0.5", "--style", "concat")
+    assert said.code == 0, said.err
+    (line,) = collecting.lines()
+    (row,) = line["interactions"]
+    assert max(row["turn_ids"]) == 1
+    assert line["reward"] == row["original_reward"] == 1.5
+    (collecting.output / "trajectories.jsonl").unlink()
+    (collecting.output / "run.json").unlink()
+    assert collecting(data, "--workflow", f"{agent}:Agent", "--discount", "0.5").code == 0
+    rows = collecting.lines()[0]["interactions"]
+    assert [row["original_reward"] for row in rows] == [0.5, 1.0]
+    assert [row["reward"] for row in rows] == [1.0, 1.0]
+    assert rows[1]["parent_id"] == rows[0]["interaction_id"]
+
+
+REWARDS = """
+import os, time
+def reward(completion, prompt, answer):
+    if prompt == "raises":
+        raise ValueError("no such thing")
+    if prompt == "nan":
+        return float("nan")
+    if prompt == "hangs":
+        time.sleep(60)
+    if prompt == "dies":
+        os._exit(3)
+    print("rewards may print")
+    return 0.75
+"""
+
+
+def test_failing_reward_is_a_failure_of_its_kind_and_never_a_number(bench: Bench, collecting: Collecting) -> None:
+    reward = collecting.code(REWARDS)
+    prompts = ["raises", "fine", "nan", "hangs", "dies", "fine"]
+    data = collecting.data(*({"prompt": each, "answer": 0} for each in prompts))
+    said = collecting(data, "--reward", f"{reward}:reward", "--reward-timeout", "0.5", "--retries", "0")
+    assert said.code == 9
+    assert [line["reward"] for line in collecting.lines()] == [0.75, 0.75]
+    assert said.json["failures"] == {"reward": 3, "reward_timeout": 1}
+    assert said.json["reward"]["mean"] == 0.75
+    assert "4 of 6 episodes failed" in said.err
+    reasons = {failure["episode"]: failure["message"] for failure in collecting.failures()}
+    assert "no such thing" in reasons["0-0"]
+    assert "must be finite" in reasons["2-0"]
+    assert "status 3" in reasons["4-0"]
+
+
+def test_failed_episodes_are_tried_again_and_a_later_run_mends_them(bench: Bench, collecting: Collecting) -> None:
+    script(bench.engine, fail=500)
+    data = collecting.data(*QUESTIONS)
+    said = collecting(data, "--retries", "1")
+    assert said.code == 8
+    assert said.json["failures"] == {"unreachable": 3}
+    assert said.json["retries"] == 3
+    script(bench.engine, reset=True)
+    assert collecting(data).code == 5, "without --resume the folder is taken"
+    mended = collecting(data, "--resume")
+    assert (mended.code, mended.json["done"], mended.json["failed"]) == (0, 3, 0)
+    assert len({line["episode"] for line in collecting.lines()}) == 3
+    assert mended.json["reward"] is None and mended.json["unrewarded"] == 3
+
+
+WITH_TOKENS = """
+def reward(prompt, completions, prompt_ids, completion_ids, answer, **data):
+    assert completions == "it is 2" and prompt_ids and data["question"]
+    return len(completion_ids) / 100
+"""
+
+
+def test_reward_of_the_training_signature_gets_token_ids(bench: Bench, collecting: Collecting) -> None:
+    script(bench.engine, text="it is 2")
+    reward = collecting.code(WITH_TOKENS)
+    assert collecting(collecting.data(QUESTIONS[0]), "--reward", f"{reward}:reward").code == 0
+    (line,) = collecting.lines()
+    assert line["reward"] == pytest.approx(line["interactions"][0]["loss_mask"].count(1) / 100)
+
+
+SLOW = """
+import time
+def agent(data, base_url, api_key, model):
+    time.sleep(30 if data["prompt"] == "slow" else 0)
+    if data["prompt"] == "raises":
+        raise RuntimeError("the tool is broken")
+"""
+
+
+def test_agent_that_hangs_raises_or_never_asks_is_a_failure(bench: Bench, collecting: Collecting) -> None:
+    agent = collecting.code(SLOW)
+    data = collecting.data(*({"prompt": each} for each in ("slow", "raises", "silent")))
+    said = collecting(data, "--agent", f"{agent}:agent", "--timeout", "2", "--retries", "0")
+    assert said.code == 8
+    assert said.json["failures"] == {"agent": 1, "no_interaction": 1, "timeout": 1}
+    assert "RuntimeError: the tool is broken" in {each["message"] for each in collecting.failures()}
+
+
+def test_folder_with_more_than_is_asked_for_is_complete(bench: Bench, collecting: Collecting) -> None:
+    data = collecting.data(*QUESTIONS)
+    assert collecting(data, "--n-samples", "2").code == 0
+    said = collecting(data, "--limit", "2", "--resume")
+    assert (said.code, said.json["planned"], said.json["done"], said.json["missing"]) == (0, 2, 2, 0)
+    assert len(collecting.lines()) == 6
+
+
+def test_refused_request_is_not_tried_again(bench: Bench, collecting: Collecting) -> None:
+    said = collecting(collecting.data({"prompt": "word " * 5000}), "--retries", "5")
+    assert (said.code, said.json["failures"], said.json["retries"]) == (8, {"refused": 1}, 0)
+
+
+def test_resume_of_something_else_names_what_differs(bench: Bench, collecting: Collecting) -> None:
+    data = collecting.data(*QUESTIONS)
+    assert collecting(data, "--temperature", "0.5").code == 0
+    said = collecting(data, "--temperature", "1", "--resume")
+    assert said.code == 5
+    assert "temperature: 0.5 there, 1.0 now" in said.err
+    other = collecting(collecting.data({"prompt": "x"}, name="other.jsonl"), "--temperature", "0.5", "--resume")
+    assert other.code == 5 and "dataset:" in other.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "code", "message"),
+    [
+        ("{not json}\n", (), 1, "data.jsonl:1: no JSON"),
+        ('{"id": 1}\n', (), 1, "none of its fields (id)"),
+        ("[1]", (), 1, "a row is a map of columns, not int"),
+        ("", (), 1, "there are no rows"),
+        ('{"prompt": 7}\n', (), 1, "neither text nor a list of messages"),
+        ('{"prompt": "x"}\n', ("--agent", "nowhere:agent"), 4, "there is no module nowhere"),
+        ('{"prompt": "x"}\n', ("--agent", "json"), 2, "write module:attr"),
+        ('{"prompt": "x"}\n', ("--agent", "json:lods"), 4, 'did you mean "loads"'),
+        ('{"prompt": "x"}\n', ("--reward", "json:lods"), 1, 'did you mean "loads"'),
+        ('{"prompt": "x"}\n', ("--agent", "json:loads", "--temperature", "1"), 2, "--temperature"),
+        ('{"prompt": "x"}\n', ("--model", "other"), 4, "does not start sessions of other: 404"),
+    ],
+    ids=lambda value: value.strip() if isinstance(value, str) and value[:1] in "{[" else None,
+)
+def test_bad_input_is_named(
+    bench: Bench, collecting: Collecting, tmp_path: Path, text: str, words: tuple[str, ...], code: int, message: str
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(text, encoding="utf-8")
+    said = collecting(str(path), *words)
+    assert said.code == code, said.err
+    assert message in said.err
+
+
+def test_missing_data_set_is_not_found(
+    bench: Bench, collecting: Collecting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert collecting("./nothing.jsonl").code == 4
+    said = collecting("someone/some-set")
+    assert said.code == 4 and "HF_HUB_OFFLINE" in said.err
+
+
+def test_service_that_is_away_ends_the_run_early_and_says_how_to_go_on(collecting: Collecting) -> None:
+    data = collecting.data(*({"prompt": str(each)} for each in range(200)))
+    said = collecting(data, "--model", "x", "--gateway", "http://127.0.0.1:9", "--concurrency", "2", "--retries", "0")
+    assert said.code == 1
+    assert "has not answered" in said.err and "--resume" in said.err
+    assert len(collecting.failures()) < 20

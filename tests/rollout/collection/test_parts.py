@@ -1,0 +1,298 @@
+"""The parts of a collection by themselves: numbers, names of code, rewards in processes, files that were cut."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.cli.inf.collect import ProgressDisplay, bar, summary_page
+from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.loading import call_with, load_callable
+from areal.reward.answers import exact, number
+from areal.rollout.collection import RewardScorer
+from areal.rollout.collection_output import CollectionProgress, EpisodeOutcome, groups, open_folder, spread, summary
+from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of_agent, refusal
+from areal.trajectories.record import Episode
+from tests.trajectories.samples import branched
+
+numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
+
+
+@given(numbers)
+def test_spread_is_that_of_the_whole_and_its_quantiles_are_values(values: list[float]) -> None:
+    found = spread(values)
+    assert found is not None
+    assert found["mean"] == pytest.approx(statistics.fmean(values), abs=1e-5)
+    assert found["std"] == pytest.approx(statistics.pstdev(values), abs=1e-3)
+    quantiles = [found[name] for name in ("min", "p50", "p90", "p99", "max")]
+    assert quantiles == sorted(quantiles) and set(quantiles) <= set(values)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])), max_size=20))
+def test_groups_that_agree_are_counted_as_such(given_rewards: list[tuple[int, float]]) -> None:
+    found = groups([EpisodeOutcome(prompt, reward, 1, 1, 1, False, 1.0) for prompt, reward in given_rewards])
+    by_prompt = [[r for p, r in given_rewards if p == prompt] for prompt in range(4)]
+    several = [rewards for rewards in by_prompt if len(rewards) > 1]
+    if not several:
+        assert found is None
+        return
+    assert found is not None
+    assert found["prompts"] == len(several)
+    assert found["all_equal"] == sum(len(set(rewards)) == 1 for rewards in several)
+    assert found["all_best"] <= found["all_equal"]
+
+
+def progress() -> CollectionProgress:
+    made = CollectionProgress(10, [EpisodeOutcome(n, float(n % 2), 2, 30, 8, n == 3, 0.5) for n in range(4)], before=2)
+    made.failed.update({"reward": 1})
+    made.running = 3
+    return made
+
+
+def test_summary_counts_rates_of_this_run_alone_and_reads_well() -> None:
+    found = summary(progress(), 4.0)
+    assert (found["done"], found["done_before"], found["missing"], found["truncated"]) == (4, 2, 6, 1)
+    assert (found["tokens_per_second"], found["generated_tokens"]) == (4.0, 32)
+    page = summary_page({"output": "out", "model": "m", **found})
+    assert "4 of 10 episodes of m in out (2 of them by earlier runs)" in page
+    assert "failed     1: reward 1" in page
+    assert summary(CollectionProgress(0), 0.0)["reward"] is None
+
+
+def test_progress_off_a_terminal_is_quiet_until_its_time() -> None:
+    stream = io.StringIO()
+    with ProgressDisplay(quiet=False, stream=stream) as line:
+        line(progress())
+    assert stream.getvalue() == ""
+    line._said_at = -math.inf
+    line(progress())
+    assert stream.getvalue().startswith("collected 4 of 10  reward 0.500  3 running  1 failed")
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 80))
+def test_bar_has_its_width_and_is_full_only_at_the_end(done: int, total: int, width: int) -> None:
+    drawn = bar(min(done, total), total, width)
+    assert len(drawn) == width
+    assert (drawn == "█" * width) == (done >= total)
+
+
+# -- user code
+
+
+def test_call_gets_what_it_takes_and_no_more() -> None:
+    given_all = {"a": 1, "b": 2, "data": "unused"}
+    assert call_with(lambda data, b: (data, b), "x", given=given_all) == ("x", 2)
+    assert call_with(lambda data, **rest: sorted(rest), "x", given=given_all) == ["a", "b"]
+    assert call_with(lambda *, a=0, z=5: (a, z), given=given_all) == (1, 5)
+    assert call_with(len, "xyz", given=given_all) == 3
+    with pytest.raises(TypeError):
+        call_with(lambda a, missing: None, given=given_all)
+
+
+def test_named_code_is_found_in_modules_and_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import neighbour\nclass A:\n    def run(self): return neighbour.N\nX = 3\n")
+    (tmp_path / "neighbour.py").write_text("N = 7\n")
+    (tmp_path / "broken.py").write_text("1/0\n")
+    assert load_callable("json:loads", "-f") is json.loads
+    assert load_callable(f"{tmp_path}/mine.py:A", "-f")().run() == 7
+    for text, error in [
+        ("json", UsageFault),
+        (f"{tmp_path}/mine.py:X", UsageFault),
+        (f"{tmp_path}/no.py:f", NotFound),
+        ("json:nothing", NotFound),
+    ]:
+        with pytest.raises(error):
+            load_callable(text, "-f")
+    with pytest.raises(ArealError, match="ZeroDivisionError") as caught:
+        load_callable(f"{tmp_path}/broken.py:f", "-f")
+    assert "broken.py" in (caught.value.detail or "")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (503, {"error": {"message": "busy"}}, FailureKind.UNREACHABLE),
+        (429, {}, FailureKind.UNREACHABLE),
+        (400, {"error": {"message": "no"}}, FailureKind.REFUSED),
+        (401, {"error": {"message": "unknown key"}}, FailureKind.LOST),
+        (409, {"error": {"message": "over", "code": "session_ended"}}, FailureKind.LOST),
+        (404, "<html>", FailureKind.REFUSED),
+    ],
+)
+def test_answers_are_told_apart_by_who_can_act(status: int, body: Any, kind: FailureKind) -> None:
+    assert refusal(status, body).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("reward", "completion", "answer", "value"),
+    [
+        (exact, " 42\n", 42, 1.0),
+        (exact, "42.", 42, 0.0),
+        (number, "first 7, then 1,234.50", "x #### 1234.5", 1.0),
+        (number, "none", "3", 0.0),
+        (number, "-3", "3", 0.0),
+    ],
+)
+def test_built_in_rewards(reward: Any, completion: str, answer: object, value: float) -> None:
+    assert reward(completion, answer) == value
+
+
+# -- rewards in processes
+
+MISBEHAVING = """
+import os, sys, time
+def reward(completion):
+    print("to stdout"); sys.stdout.flush()
+    return {"hang": lambda: time.sleep(60), "die": lambda: os.kill(os.getpid(), 9), "raise": lambda: 1 / 0,
+            "nan": lambda: float("nan"), "text": lambda: "high"}.get(completion, lambda: 0.5)()
+"""
+
+
+def test_reward_pool_goes_on_after_whatever_a_reward_does(tmp_path: Path) -> None:
+    (tmp_path / "misbehaving.py").write_text(MISBEHAVING)
+    kinds = {}
+    with RewardScorer(f"{tmp_path}/misbehaving.py:reward", 1, 0.5) as pool:
+        for completion in ("hang", "die", "raise", "nan", "text"):
+            with pytest.raises(EpisodeFailed) as caught:
+                pool.score({"completion": completion})
+            kinds[completion] = caught.value.kind
+            assert pool.score({"completion": "fine", "unused": object()}) == 0.5
+        pids = [worker._process.pid for worker in pool._pool._all]
+    assert kinds == {"hang": FailureKind.REWARD_TIMEOUT} | dict.fromkeys(
+        ("die", "raise", "nan", "text"), FailureKind.REWARD
+    )
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def test_reward_that_cannot_be_loaded_is_told_before_anything_starts() -> None:
+    with pytest.raises(ArealError, match="there is no module nowhere"), RewardScorer("nowhere:f", 2, 1.0):
+        pass
+
+
+ORPHANS = """
+import os, sys, threading
+from areal.rollout.collection import RewardScorer
+pool = RewardScorer(sys.argv[1], 1, 60.0).__enter__()
+threading.Thread(target=pool.score, args=({},), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+def test_reward_that_never_ends_goes_with_its_collector(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("def f():\n    print('scoring', flush=True)\n    while True: pass\n")
+    argv = [sys.executable, "-c", ORPHANS, f"{tmp_path}/endless.py:f"]
+    collector = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    assert collector.stderr is not None
+    assert collector.stderr.readline() == "scoring\n"
+    collector.kill()
+    collector.wait()
+    assert collector.stderr.read() == "", "it comes to its end with the last that writes to it"
+
+
+class APIConnectionError(Exception):
+    """As the SDKs of the two APIs raise it."""
+
+
+@pytest.mark.parametrize(
+    ("module", "status", "kind"),
+    [
+        ("openai", None, FailureKind.UNREACHABLE),
+        ("openai._exceptions", 503, FailureKind.UNREACHABLE),
+        ("anthropic", 401, FailureKind.LOST),
+        ("anthropic", 400, FailureKind.REFUSED),
+        ("requests", 503, FailureKind.AGENT),
+    ],
+)
+def test_agents_exception_is_blamed_on_whom_its_client_blames(
+    module: str, status: int | None, kind: FailureKind
+) -> None:
+    error = type("APIConnectionError", (APIConnectionError,), {"__module__": module})("x")
+    if status is not None:
+        error.status_code = status  # type: ignore[attr-defined]
+    assert failure_of_agent(error, 1.0).kind is kind
+
+
+# -- the folder
+
+ASKED = {"dataset": "d", "model": "m"}
+
+
+def test_folder_keeps_what_was_whole_wherever_its_writer_was_cut(tmp_path: Path) -> None:
+    episodes = [Episode(f"{n}-0", branched().interactions, n, 0) for n in range(3)]
+    with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
+        for episode in episodes:
+            folder.write(episode)
+        folder.started("3-0", "s-3")
+    lines, journal = tmp_path / "trajectories.jsonl", tmp_path / "journal.jsonl"
+    whole, noted = lines.read_bytes(), journal.read_bytes()
+    ends = [at for at, byte in enumerate(whole, 1) if byte == 10]
+    for at in random.Random(7).sample(range(len(whole)), 12) + ends:
+        lines.write_bytes(whole[:at])
+        journal.write_bytes(noted + b'{"op": "star')
+        with open_folder(tmp_path, ASKED, parquet=False, resume=True) as again:
+            left = [each.episode for each in again.episodes()]
+            assert left == [f"{n}-0" for n in range(sum(end <= at for end in ends))]
+            assert again.previous_run.sessions == {"3-0": "s-3"}
+
+
+def test_full_disk_leaves_whole_lines_and_is_told(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
+        folder.write(branched())
+        whole = (tmp_path / "trajectories.jsonl").read_bytes()
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, before[1]))
+        try:
+            with pytest.raises(ArealError, match=r"trajectories\.jsonl"):
+                folder.write(branched("1-0"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert (tmp_path / "trajectories.jsonl").read_bytes() == whole
+        folder.write(branched("1-0"))
+        assert [each.episode for each in folder.episodes()] == ["0-0", "1-0"]
+
+
+def test_folder_is_for_one_run_of_one_kind(tmp_path: Path) -> None:
+    with open_folder(tmp_path, ASKED, parquet=False, resume=False):
+        pass
+    with open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False) as folder:
+        folder.write(branched())  # nothing was in it before
+    with pytest.raises(Conflict, match="holds a run already"):
+        open_folder(tmp_path, {**ASKED, "model": "other"}, parquet=False, resume=False)
+    with pytest.raises(Conflict) as caught:
+        open_folder(tmp_path, ASKED, parquet=False, resume=True)
+    assert caught.value.detail == "model: other there, m now"
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(Conflict, match=r"no run\.json"):
+        open_folder(tmp_path, ASKED, parquet=False, resume=True)
+
+
+def test_parquet_that_is_there_makes_its_lines_superfluous(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with open_folder(tmp_path, ASKED, parquet=True, resume=False) as folder:
+        folder.write(branched())
+        lines = (tmp_path / "trajectories-00000.jsonl").read_bytes()
+        folder.finish({}, complete=True)
+    (tmp_path / "trajectories-00000.jsonl").write_bytes(lines)  # as a kill between the two leaves it
+    (tmp_path / "trajectories-00001.tmp").write_bytes(b"half")
+    with open_folder(tmp_path, ASKED, parquet=True, resume=True) as again:
+        assert [each.episode for each in again.episodes()] == ["0-0"]
+        again.finish({}, complete=True)
+    assert sorted(each.name for each in tmp_path.glob("traj*")) == ["trajectories-00000.parquet"]

@@ -1,0 +1,134 @@
+"""A replica that dies under running episodes costs them an attempt, and the trainer nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import InferenceEngineConfig
+from areal.api.io_struct import ModelRequest
+from areal.client import InferenceClient, RolloutController, ServiceError, UnknownName
+from areal.rollout.engine import EpisodeEngine
+from tests.client.conftest import tokenizer
+from tests.rollout.test_controller import Sampled, rows
+from tests.rollout.test_workflows import Mathematician
+from tests.services.processes import Process, Processes, engine_calls, release, script, wait_until
+
+__all__ = ["tokenizer"]
+
+
+class House:
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.processes = Processes(folder)
+        self.engine = self.processes.engine(tokenizer)
+        self.proxies: list[Process] = []
+        for number in range(2):
+            state = ("--state-dir", str(folder / "state"), "--adopt-after", "0.2")
+            environment = {"AREAL_RUN_UID": f"replica-{number}"}
+            flags = ("--model", "tiny", "--engine", "embedded", "--engine-url", self.engine.url)
+            proxy = self.processes.service(
+                "data_proxy", *flags, "--tokenizer-path", str(tokenizer), *state, env=environment
+            )
+            self.proxies.append(proxy)
+        router = self.processes.router()
+        self.gateway = self.processes.gateway(router)
+        self.processes.register(router, *self.proxies, expected=2)
+        wait_until(lambda: self.gateway.call("GET", "/v1/models", key=self.processes.key).json()["models"])
+
+    def controller(self) -> RolloutController:
+        config = InferenceEngineConfig(
+            consumer_batch_size=6, max_concurrent_rollouts=6, request_timeout=60, setup_timeout=20, request_retries=3
+        )
+        address, key = self.gateway.url, self.processes.key
+        return RolloutController(config, gateway_addr=address, admin_api_key=key, model="tiny")
+
+
+@pytest.fixture
+def house(tmp_path: Path, tokenizer: Path) -> Iterator[House]:
+    house = House(tmp_path, tokenizer)
+    yield house
+    house.processes.stop()
+
+
+def test_replica_killed_under_completions_loses_no_batch(house: House) -> None:
+    script(house.engine, gate=1)
+    with house.controller() as controller:
+        for data in rows(*range(6)):
+            controller.submit(data, Sampled())
+        engine_calls(house.engine, until="any", count=6)
+        house.proxies[0].kill()
+        release(house.engine)
+        taken = controller.take(6)
+        assert sorted(each.data["n"] for each in taken) == list(range(6))
+        assert controller.export_stats()["failed"] == 0
+
+
+def test_replica_killed_under_agents_loses_no_batch(house: House) -> None:
+    script(house.engine, gate=1)
+    with house.controller() as controller:
+        data = {"messages": [{"role": "user", "content": "Hello"}]}
+        for number in range(6):
+            controller.submit({**data, "n": number}, Mathematician())
+        engine_calls(house.engine, until="any", count=6)
+        house.proxies[0].kill()
+        release(house.engine)
+        script(house.engine, gate=None)
+        taken = controller.take(6)
+        assert sorted(each.data["n"] for each in taken) == list(range(6))
+        assert all(each.trajectory["rewards"].tolist() == [1.0] for each in taken)
+
+
+def test_controls_name_who_failed(house: House) -> None:
+    with InferenceClient(house.gateway.url, house.processes.key, model="tiny", timeout_s=30) as client:
+        workers = [each["worker_id"] for each in client.workers.list()]
+        client.workers.drain(workers[0])
+        states = {each["worker_id"]: each["state"] for each in client.workers.list()}
+        assert states == {workers[0]: "draining", workers[1]: "ready"}
+        client.workers.undrain(workers[0])
+        assert client.workers.get_version() == client.workers.get_version(workers[0]) == 0
+        house.proxies[1].kill()
+        with pytest.raises(ServiceError, match=f"failed on 1 of 2 workers: {workers[1]}"):
+            client.workers.get_version()
+        with pytest.raises(UnknownName):
+            client.workers.pause("nobody")
+        assert client.chat([{"role": "user", "content": "Hello"}], store=False)["choices"]
+
+
+def test_models_registered_by_hand_come_and_go(house: House) -> None:
+    with InferenceClient(house.gateway.url, house.processes.key, timeout_s=30) as client:
+        client.workers.deregister_model("tiny")
+        wait_until(lambda: client.models() == [])
+        client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
+        wait_until(lambda: client.models() == ["tiny"])
+
+
+def test_model_that_is_gone_for_a_moment_costs_attempts_and_no_prompt(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a service is suspended and resumed: its gateway is there before it knows the model again."""
+    with house.controller() as controller, InferenceClient(house.gateway.url, house.processes.key) as client:
+        client.workers.deregister_model("tiny")
+        wait_until(lambda: client.models() == [])
+        for data in rows(*range(6)):
+            controller.submit(data, Sampled())
+        wait_until(lambda: sum("attempt 1 failed" in record.message for record in caplog.records) == 6)
+        client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
+        assert sorted(each.data["n"] for each in controller.take(6)) == list(range(6))
+        assert controller.export_stats()["failed"] == 0
+
+
+class OlderService:
+    """Answers as before ``token_logprobs`` was there."""
+
+    async def complete(self, prompt: Any, **fields: Any) -> list[dict[str, Any]]:
+        return [{"index": 0, "text": "7", "finish_reason": "stop", "token_ids": [7], "versions": [0]}]
+
+
+async def test_service_of_another_release_is_to_blame_and_the_remedy_is_said() -> None:
+    older: Any = OlderService()
+    engine = EpisodeEngine(older, older, "task", lambda: 0, timeout_s=1.0)
+    with pytest.raises(ServiceError, match=r"without 'token_logprobs': it is of another release .* restart it"):
+        await engine.agenerate(ModelRequest(input_ids=[1]))

@@ -1,0 +1,95 @@
+"""Prompts of one moment in one call: each gets its own choices, and neither a refusal nor a leaver costs the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.client import AsyncInferenceClient, CallerError, ServiceError
+from areal.rollout.engine import MAX_CHOICES, PromptBatcher, is_short, prompts_per_call
+from tests.client.conftest import Place
+from tests.services.processes import engine_calls, script
+
+OPTIONS: dict[str, Any] = {"max_tokens": 8, "return_token_ids": True, "logprobs": 0, "store": False}
+
+
+@pytest.fixture
+async def batcher(place: Place) -> AsyncIterator[PromptBatcher]:
+    async with AsyncInferenceClient(place.proxy.url, place.key, model="tiny", timeout_s=20) as client:
+        batcher = PromptBatcher(client, replicas=1)
+        yield batcher
+        await batcher.close()
+
+
+def prompts_seen(place: Place) -> list[int]:
+    """How many prompts each of the engine's calls had."""
+    asked = [call["body"]["input_ids"] for call in engine_calls(place.engine)]
+    return [len(ids) if isinstance(ids[0], list) else 1 for ids in asked]
+
+
+@given(waiting=st.integers(1, 500), choices=st.integers(1, 300), replicas=st.integers(0, 20))
+def test_prompts_a_call_never_too_many_and_a_share_for_each_replica(waiting: int, choices: int, replicas: int) -> None:
+    size = prompts_per_call(waiting, choices, replicas)
+    assert size == 1 or (size * choices <= MAX_CHOICES and (size - 1) * max(1, replicas) < waiting)
+
+
+def test_prompts_a_call_of_one_replica_takes_all_that_fit() -> None:
+    assert (prompts_per_call(16, 8, 1), prompts_per_call(40, 8, 1), prompts_per_call(16, 8, 4)) == (16, 16, 4)
+
+
+def test_is_short_long_answers_and_long_prompts_are_not() -> None:
+    assert is_short(8, 8) and not is_short(8, 1024) and not is_short(10_000, 8)
+
+
+async def test_complete_prompts_of_one_moment_are_one_call(place: Place, batcher: PromptBatcher) -> None:
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    given = await asyncio.gather(*(batcher.complete(prompt, n=2, **OPTIONS) for prompt in prompts))
+    assert prompts_seen(place) == [3]
+    for prompt, choices in zip(prompts, given, strict=True):
+        assert [choice["index"] for choice in choices] == [0, 1]
+        assert [choice["prompt_token_ids"] for choice in choices] == [prompt, prompt]
+
+
+async def test_complete_in_other_ways_is_another_call(place: Place, batcher: PromptBatcher) -> None:
+    ways: list[dict[str, Any]] = [{"temperature": 0.5}, {"temperature": 0.5}, {"temperature": 1.0}, {"max_tokens": 64}]
+    await asyncio.gather(*(batcher.complete([5, 6], n=2, **(OPTIONS | way)) for way in ways))
+    assert sorted(prompts_seen(place)) == [1, 1, 2]
+
+
+async def test_complete_where_nobody_tells_of_replicas_asks_alone(place: Place) -> None:
+    async with AsyncInferenceClient(place.proxy.url, place.key, model="tiny", timeout_s=20) as client:
+        batcher = PromptBatcher(client)
+        await asyncio.gather(*(batcher.complete([5, 6], n=2, **OPTIONS) for _ in range(3)))
+    assert prompts_seen(place) == [1, 1, 1]
+
+
+async def test_complete_beside_a_refused_prompt_gets_its_choices(place: Place, batcher: PromptBatcher) -> None:
+    good, bad = await asyncio.gather(
+        batcher.complete([5, 6], n=2, **OPTIONS),
+        batcher.complete([10**8], n=2, **OPTIONS),  # no such token
+        return_exceptions=True,
+    )
+    assert isinstance(bad, CallerError)
+    assert isinstance(good, list) and len(good) == 2
+
+
+async def test_complete_when_the_engine_fails_all_are_told(place: Place, batcher: PromptBatcher) -> None:
+    script(place.engine, cut_after=1)
+    ends = await asyncio.gather(*(batcher.complete([5, 6], n=2, **OPTIONS) for _ in range(2)), return_exceptions=True)
+    assert [type(end) for end in ends] == [ServiceError, ServiceError]
+
+
+async def test_complete_that_one_leaves_goes_on_and_that_all_leave_ends(place: Place, batcher: PromptBatcher) -> None:
+    script(place.engine, gate=1)
+    waiting = [asyncio.create_task(batcher.complete([5, 6], n=2, **OPTIONS)) for _ in range(2)]
+    await asyncio.to_thread(engine_calls, place.engine, "running")
+    waiting[0].cancel()
+    await asyncio.wait([waiting[0]])
+    assert engine_calls(place.engine)[0]["ended"] == "running"
+    waiting[1].cancel()
+    await asyncio.to_thread(engine_calls, place.engine, "cancelled")

@@ -1,0 +1,140 @@
+"""PromptCache as token ids, and answers as text and as rows."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.api.io_struct import ModelResponse
+from areal.dataset.tokenizers import load_hf_tokenizer, templated, texts
+from areal.rollout.rlvr import PromptCache
+from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows, row
+from tests.services.tokenizer_folder import write_tokenizer
+
+CHAT = [{"role": "user", "content": "Hello friend"}]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "reverse_digits" / "model"
+
+
+@pytest.fixture(params=["bytes", "words"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return load_hf_tokenizer(str(write_tokenizer(tmp_path / "made") if request.param == "bytes" else EXAMPLE))
+
+
+def test_templated_and_texts_are_what_the_tokenizer_itself_has(tokenizer: Any) -> None:
+    chat = [{"role": "user", "content": "3141"}]
+    own = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, add_generation_prompt=True)
+    assert templated(tokenizer, chat, add_generation_prompt=True) == own
+    answers = [own, own[:3], [own[0], tokenizer.eos_token_id], [tokenizer.eos_token_id], []]
+    assert texts(tokenizer, answers) == [tokenizer.decode(each, skip_special_tokens=True) for each in answers]
+
+
+def test_templated_heeds_what_the_tokenizer_was_told(tokenizer: Any) -> None:
+    chat = [{"role": "user", "content": "3141"}]
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    try:
+        own = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+        assert templated(tokenizer, chat) == own
+    finally:
+        tokenizer.backend_tokenizer.no_truncation()
+
+
+class Counted:
+    """A tokenizer that tells how often it was asked."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.chat_template = tokenizer.chat_template
+        self.asked = 0
+        self._tokenizer = tokenizer
+        self.decode, self.encode = tokenizer.decode, tokenizer.encode
+
+    def apply_chat_template(self, messages: Any, **how: Any) -> Any:
+        self.asked += 1
+        return self._tokenizer.apply_chat_template(messages, **how)
+
+
+def test_prompt_of_a_row_that_comes_again_is_not_made_again(tokenizer: Any) -> None:
+    counted = Counted(tokenizer)
+    prompts = PromptCache(counted)
+    ids, text = prompts.of({"messages": CHAT, "answer": 1})
+    assert ids == templated(tokenizer, CHAT, add_generation_prompt=True) and text == tokenizer.decode(ids)
+    ids.clear()  # it was the caller's
+    again, _ = prompts.of({"messages": CHAT, "answer": 2})
+    assert again == templated(tokenizer, CHAT, add_generation_prompt=True) and counted.asked == 1
+    prompts.of({"messages": [{**CHAT[0], "content": "fox"}]})
+    assert counted.asked == 2
+
+
+def test_no_more_prompts_are_remembered_than_there_is_room_for(tokenizer: Any) -> None:
+    counted = Counted(tokenizer)
+    prompts = PromptCache(counted, most=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    others = [[{**CHAT[0], "content": word}] for word in ("fox", "friend")]
+    for chat in (CHAT, *others, CHAT):
+        prompts.of({"messages": chat})
+    assert counted.asked == 4  # what came first went first
+
+
+def test_prompt_that_two_make_at_once_is_remembered_once(tokenizer: Any) -> None:
+    both = threading.Barrier(2)
+
+    class Slow(Counted):
+        def apply_chat_template(self, messages: Any, **how: Any) -> Any:
+            both.wait(10)
+            return super().apply_chat_template(messages, **how)
+
+    slow = Slow(tokenizer)
+    prompts = PromptCache(slow, most=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    with ThreadPoolExecutor(2) as makers:
+        first, second = makers.map(prompts.of, [{"messages": CHAT}] * 2)
+    assert first == second == prompts.of({"messages": CHAT})
+    assert slow.asked == 2
+
+
+def test_prompts_of_token_ids_texts_and_what_json_has_not_are_made_each_time(tokenizer: Any) -> None:
+    prompts = PromptCache(tokenizer)
+    assert prompts.of({"input_ids": [3, 4]})[0] == [3, 4]
+    assert prompts.of({"prompt": "7"})[0] == tokenizer.encode("7") == prompts.of({"prompt": "7"})[0]
+    strange = {"messages": [{"role": "user", "content": "7", "note": object()}]}
+    assert prompts.of(strange)[0] == prompts.of(strange)[0]
+
+
+def answers() -> st.SearchStrategy[ModelResponse]:
+    tokens = st.integers(0, 2**31 - 1)
+
+    def of(size: int) -> st.SearchStrategy[ModelResponse]:
+        return st.builds(
+            ModelResponse,
+            input_tokens=st.lists(tokens, min_size=1, max_size=4),
+            output_tokens=st.lists(tokens, min_size=size, max_size=size),
+            output_logprobs=st.lists(st.floats(-50, 0, width=32), min_size=size, max_size=size),
+            output_versions=st.lists(st.integers(0, 9), min_size=size, max_size=size),
+            stop_reason=st.sampled_from(["stop", "length"]),
+        )
+
+    return st.integers(0, 4).flatmap(of)
+
+
+@given(st.lists(st.tuples(answers(), st.floats(-1, 1, width=32)), min_size=1, max_size=4))
+def test_answers_are_the_rows_that_each_is_alone(given_: list[tuple[ModelResponse, float]]) -> None:
+    alone = [
+        row(
+            answer.input_tokens + answer.output_tokens,
+            [0] * answer.input_len + [1] * answer.output_len,
+            [0.0] * answer.input_len + answer.output_logprobs,
+            [-1] * answer.input_len + answer.output_versions,
+            [-1] * answer.input_len + [0] * answer.output_len,
+            reward,
+            truncated=answer.stop_reason == "length",
+        )
+        for answer, reward in given_
+    ]
+    together, apart = response_rows([RewardedResponse(*each) for each in given_]), concat_padded_tensors(alone)
+    assert list(together) == list(apart)
+    for name, column in apart.items():
+        assert together[name].dtype == column.dtype and torch.equal(together[name], column), name

@@ -1,0 +1,241 @@
+"""How many episodes may start, and what is too old: properties of any history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from areal.rollout.failures import Failure
+from areal.rollout.staleness import (
+    EpisodeSpec,
+    Rollout,
+    StalenessManager,
+    StalenessWindow,
+    capacity,
+    oldest_first,
+    shuffled,
+)
+
+COUNT = st.integers(0, 50)
+WINDOWS = st.builds(StalenessWindow, st.integers(1, 8), st.integers(0, 4), st.integers(1, 40))
+
+
+def item(number: int, *, outside_window: bool = False) -> EpisodeSpec:
+    return EpisodeSpec(number, {"row": number}, None, f"task-{number}", outside_window=outside_window)
+
+
+def rollout(number: int, head: int = 0, finished: int = 0) -> Rollout:
+    return Rollout(item(number), None, head, head, finished)
+
+
+@given(WINDOWS, COUNT, COUNT, COUNT, COUNT)
+def test_capacity_is_within_both_bounds_and_one_less_after_each_start(
+    window: StalenessWindow, running: int, unconsumed: int, in_training: int, outside: int
+) -> None:
+    free = capacity(window, running=running, unconsumed=unconsumed, in_training=in_training, outside=outside)
+    assert 0 <= free <= max(0, window.concurrency - running - outside)
+    assert free <= max(0, (window.staleness + 1) * window.batch - running - unconsumed - in_training)
+    after = capacity(window, running=running + 1, unconsumed=unconsumed, in_training=in_training, outside=outside)
+    assert after == max(0, free - 1)
+
+
+def test_capacity_is_the_published_formula_where_every_batch_is_consumed_whole() -> None:
+    """(v + eta + 1) * B - (accepted + running), with accepted since the start: (v + 1) * B of it are consumed while
+    version v is trained on, and v * B before."""
+    window, version = StalenessWindow(batch=4, staleness=2, concurrency=10**6), 7
+    for running in range(9):
+        for unconsumed in range(9 - running):
+            for in_training in (0, 4):
+                accepted_ever = version * 4 + in_training + unconsumed
+                published = (version + 2 + 1) * 4 - (accepted_ever + running)
+                mine = capacity(window, running=running, unconsumed=unconsumed, in_training=in_training)
+                assert mine == max(0, published)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), max_size=20), st.integers(0, 20))
+def test_oldest_are_consumed_first(finished: list[tuple[int, int]], count: int) -> None:
+    rollouts = [rollout(number, head, end) for number, (head, end) in enumerate(finished)]
+    chosen = oldest_first(rollouts, count)
+    left = [each for each in rollouts if each not in chosen]
+    assert len(chosen) == min(count, len(rollouts))
+    assert all((a.head_version, a.finished) <= (b.head_version, b.finished) for a in chosen for b in left)
+
+
+@given(st.permutations(range(10)), st.integers())
+def test_order_of_a_batch_is_independent_of_the_order_of_ends(order: list[int], seed: int) -> None:
+    as_they_ended = [rollout(number, 0, end) for end, number in enumerate(order)]
+    by_number = [each.number for each in shuffled(sorted(as_they_ended, key=lambda each: each.number), seed)]
+    assert [each.number for each in shuffled(as_they_ended, seed)] == by_number
+
+
+class Rollouts(RuleBasedStateMachine):
+    """Any history of submissions, ends, failures, batches and versions."""
+
+    @initialize(window=WINDOWS)
+    def begin(self, window: StalenessWindow) -> None:
+        self.staleness = StalenessManager(window)
+        self.numbers = 0
+        self.running: list[tuple[EpisodeSpec, int]] = []  # with the version at their start
+        self.outcome: dict[int, int] = {}  # how often each row was consumed
+        self.told: list[int] = []  # rows that gave nothing to train on, as the trainer hears of them
+        assert self.staleness.drain_ends() == []
+
+    @rule(count=st.integers(1, 20), outside_window=st.booleans())
+    def submit(self, count: int, outside_window: bool) -> None:
+        for _ in range(count):
+            self.staleness.submit(item(self.numbers, outside_window=outside_window))
+            self.numbers += 1
+
+    @rule()
+    def admit(self) -> None:
+        while (started := self.staleness.next_to_run()) is not None:
+            self.running.append((started, self.staleness.version))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), how=st.sampled_from(["accept", "accept", "accept", "reject", "fail", "cancel", "overtake"]))
+    def end(self, data: Any, how: str) -> None:
+        ended, head = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        if how == "fail":
+            self.staleness.failed(ended, Failure(ended.task_id, "service", RuntimeError(), 1))
+        elif how == "cancel":
+            self.staleness.cancelled(ended)
+        elif how == "overtake" and not ended.outside_window:
+            self.staleness.aborted(ended)
+        else:
+            found = Rollout(ended, None, head, self.staleness.version, 0) if how == "accept" else None
+            self.staleness.ended(ended, found)
+
+    @rule(whole=st.booleans())
+    def train(self, whole: bool) -> None:
+        batch = self.staleness.window.batch
+        taken = self.staleness.take(batch) if whole else self.staleness.take_completed(batch)
+        for each in taken or ():
+            assert self.staleness.version - each.head_version <= self.staleness.window.staleness
+            self.outcome[each.number] = self.outcome.get(each.number, 0) + 1
+        if taken:
+            self.staleness.set_version(self.staleness.version + 1)
+
+    @invariant()
+    def nothing_is_lost_and_nothing_is_taken_twice(self) -> None:
+        if not hasattr(self, "staleness"):
+            return
+        staleness, counts = self.staleness, self.staleness.counts
+        alive = len(staleness.pending) + len(staleness.running) + len(staleness.accepted)
+        assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed + counts.abandoned
+        assert counts.accepted == len(staleness.accepted)
+        assert set(self.outcome.values()) <= {1}
+        self.told += [end.data["row"] for end in staleness.drain_ends()]
+        assert len(self.told) == len(set(self.told)) == counts.rejected + counts.failed + counts.abandoned
+        assert not set(self.told) & set(self.outcome)
+
+    @invariant()
+    def window_holds(self) -> None:
+        if hasattr(self, "staleness"):
+            staleness = self.staleness
+            inside = len(staleness.running) + len(staleness.accepted) + staleness.in_training
+            assert inside <= staleness.window.size
+            assert len(staleness.running) + len(staleness.outside) <= staleness.window.concurrency
+
+
+TestRollouts = Rollouts.TestCase
+TestRollouts.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(WINDOWS)
+def test_trainer_is_never_starved_for_good(window: StalenessWindow) -> None:
+    """Whatever the window: with endless prompts and episodes that end, batches keep coming, each within eta."""
+    staleness, number = StalenessManager(window), 0
+    for step in range(4):
+        while (taken := staleness.take(window.batch)) is None:
+            while len(staleness.pending) < window.batch:
+                staleness.submit(item(number))
+                number += 1
+            started = staleness.next_to_run()
+            assert started is not None, "no batch, and nothing may start"
+            staleness.ended(started, rollout(started.number, staleness.version))
+        assert len(taken) == window.batch
+        staleness.set_version(step + 1)
+
+
+@pytest.mark.parametrize(
+    ("window", "counts", "free"),
+    [
+        (StalenessWindow(batch=3, staleness=0, concurrency=99), {}, 3),
+        (StalenessWindow(batch=3, staleness=2, concurrency=99), {}, 9),
+        (StalenessWindow(batch=3, staleness=2, concurrency=99), {"running": 2}, 7),
+        (StalenessWindow(batch=3, staleness=2, concurrency=99), {"unconsumed": 2}, 7),
+        (StalenessWindow(batch=3, staleness=2, concurrency=99), {"in_training": 2}, 7),
+        (StalenessWindow(batch=3, staleness=2, concurrency=99), {"outside": 2}, 9),
+        (StalenessWindow(batch=3, staleness=2, concurrency=5), {}, 5),
+        (StalenessWindow(batch=3, staleness=2, concurrency=5), {"running": 2}, 3),
+        (StalenessWindow(batch=3, staleness=2, concurrency=5), {"outside": 2}, 3),
+        (StalenessWindow(batch=3, staleness=2, concurrency=5), {"unconsumed": 2}, 5),
+        (StalenessWindow(batch=3, staleness=2, concurrency=5), {"in_training": 8}, 1),
+        (StalenessWindow(batch=1, staleness=0, concurrency=1), {"running": 3, "in_training": 3}, 0),
+    ],
+)
+def test_capacity_is_the_smaller_of_both_bounds(window: StalenessWindow, counts: dict[str, int], free: int) -> None:
+    given_counts = {"running": 0, "unconsumed": 0, "in_training": 0, **counts}
+    assert capacity(window, **given_counts) == free
+
+
+def test_managers_capacity_counts_each_place_of_the_window() -> None:
+    manager = StalenessManager(StalenessWindow(batch=2, staleness=1, concurrency=3))
+    for number in range(4):
+        manager.submit(item(number))
+    manager.submit(item(9, outside_window=True))
+    assert manager.capacity() == 3, "pending episodes take no place"
+    apart = manager.next_to_run()
+    assert apart is not None and apart.outside_window
+    assert manager.capacity() == 2
+    first, second = manager.next_to_run(), manager.next_to_run()
+    assert first is not None and second is not None
+    assert (manager.capacity(), manager.next_to_run()) == (0, None)
+    manager.ended(first, rollout(first.number))
+    assert manager.capacity() == 1, "accepted: a place of the window, none of the running"
+    manager.ended(apart, rollout(9))
+    assert manager.capacity() == 2
+    assert manager.take(1) is not None
+    assert manager.capacity() == 2, "in training it is still in the window"
+    manager.set_version(1)
+    assert manager.capacity() == 2
+    manager.failed(second, Failure("task", "workflow", ValueError(), 1))
+    assert manager.capacity() == 3
+
+
+@pytest.mark.parametrize("outside_window", [False, True])
+def test_manager_is_idle_where_nothing_waits_and_nothing_runs(outside_window: bool) -> None:
+    manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
+    assert manager.idle
+    manager.submit(item(0, outside_window=outside_window))
+    assert not manager.idle, "it waits"
+    running = manager.next_to_run()
+    assert running is not None and not manager.idle, "it runs"
+    manager.ended(running, rollout(0))
+    assert manager.idle, "a result that nobody took is not work"
+
+
+def test_manager_with_work_of_one_kind_alone_is_not_idle() -> None:
+    manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=2))
+    manager.submit(item(0))
+    assert manager.next_to_run() is not None
+    manager.submit(item(1))
+    manager.submit(item(2, outside_window=True))
+    assert manager.next_to_run() is not None and not manager.idle
+    assert (len(manager.pending), len(manager.running), len(manager.outside)) == (1, 1, 1)
+
+
+def test_batch_in_training_holds_its_places_until_the_next_version() -> None:
+    manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=5))
+    manager.submit(item(0))
+    running = manager.next_to_run()
+    assert running is not None
+    manager.ended(running, rollout(0))
+    assert manager.take(1) is not None
+    assert manager.capacity() == 0
+    manager.set_version(1)
+    assert manager.capacity() == 1

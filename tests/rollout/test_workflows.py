@@ -1,0 +1,376 @@
+"""WorkflowResolver against a real model that reverses digits, sometimes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from areal.api.cli_args import AgentConfig, GenerationHyperparameters, InferenceEngineConfig
+from areal.api.env_api import ChatModel, Environment
+from areal.client import InferenceClient, RolloutController, RolloutsFailed
+from areal.errors import UsageFault
+from areal.rollout.agents import EnvironmentWorkflow
+from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
+from areal.rollout.workflows import WorkflowResolver
+from areal.utils.hf_utils import load_hf_tokenizer
+from tests.client.conftest import Place
+from tests.reward.rewards import never_right, reverse_reward
+
+GCONFIG = GenerationHyperparameters(max_new_tokens=8, n_samples=4)
+NO_REWARD = 3
+ROWS = [{"messages": [{"role": "user", "content": digits}], "answer": digits[::-1]} for digits in ("1234", "5678")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(digits: Place) -> Any:
+    return load_hf_tokenizer(str(digits.folder))
+
+
+@pytest.fixture
+def controller(digits: Place) -> Iterator[RolloutController]:
+    yield from controller_of(digits)
+
+
+def controller_of(place: Place, **fields: Any) -> Iterator[RolloutController]:
+    config = InferenceEngineConfig(consumer_batch_size=2, request_timeout=60, setup_timeout=60, **fields)
+    with RolloutController(config, gateway_addr=place.proxy.url, admin_api_key=place.key, model="digits") as made:
+        yield made
+
+
+def sampled(trajectory: dict[str, torch.Tensor], place: int = 0) -> list[int]:
+    ids, mask = trajectory["input_ids"][place], trajectory["loss_mask"][place]
+    return [int(token) for token in ids[mask.bool()]]
+
+
+def test_rlvr_rows_are_what_the_model_gives_in_a_plain_forward_pass(
+    digits: Place, controller: RolloutController, tokenizer: Any
+) -> None:
+    kwargs = {"reward_fn": reverse_reward, "gconfig": GCONFIG, "tokenizer": tokenizer}
+    batch = controller.rollout_batch(ROWS, RLVRWorkflow, kwargs, group_size=4)
+    assert [len(each["input_ids"]) for each in batch] == [4, 4]
+    for data, group in zip(ROWS, batch, strict=True):
+        for place in range(4):
+            text = tokenizer.decode(sampled(group, place), skip_special_tokens=True)
+            assert float(group["rewards"][place]) == float(text.strip() == data["answer"])
+    assert_logprobs_are_the_models(digits.folder, batch[0])
+
+
+def assert_logprobs_are_the_models(folder: Path, group: dict[str, torch.Tensor]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for place in range(len(group["input_ids"])):
+        length = int(group["attention_mask"][place].sum())
+        ids = group["input_ids"][place, :length]
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        mine = logprobs[torch.arange(length - 1), ids[1:]]
+        mask = group["loss_mask"][place, 1:length].bool()
+        torch.testing.assert_close(mine[mask], group["logprobs"][place, 1:length][mask], atol=1e-4, rtol=0)
+        assert set(group["versions"][place, 1:length][mask].tolist()) == {0}
+
+
+def test_answer_without_room_is_marked_by_its_real_stop_reason(controller: RolloutController, tokenizer: Any) -> None:
+    for budget, truncated in ((2, True), (32, False)):
+        workflow = RLVRWorkflow(reverse_reward, GCONFIG.new(max_new_tokens=budget, greedy=True), tokenizer)
+        (group,) = controller.rollout_batch(ROWS[:1], workflow, group_size=3)
+        assert group["truncated"].tolist() == [truncated] * 3
+
+
+def test_prompt_may_be_made_by_functions_of_ones_own(controller: RolloutController, tokenizer: Any) -> None:
+    workflow = RLVRWorkflow(
+        reverse_reward,
+        GCONFIG,
+        tokenizer,
+        get_input_ids_fn=lambda prompt, tokenizer, thinking: tokenizer.encode(f"<bos>{prompt}="),
+        data_extract_prompt_fn=lambda data: data["number"],
+    )
+    plain = RLVRWorkflow(reverse_reward, GCONFIG, tokenizer)
+    (mine,) = controller.rollout_batch([{"number": "1234", "answer": "4321"}], workflow)
+    (by_template,) = controller.rollout_batch(ROWS[:1], plain)
+    (by_ids,) = controller.rollout_batch([{"input_ids": tokenizer.encode("<bos>1234="), "answer": ""}], plain)
+    prompts = [each["input_ids"][each["loss_mask"] == 0].tolist() for each in (mine, by_template, by_ids)]
+    assert prompts[0] == prompts[1] == prompts[2]
+
+
+def test_workflow_by_name_and_tokenizer_by_folder(digits: Place, controller: RolloutController) -> None:
+    kwargs = {
+        "reward_fn": "tests.reward.rewards:reverse_reward",
+        "gconfig": GCONFIG,
+        "tokenizer": str(digits.folder),
+        "enable_thinking": False,
+    }
+    batch = controller.prepare_batch(ROWS, "areal.workflow.rlvr.RLVRWorkflow", kwargs, group_size=2)
+    assert len(batch) == 2 and all(len(each["rewards"]) == 2 for each in batch)
+
+
+def test_turns_go_on_from_the_tokens_that_were_sampled(controller: RolloutController, tokenizer: Any) -> None:
+    workflow = MultiTurnWorkflow(never_right, GCONFIG, tokenizer, max_turns=3, turn_discount=0.5, feedback="9876")
+    (trajectory, _) = controller.rollout_batch(ROWS, workflow)
+    assert sorted(set(trajectory["turn_ids"][0].tolist())) == [-1, 0, 1, 2]
+    text = tokenizer.decode(trajectory["input_ids"][0].tolist())
+    assert text.count("9876=") == 2
+    assert trajectory["rewards"].tolist() == [0.0]
+    masked = trajectory["versions"][0][trajectory["loss_mask"][0] == 0]
+    assert masked.unique().tolist() == [-1]
+
+
+def test_episode_whose_context_is_full_ends_with_the_answer_that_it_has(
+    controller: RolloutController, tokenizer: Any
+) -> None:
+    workflow = MultiTurnWorkflow(never_right, GCONFIG, tokenizer, max_turns=3, feedback="9876" * 1000)
+    (trajectory,) = controller.rollout_batch(ROWS[:1], workflow)
+    assert sorted(set(trajectory["turn_ids"][0].tolist())) == [-1, 0]
+    assert "9876" not in tokenizer.decode(trajectory["input_ids"][0].tolist())
+
+
+def test_first_right_answer_ends_the_episode_and_costs_its_turns(controller: RolloutController, tokenizer: Any) -> None:
+    workflow = MultiTurnWorkflow(reverse_reward, GCONFIG, tokenizer, max_turns=4, turn_discount=0.5, feedback="1234")
+    for trajectory in controller.rollout_batch([ROWS[0]] * 12, workflow):
+        turns, reward = int(trajectory["turn_ids"].max()) + 1, float(trajectory["rewards"])
+        assert reward in (0.0, 0.5 ** (turns - 1))
+        assert turns == 4 or reward > 0
+
+
+class Mathematician:
+    """An agent as a user writes it, with OpenAI's client."""
+
+    def __init__(self, turns: int = 1, by_turn: bool = False) -> None:
+        self._turns, self._by_turn = turns, by_turn
+
+    async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Any:
+        import openai
+
+        client = openai.AsyncOpenAI(
+            base_url=extra_kwargs["base_url"],
+            api_key=extra_kwargs["api_key"],
+            http_client=extra_kwargs["http_client"],
+            max_retries=0,
+        )
+        messages, ids = list(data["messages"]), []
+        for _ in range(self._turns):
+            answer = await client.chat.completions.create(
+                model=extra_kwargs["model"], messages=messages, max_completion_tokens=8
+            )
+            ids.append(answer.id)
+            messages += [{"role": "assistant", "content": answer.choices[0].message.content}, data["messages"][0]]
+        if data.get("reject"):
+            return None
+        return {each: float(place + 1) for place, each in enumerate(ids)} if self._by_turn else 1.0
+
+
+def test_agent_of_openais_client_gives_rows_of_what_the_engine_saw(controller: RolloutController) -> None:
+    batch = controller.rollout_batch(ROWS, Mathematician(), group_size=2)
+    assert [each["rewards"].tolist() for each in batch] == [[1.0, 1.0], [1.0, 1.0]]
+    assert all(sampled(each) for each in batch)
+
+
+def test_agents_rewards_by_turn_are_discounted_along_the_conversation(digits: Place) -> None:
+    agent = AgentConfig(turn_discount=0.5, export_style="individual")
+    for controller in controller_of(digits, agent=agent):
+        (trajectory,) = controller.rollout_batch(ROWS[:1], Mathematician, {"turns": 3, "by_turn": True})
+    assert trajectory["original_rewards"].tolist() == [1.0, 2.0, 3.0]
+    assert trajectory["rewards"].tolist() == [1.0 + 0.5 * 3.5, 2.0 + 0.5 * 3.0, 3.0]
+
+
+def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
+    digits: Place, controller: RolloutController
+) -> None:
+    assert controller.rollout_batch([{**ROWS[0], "reject": True}], Mathematician) == []
+    left = digits.proxy.call("GET", "/rl/sessions?limit=1000", key=digits.key).json()["sessions"]
+    assert [each["task_id"] for each in left if each["state"] != "removed" and each["task_id"] != "__hitl__"] == []
+
+
+def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
+    with InferenceClient(digits.proxy.url, digits.key, model="digits") as client:
+        for number in range(2):
+            session = client.start_session("a user", online=True)
+            session.chat(ROWS[0]["messages"], max_tokens=8)
+            session.reward(float(number))
+        for controller in controller_of(digits, agent=AgentConfig(mode="online")):
+            batch = controller.prepare_batch(None)
+        assert sorted(each["rewards"].tolist() for each in batch) == [[0.0], [1.0]]
+        assert client.lend() == []
+
+
+class Angry:
+    async def run(self, data: dict[str, Any], **extra: Any) -> float:
+        raise LookupError("no tool of that name")
+
+
+class Rewarding:
+    async def run(self, data: dict[str, Any], **extra: Any) -> float:
+        return 1.0
+
+
+def test_agent_that_fails_is_a_failure_by_whose_fault_it_is(controller: RolloutController) -> None:
+    with pytest.raises(RolloutsFailed, match="fault of the workflow: LookupError"):
+        controller.rollout_batch(ROWS[:1], Angry())
+    with pytest.raises(RolloutsFailed, match="fault of the caller"):
+        controller.rollout_batch(ROWS[:1], Rewarding())  # a reward for nothing: no model was called
+
+
+class Guess:
+    """An environment of gymnasium's interface: the number is right when its reverse was said, three tries."""
+
+    def __init__(self) -> None:
+        self.tries, self.closed = 0, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        assert options is not None
+        self.answer = options["answer"]
+        return options["messages"], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.tries += 1
+        right = action.strip() == self.answer
+        return [{"role": "user", "content": self.answer[::-1]}], float(right), right, self.tries == 3, {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Talker:
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    async def act(self, observation: Any, model: ChatModel) -> Any:
+        self.messages += observation
+        answer = await model.chat(self.messages, max_tokens=8)
+        self.messages.append(answer["choices"][0]["message"])
+        return answer["choices"][0]["message"]["content"]
+
+
+def test_agent_and_environment_make_a_workflow(controller: RolloutController) -> None:
+    assert isinstance(Guess(), Environment)
+    workflow = EnvironmentWorkflow(Talker, Guess, discount=0.9, style="concat")
+    for trajectory in controller.rollout_batch(ROWS, workflow):
+        turns = int(trajectory["turn_ids"].max()) + 1
+        assert 1 <= turns <= 3 and len(trajectory["rewards"]) == 1
+        assert turns == 3 or float(trajectory["rewards"]) > 0
+
+
+def test_gymnasium_environment_is_one_of_ours() -> None:
+    import gymnasium
+
+    assert isinstance(gymnasium.make("CartPole-v1"), Environment)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "kwargs", "said"),
+    [
+        (None, None, "no workflow was given"),
+        (object(), None, "object is no workflow"),
+        ("areal.workflow.rlvr:RLVRWorkflo", None, 'did you mean "RLVRWorkflow"'),
+        (RLVRWorkflow, {"reward": 1}, "RLVRWorkflow: missing a required argument|got an unexpected"),
+        (Rewarding(), {"x": 1}, "made already"),
+    ],
+)
+def test_what_is_no_workflow_says_why(workflow: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(UsageFault, match=said):
+        WorkflowResolver().resolve(workflow, kwargs)
+
+
+@pytest.mark.parametrize("name", ["agent", "openai"])
+def test_agent_that_is_configured_runs_where_no_workflow_is_given(name: str) -> None:
+    agent = AgentConfig(agent_cls_path=f"{__name__}:Mathematician")
+    controller = RolloutController(InferenceEngineConfig(**{name: agent}))  # type: ignore[arg-type]
+    resolved: Any = controller._workflows.resolve(None)
+    assert isinstance(resolved._agent, Mathematician)
+
+
+def test_drop_incomplete_group_counts_for_any_workflow() -> None:
+    given: tuple[Any, ...] = (WorkflowResolver(whole=True), WorkflowResolver())
+    whole, short = (each.resolve(Mathematician(), None, 2) for each in given)
+    assert (whole._whole, short._whole) == (True, False)
+
+
+def test_same_workflow_is_made_once() -> None:
+    workflows = WorkflowResolver()
+    first = workflows.resolve(Mathematician, {"turns": 2})
+    assert workflows.resolve(Mathematician, {"turns": 2}) is first
+    assert workflows.resolve(Mathematician, {"turns": 3}) is not first
+
+
+@pytest.mark.parametrize(
+    ("workflow", "kwargs", "said"),
+    [
+        (3, {}, "int is no workflow"),
+        (3, {"x": 1}, "int is no workflow"),
+        ("areal.workflow.vision_rlvr.VisionRLVRWorkflow", {"x": 1}, "VisionRLVRWorkflow is not supported: prompts are"),
+        (
+            RLVRWorkflow,
+            {"reward_fn": f"{__name__}:NO_REWARD"},
+            "a reward is a function, an object to call",
+        ),
+        (RLVRWorkflow, {"reward_fn": dict}, "a reward is a function, an object to call"),
+        (RLVRWorkflow, {"reward_fn": f"{__name__}:no_reward"}, "no 'no_reward' there"),
+        (RLVRWorkflow, {"reward_fn": "no_such_module:x"}, "there is no module no_such_module"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_the_first_episode(
+    tokenizer: Any, workflow: Any, kwargs: dict[str, Any], said: str
+) -> None:
+    common = {"gconfig": GCONFIG, "tokenizer": tokenizer} if workflow is RLVRWorkflow else {}
+    with pytest.raises(UsageFault) as caught:
+        WorkflowResolver().resolve(workflow, {**common, **kwargs})
+    assert said in str(caught.value)
+
+
+def identity_ids(messages: Any, tokenizer: Any, thinking: bool) -> list[int]:
+    return list(tokenizer.encode(f"<bos>{messages[0]['content']}="))
+
+
+def as_messages(data: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(data["messages"])
+
+
+def test_functions_of_a_workflow_may_be_names(controller: RolloutController, tokenizer: Any) -> None:
+    kwargs = {
+        "reward_fn": "tests.reward.rewards.only_some",
+        "gconfig": GCONFIG,
+        "tokenizer": tokenizer,
+        "get_input_ids_fn": "tests.rollout.test_workflows.identity_ids",
+        "data_extract_prompt_fn": "tests.rollout.test_workflows:as_messages",
+    }
+    batch = controller.rollout_batch(ROWS, "areal.workflow.rlvr.RLVRWorkflow", kwargs)
+    assert [tokenizer.decode(sampled(each), skip_special_tokens=True) != "" for each in batch] == [True, True]
+
+
+def test_math_agent_tries_again_up_to_max_turns(digits: Place) -> None:
+    agent = "areal.workflow.openai.math_agent.MathAgent"
+    kwargs = {"max_turns": 3, "turn_discount": 0.5, "max_completion_tokens": 8, "feedback": "5678"}
+    for controller in controller_of(digits, agent=AgentConfig(turn_discount=0.0)):
+        (never,) = controller.rollout_batch(
+            ROWS[:1], agent, {**kwargs, "reward_fn": "tests.reward.rewards:never_right"}
+        )
+        first = controller.rollout_batch(ROWS[:1], agent, {**kwargs, "reward_fn": "tests.reward.rewards:only_some"})
+    assert never["original_rewards"].tolist() == [0.0, 0.0, 0.0]
+    rewards = first[0]["original_rewards"].tolist()
+    assert rewards[-1] in (0.0, 0.5 ** (len(rewards) - 1)) and not any(rewards[:-1])
+    with pytest.raises(UsageFault, match="max_turns must be at least 1, not 0"):
+        WorkflowResolver().resolve(agent, {"max_turns": 0})
+
+
+class Responding:
+    """A workflow with OpenAI's responses, and a chat, of one client."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        from areal.experimental.openai import ArealOpenAI
+
+        client = ArealOpenAI(engine=engine)
+        answer = await client.responses.create(input=data["messages"][0]["content"], max_output_tokens=8)
+        assert answer.output_text
+        chat = await client.chat.completions.create(messages=data["messages"], max_completion_tokens=8)
+        client.set_reward(answer.id, 1.0)
+        client.set_reward(chat.id, 0.5)
+        return client.export_interactions()
+
+
+def test_response_of_areals_client_is_a_call_that_is_rewarded(controller: RolloutController) -> None:
+    (trajectory,) = controller.rollout_batch(ROWS[:1], Responding())
+    assert trajectory["rewards"].tolist() == [1.0, 0.5]

@@ -1,0 +1,164 @@
+"""Ports and GPUs of a run: all or nothing, sticky, and never a stranger's."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal.errors import NoCapacity
+from areal.runtime.backends.base import Phase
+from areal.runtime.backends.local import LocalBackend
+from areal.runtime.ports import FIRST_PORT, LAST_PORT, bind_error, candidates, listening_pids, port_owner
+
+from .conftest import MakeBackend, Spawn
+from .support import run_spec
+
+
+@pytest.fixture
+def stranger(spawn: Spawn) -> tuple[int, subprocess.Popen[bytes]]:
+    """A server that knows nothing of leases: its port and process."""
+    source = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 0))\n"
+        "print(s.getsockname()[1], flush=True); time.sleep(1000)"
+    )
+    process = spawn([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    return int(process.stdout.readline()), process
+
+
+def test_two_claimants_get_different_ports(make_local: MakeBackend) -> None:
+    one, other = make_local("one"), make_local("other")
+
+    assert set(one.claim_ports(5, owner="Model/a")).isdisjoint(other.claim_ports(5, owner="Model/a"))
+
+
+def test_two_homes_on_one_machine_do_not_start_on_one_port(make_local: MakeBackend) -> None:
+    one, other = make_local("one"), make_local("other")
+    ports = one.claim_ports(1, owner="Model/a")
+    one.start(run_spec(ports=ports))
+
+    with pytest.raises(NoCapacity, match=f"port {ports[0]} is held by Model/qwen .*home .*/one, run r1"):
+        other.start(run_spec(ports=ports))
+
+    assert other.observe() == {}
+
+
+def test_claimed_ports_pass_to_the_run_and_return_at_its_end(make_local: MakeBackend) -> None:
+    one, other = make_local("one"), make_local("other")
+    ports = one.claim_ports(2, owner="Model/a")
+    one.start(run_spec(ports=ports))
+    assert set(other.claim_ports(2, owner="Model/b", prefer=ports)).isdisjoint(ports)
+
+    one.stop("r1")
+
+    assert other.claim_ports(2, owner="Model/b", prefer=ports) == ports
+
+
+def test_released_claims_are_free_again(make_local: MakeBackend) -> None:
+    one, other = make_local("one"), make_local("other")
+    ports = one.claim_ports(2, owner="Model/a")
+
+    one.release_claims()
+
+    assert other.claim_ports(2, owner="Model/b", prefer=ports) == ports
+
+
+def test_start_on_a_strangers_port_names_pid_command_and_user(
+    local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]
+) -> None:
+    port, process = stranger
+    user = pwd.getpwuid(os.getuid()).pw_name
+
+    with pytest.raises(NoCapacity) as caught:
+        local.start(run_spec(ports=(port,)))
+
+    assert f"port {port} is in use by pid {process.pid} (" in caught.value.message
+    assert "create_server" in caught.value.message
+    assert f"of user {user}" in caught.value.message
+    assert local.observe() == {}
+    assert not local.leases.is_held(f"port-{port}")
+
+
+def test_claim_skips_a_strangers_port(local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]) -> None:
+    assert stranger[0] not in local.claim_ports(1, owner="Model/a", prefer=[stranger[0]])
+
+
+def test_port_owner_of_a_free_port_is_nobody(local: LocalBackend) -> None:
+    (port,) = local.claim_ports(1, owner="Model/a")
+
+    assert port_owner(port) is None
+    assert listening_pids(port) == frozenset()
+
+
+def test_bind_error_ignores_connections_that_linger() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert bind_error(port) is not None
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()  # the server's side closes first: TIME_WAIT stays on its port
+        client.close()
+
+    assert bind_error(port) is None
+
+
+def test_candidates_are_the_whole_range_outside_the_ephemeral_ports() -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+
+    ports = list(candidates("Model/a"))
+
+    assert sorted(ports) == [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
+    assert ports[0] != next(iter(candidates("Model/b")))
+
+
+def test_claim_of_more_ports_than_there_are_holds_none(
+    make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal.runtime.leases.candidates", lambda owner: iter(range(FIRST_PORT, FIRST_PORT + 3)))
+    one, other = make_local("one"), make_local("other")
+
+    with pytest.raises(NoCapacity, match="Model/a needs 4 ports"):
+        one.claim_ports(4, owner="Model/a")
+
+    assert len(other.claim_ports(3, owner="Model/b")) == 3
+
+
+def test_shared_port_is_held_by_old_and_new_run_of_one_owner(local: LocalBackend) -> None:
+    (port,) = local.claim_ports(1, owner="InferenceService/a")
+    local.start(run_spec("old", owner="InferenceService/a", shared_ports=(port,)))
+
+    local.start(run_spec("new", owner="InferenceService/a", shared_ports=(port,)))
+    with pytest.raises(NoCapacity, match="InferenceService/a"):
+        local.start(run_spec("thief", owner="InferenceService/b", shared_ports=(port,)))
+    local.stop("old")
+
+    assert local.leases.is_held(f"port-{port}")
+    assert local.observe()["new"].phase is Phase.RUNNING
+    local.stop("new")
+    assert not local.leases.is_held(f"port-{port}")
+
+
+def test_shared_port_of_a_stranger_is_refused(
+    local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]
+) -> None:
+    with pytest.raises(NoCapacity, match=f"pid {stranger[1].pid}"):
+        local.start(run_spec(shared_ports=(stranger[0],)))
+
+
+def test_start_that_gets_only_some_of_its_leases_keeps_none(make_local: MakeBackend) -> None:
+    one, other = make_local("one"), make_local("other")
+    one.start(run_spec(gpus=("GPU-b",)))
+    ports = other.claim_ports(1, owner="Model/b")
+
+    with pytest.raises(NoCapacity, match="GPU GPU-b is held by Model/qwen"):
+        other.start(run_spec(ports=ports, gpus=("GPU-a", "GPU-b")))
+
+    assert not one.leases.is_held("gpu-GPU-a")
+    assert not one.leases.is_held(f"port-{ports[0]}")
+    assert other.observe() == {}

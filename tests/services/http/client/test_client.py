@@ -1,0 +1,398 @@
+"""Connections to other services, against a server that says byte by byte what the test tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.http.client import Connection, HttpClient, NotConnected, ResponseLost, parse_address, start_of_chunk
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+    return head, await reader.readexactly(length)
+
+
+@asynccontextmanager
+async def worker(talk: Talk) -> AsyncIterator[str]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def says(*answers: bytes) -> Talk:
+    """Each request of a connection gets the next answer; then the connection ends."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await read_request(reader)
+            writer.write(answer)
+            await writer.drain()
+
+    return talk
+
+
+async def ask(pool: HttpClient, url: str) -> bytes:
+    async with asyncio.timeout(10), pool.call("POST", url, "/x", {"a": "b"}, b"{}") as answer:
+        return await answer.whole()
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[HttpClient]:
+    pool = HttpClient()
+    yield pool
+    pool.close()
+
+
+def test_address_of_a_url_with_a_prefix_keeps_host_port_and_prefix() -> None:
+    address = parse_address("http://[::1]:81/deep/")
+    assert (address.host, address.port, address.prefix, address.authority) == ("::1", 81, "/deep", "[::1]:81")
+    assert parse_address("https://a.b").port == 443
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+    ],
+    ids=["length", "chunked", "until-close", "after-an-interim-answer"],
+)
+async def test_answer_of_any_framing_is_read_to_its_end(pool: HttpClient, answer: bytes) -> None:
+    async with worker(says(answer)) as url:
+        assert await ask(pool, url) == b"hello"
+
+
+async def test_answer_that_comes_byte_by_byte_is_the_same(pool: HttpClient) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        for index in range(len(OK)):
+            writer.write(OK[index : index + 1])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with worker(talk) as url:
+        assert await ask(pool, url) == b"hello"
+
+
+async def test_request_names_host_length_and_the_given_headers(pool: HttpClient) -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await read_request(reader))
+        writer.write(OK)
+
+    async with worker(talk) as url:
+        await ask(pool, url)
+    head, body = seen[0]
+    assert head.startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:") and b"\r\na: b\r\n" in head and body == b"{}"
+
+
+async def test_finished_connection_is_used_again_and_a_left_one_is_not(pool: HttpClient) -> None:
+    connections = 0
+    ended = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await says(OK, OK, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun")(reader, writer)
+        assert await reader.read() == b""
+        ended.set()
+
+    async with worker(talk) as url:
+        assert [await ask(pool, url) for _ in range(2)] == [b"hello", b"hello"]
+        async with pool.call("POST", url, "/x", {}, b"{}") as answer:
+            assert await answer.part() == b"begun"
+        await asyncio.wait_for(ended.wait(), 10)  # leaving early told the worker
+        assert connections == 1
+        assert await ask(pool, url) == b"hello"
+        assert connections == 2
+
+
+async def test_connection_that_the_worker_closes_is_not_used_again(pool: HttpClient) -> None:
+    closing = OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    async with worker(says(closing)) as url:
+        assert [await ask(pool, url) for _ in range(3)] == [b"hello"] * 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nbegun", b"garbage\r\n\r\n"],
+    ids=["nothing", "half-a-head", "half-a-body", "no-http"],
+)
+async def test_answer_that_breaks_off_is_lost(pool: HttpClient, answer: bytes) -> None:
+    async with worker(says(answer)) as url:
+        with pytest.raises(ResponseLost):
+            await ask(pool, url)
+
+
+async def test_answer_with_an_endless_head_is_lost(pool: HttpClient) -> None:
+    async with worker(says(b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 1000 + b"\r\n" + b"c: d\r\n" * 20000)) as url:
+        with pytest.raises(ResponseLost):
+            await ask(pool, url)
+
+
+async def test_worker_that_nobody_is_raises_not_connected(pool: HttpClient) -> None:
+    async with worker(says(OK)) as url:
+        pass
+    with pytest.raises(NotConnected):
+        await ask(pool, url)
+
+
+async def test_header_with_a_line_break_is_never_sent(pool: HttpClient) -> None:
+    async with worker(says(OK)) as url:
+        with pytest.raises(ValueError):
+            pool.call("POST", url, "/x", {"a": "b\r\nc: d"}, b"{}")
+
+
+async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
+    size = 64 * 1024 * 1024
+    written = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(bytes(65536))
+            await writer.drain()
+            written += 65536
+
+    async with worker(talk) as url:
+        async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
+            before = -1
+            while before != written:  # until the worker is stuck
+                before = written
+                await asyncio.sleep(0.1)
+            assert written < size
+            assert len(await answer.whole()) == size
+
+
+def chunked(*parts: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(map(chunk_of, parts))
+
+
+def chunk_of(part: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(part), part)
+
+
+async def test_poured_body_reaches_its_sink_to_the_end_and_the_connection_is_kept(pool: HttpClient) -> None:
+    whole = chunked(b"one", b"two", b"three") + b"0\r\n\r\n"
+    async with worker(says(whole, OK)) as url:
+        for expected in (b"onetwothree", b"hello"):
+            said: list[bytes] = []
+            async with asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"{}") as answer:
+                await answer.stream_to(said.append)
+            assert b"".join(said) == expected
+
+
+async def test_poured_body_that_breaks_off_is_lost_after_what_came(pool: HttpClient) -> None:
+    said: list[bytes] = []
+    async with worker(says(chunked(b"one", b"two"))) as url, asyncio.timeout(10):
+        with pytest.raises(ResponseLost):
+            async with pool.call("POST", url, "/x", {}, b"{}") as answer:
+                await answer.stream_to(said.append)
+    assert b"".join(said) == b"onetwo"
+
+
+async def test_sink_that_fails_ends_the_pouring_and_tells_the_worker(pool: HttpClient) -> None:
+    left = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(chunked(b"one"))
+        await asyncio.sleep(0.05)
+        writer.write(b"3\r\ntwo\r\n")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        left.set()
+
+    def sink(part: bytes) -> None:
+        if b"two" in part:
+            raise ConnectionResetError("nobody listens")
+
+    async with worker(talk) as url, asyncio.timeout(10):
+        with pytest.raises(ConnectionResetError):
+            async with pool.call("POST", url, "/x", {}, b"{}") as answer:
+                await answer.stream_to(sink)
+        await left.wait()
+
+
+async def test_paused_pouring_holds_the_worker_back(pool: HttpClient) -> None:
+    size = 64 * 1024 * 1024
+    written = got = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        while written < size:
+            writer.write(bytes(65536))
+            await writer.drain()
+            written += 65536
+
+    async with worker(talk) as url:
+        async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
+
+            def sink(part: bytes) -> None:
+                nonlocal got
+                if not got:
+                    answer.pause()
+                got += len(part)
+
+            pouring = asyncio.create_task(answer.stream_to(sink), name="pour")
+            before = -1
+            while before != written:  # until the worker is stuck
+                before = written
+                await asyncio.sleep(0.1)
+            assert got < size and written < size
+            answer.resume()
+            await pouring
+    assert got == size
+
+
+def test_only_one_whole_chunk_is_known_without_parsing() -> None:
+    for size in (1, 9, 15, 16, 255, 256, 4095, 4096, 65535, 65536):
+        chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
+        assert chunk[start_of_chunk(chunk) : -2] == b"x" * size
+        others = [chunk[:-1], chunk[1:], chunk + b"x", chunk + chunk, chunk[:-1] + b"x", b"0" + chunk]
+        assert not any(map(start_of_chunk, others))
+        for longer in (chunk[:-2] + b"x\r\n", chunk[:-3] + b"\r\n"):  # than its size says, or shorter
+            assert not start_of_chunk(longer)
+    assert not any(
+        map(start_of_chunk, [b"", b"0\r\n\r\n", b"1\r\n", b"\r\n", b"-1\r\n\r\n", b"a;b=c\r\n0123456789\r\n"])
+    )
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"data: {}\n\n", b"3\r\nabc\r\n", b"\r\n", b"x" * 40]), min_size=1, max_size=6),
+    st.lists(st.integers(0, 400)),
+    st.booleans(),
+)
+def test_poured_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
+    parts: list[bytes], places: list[int], takes: bool
+) -> None:
+    """What ``framed`` takes is a chunk of the body, between what the sink had before and after it."""
+    stream = chunked(*parts) + b"0\r\n\r\n"
+    edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
+    said: list[bytes] = []
+
+    def framed(chunk: bytes) -> bool:
+        if takes:
+            size, _, rest = chunk.partition(b"\r\n")
+            assert len(rest) == int(size, 16) + 2
+            said.append(rest[:-2])
+        return takes
+
+    async def poured() -> None:
+        connection = Connection()
+        connection.connection_made(Deaf())
+        asking = asyncio.create_task(_ask_and_pour(connection, said.append, framed), name="pour")
+        for start, end in itertools.pairwise(edges):
+            for _ in range(3):  # turns of the loop, until what came has found its reader
+                await asyncio.sleep(0)
+            connection.data_received(stream[start:end])
+        async with asyncio.timeout(10):
+            await asking
+
+    asyncio.run(poured())
+    assert b"".join(said) == b"".join(parts)
+
+
+async def _ask_and_pour(connection: Connection, sink: Callable[[bytes], None], framed: Callable[[bytes], bool]) -> None:
+    await connection.ask(b"")
+    await connection.stream_to(sink, framed)
+
+
+class Deaf(asyncio.Transport):
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Nobody is there."""
+
+
+async def test_chunks_that_come_alone_are_offered_as_they_came(pool: HttpClient) -> None:
+    events = [b"data: %d\n\n" % number for number in range(20)]
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(chunked())
+        for event in events:
+            await asyncio.sleep(0.005)
+            writer.write(chunk_of(event))
+        writer.write(b"0\r\n\r\n")
+
+    said: list[bytes] = []
+    offered: list[bytes] = []
+
+    def framed(chunk: bytes) -> bool:
+        offered.append(chunk)
+        said.append(chunk.split(b"\r\n")[1])
+        return True
+
+    async with worker(talk) as url, asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"{}") as answer:
+        await answer.stream_to(said.append, framed)
+    assert b"".join(said) == b"".join(events)
+    assert set(offered) <= set(map(chunk_of, events)) and len(offered) > len(events) // 2
+
+
+async def test_fetched_answer_has_its_status_fields_and_object(pool: HttpClient) -> None:
+    body = b'{"a": 1}'
+    said = b"HTTP/1.1 404 Not Found\r\nX-Y: z\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with worker(says(said, OK)) as url:
+        fetched = await pool.fetch("GET", url, "/x?y=1", timeout_s=10)
+        assert (fetched.status, fetched.headers["x-y"], fetched.object()) == (404, "z", {"a": 1})
+        assert (await pool.fetch("GET", url, "/x", timeout_s=10)).object() == {}
+
+
+async def test_fetch_has_a_deadline_and_a_largest_body(pool: HttpClient) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with worker(silent) as url:
+        with pytest.raises(TimeoutError):
+            await pool.fetch("GET", url, "/x", timeout_s=0.05)
+    async with worker(says(OK)) as url:
+        with pytest.raises(ResponseLost, match="more than 4 bytes"):
+            await pool.fetch("GET", url, "/x", timeout_s=10, most=4)
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a\r\nb", "/a\nb"])
+async def test_path_that_would_be_more_than_a_path_is_never_sent(pool: HttpClient, path: str) -> None:
+    with pytest.raises(ValueError):
+        pool.call("GET", "http://127.0.0.1:9", path, {})
+
+
+async def test_connection_that_lay_unused_too_long_is_not_used_again() -> None:
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await says(OK, OK, OK)(reader, writer)
+
+    async with worker(talk) as url, HttpClient(idle_s=0.2) as pool:
+        assert [await ask(pool, url) for _ in range(2)] == [b"hello"] * 2
+        assert connections == 1
+        await asyncio.sleep(0.3)
+        assert await ask(pool, url) == b"hello"
+        assert connections == 2

@@ -1,0 +1,244 @@
+"""What a request may look like, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.server import ServerLimits
+from tests.services.http.server.server_fixture import echo, get, post, serving
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def code(body: bytes) -> str:
+    found: str = json.loads(body)["error"]["code"]
+    return found
+
+
+async def test_body_of_any_framing_arrives_whole() -> None:
+    async with serving(echo) as fixture:
+        assert (await fixture.ask(post(b"hello"))).body == b"hello"
+        assert (await fixture.ask(CHUNKED + b"2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nTrailer: t\r\n\r\n")).body == b"hello"
+        assert (await fixture.ask(get())).body == b""
+
+
+async def test_request_that_comes_byte_by_byte_is_the_same() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        for byte in post(b"hello", "x-a: b", path="/deep?x=1"):
+            await caller.say(bytes([byte]))
+            await asyncio.sleep(0)
+        answer = await caller.answer()
+    assert answer.body == b"hello" and answer.headers["x-path"] == "/deep"
+
+
+async def test_connection_is_used_again_until_one_side_says_otherwise() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        for _ in range(3):
+            await caller.say(post(b"x"))
+            assert "connection" not in (await caller.answer()).headers
+        await caller.say(post(b"x", "Connection: close"))
+        assert (await caller.answer()).headers["connection"] == "close"
+        assert await caller.ended()
+
+
+async def test_http_1_0_is_answered_and_closed() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
+        answer = await caller.answer()
+        assert answer.body == b"hi" and answer.headers["connection"] == "close"
+        assert await caller.ended()
+
+
+async def test_head_is_answered_without_a_body() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(b"HEAD / HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\nhello")
+        assert (await caller.answer(of="HEAD")).headers["content-length"] == "5"
+        await caller.say(get())
+        assert (await caller.answer()).status == 200
+
+
+async def test_continue_is_said_only_once_the_body_is_wanted() -> None:
+    async def refusing(request: Request) -> AnyResponse:
+        return Response(401) if request.path == "/no" else await echo(request)
+
+    async with serving(refusing) as fixture, fixture.caller() as caller:
+        await caller.say(post(b"hello", "Expect: 100-continue")[:-5])
+        assert (await caller.answer()).status == 100
+        await caller.say(b"hello")
+        assert (await caller.answer()).body == b"hello"
+        await caller.say(post(b"hello", "Expect: 100-continue", path="/no")[:-5])
+        answer = await caller.answer()
+        assert answer.status == 401 and answer.headers["connection"] == "close"
+    async with serving(echo) as fixture:
+        assert (await fixture.ask(get("/", "Expect: miracles"))).status == 417
+
+
+async def test_pipelined_requests_are_answered_in_their_order_one_at_a_time() -> None:
+    running = most = 0
+
+    async def slow(request: Request) -> AnyResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return await echo(request)
+
+    async with serving(slow) as fixture, fixture.caller() as caller:
+        await caller.say(b"".join(post(b"x" * number, path=f"/{number}") for number in range(40)))
+        assert [(await caller.answer()).headers["x-path"] for _ in range(40)] == [f"/{n}" for n in range(40)]
+    assert most == 1
+
+
+async def test_pipelining_without_end_is_refused_after_what_was_begun() -> None:
+    async with serving(echo, ServerLimits(pipelined=4)) as fixture, fixture.caller() as caller:
+        await caller.say(get() * 100)
+        statuses = [(await caller.answer()).status for _ in range(6)]
+        assert statuses == [200] * 5 + [429]
+        assert await caller.ended()
+
+
+async def test_repeated_field_is_joined_and_names_have_any_case() -> None:
+    async def fields(request: Request) -> AnyResponse:
+        headers = request.headers
+        assert headers["X-A"] == "1, 2" and headers.get("nope") is None and headers.get("nope", "") == ""
+        assert "x-a" in set(headers) and len(headers) == 4
+        return Response(200, headers["x-bytes"].encode("utf-8", "surrogateescape"))
+
+    async with serving(fields) as fixture:
+        answer = await fixture.ask(get("/", "x-a: 1", "X-A: 2", "X-Bytes: caf\udce9", "x-b:"))
+    assert answer.body == b"caf\xe9"
+
+
+@pytest.mark.parametrize(
+    "given", ["/a%20b?q=%C3%A9&q=2&e=", "http://here:80/a%20b?q=%C3%A9&q=2&e="], ids=["path", "whole-url"]
+)
+async def test_target_is_split_and_the_query_decoded(given: str) -> None:
+    async def where(request: Request) -> AnyResponse:
+        assert request.path == "/a%20b" and request.query == {"q": "é", "e": ""}
+        return Response(204)
+
+    async with serving(where) as fixture:
+        assert (await fixture.ask(get(given))).status == 204
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"hello\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nx : y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nx: a\x00b\r\n\r\n", 400),
+        (b"GET / HTTP/3.7\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\nhello", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, x\r\n\r\n", 400),
+        (CHUNKED + b"zz\r\n", 400),
+        (CHUNKED + b"2\r\nheyo", 400),
+    ],
+)
+async def test_request_that_is_no_http_is_refused_and_the_connection_closed(data: bytes, status: int) -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(data)
+        answer = await caller.answer()
+        assert answer.status == status and answer.headers["connection"] == "close"
+        error = json.loads(answer.body)["error"]
+        assert error["request_id"] and error["message"]
+        assert await caller.ended()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        get("/", "x: " + "y" * 70_000),
+        get("/" + "y" * 70_000),
+        get("/", *(f"x-{number}: y" for number in range(200))),
+        b"GET / HTTP/1.1\r\nHost: a\r\nx: " + b"y" * 5_000_000,
+        b"GET /" + b"y" * 5_000_000,
+    ],
+    ids=["value", "path", "many", "value-without-end", "path-without-end"],
+)
+async def test_head_too_large_is_431(data: bytes) -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(data)
+        answer = await caller.answer()
+        assert answer.status == 431 and code(answer.body) == "header_too_large"
+        assert await caller.ended()
+
+
+async def test_broken_request_behind_a_good_one_is_refused_after_its_answer() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(post(b"x") + b"nonsense\r\n\r\n")
+        assert [(await caller.answer()).status for _ in range(2)] == [200, 400]
+        assert await caller.ended()
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_body_too_large_is_413_before_it_has_all_come(framing: str) -> None:
+    size = 2**25
+    head = CHUNKED if framing == "chunked" else post(b"x" * 0).replace(b"Length: 0", b"Length: %d" % size)
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        if framing == "chunked":
+            await caller.say(head + b"%x\r\n%b\r\n" % (2**21, b"x" * 2**21))
+        else:
+            await caller.say(head)
+        answer = await caller.answer()
+        assert answer.status == 413 and code(answer.body) == "body_too_large"
+
+
+async def test_caller_that_sends_all_of_a_refused_body_still_reads_the_refusal() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(post(b"x" * 2**25))
+        assert (await caller.answer()).status == 413
+
+
+async def test_body_that_nobody_reads_is_not_taken_in_and_its_answer_is_the_last() -> None:
+    seen: list[int] = []
+
+    async def deaf(request: Request) -> AnyResponse:
+        await asyncio.sleep(0.2)
+        seen.append(request.size)
+        return Response(200)
+
+    async with serving(deaf) as fixture, fixture.caller() as caller:
+        caller.writer.write(post(b"x" * 2**24))
+        answer = await caller.answer()
+        assert answer.status == 200 and answer.headers["connection"] == "close"
+    assert seen[0] < 2**20
+
+
+async def test_upgrade_is_not_taken_up() -> None:
+    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(get("/a", *fields))
+        answer = await caller.answer()
+        assert answer.status == 200 and answer.headers["connection"] == "close"
+        assert await caller.ended()
+
+
+@pytest.mark.parametrize("cut", [0, 2, 5])
+async def test_upgrade_with_a_body_is_answered_as_any_other(cut: int) -> None:
+    data = post(b"hello", "Connection: Upgrade", "Upgrade: h2c")
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(data[: len(data) - cut])
+        await asyncio.sleep(0.05)
+        if cut:
+            await caller.say(data[len(data) - cut :])
+        assert (await caller.answer()).body == b"hello"
+
+
+async def test_request_id_is_the_callers_where_it_is_one() -> None:
+    async with serving(echo) as fixture:
+        assert (await fixture.ask(get("/", "x-request-id: mine-1"))).headers["x-request-id"] == "mine-1"
+        for bad in ("two words", "x" * 200, "caf\udce9"):
+            assert (await fixture.ask(get("/", f"x-request-id: {bad}"))).headers["x-request-id"].startswith("req_")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.http.errors import ApiError
+from areal.services.http.messages import PathTable
+
+
+def table() -> PathTable[str]:
+    routes = PathTable[str]()
+    routes.add("GET", "/models", "list")
+    routes.add("POST", "/models", "make")
+    routes.add("GET", "/models/{name...}", "one")
+    routes.add("POST", "/drain/{worker}", "drain")
+    routes.add("GET", "/pairs/{pair}/set/{key}", "member")
+    routes.add("GET", "/pairs/{pair}/{key}", "value")
+    return routes
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "target", "found"),
+    [
+        ("GET", "/models", "list", {}),
+        ("HEAD", "/models", "list", {}),
+        ("POST", "/models", "make", {}),
+        ("GET", "/models/org/name", "one", {"name": "org/name"}),
+        ("GET", "/models/org%2Fname", "one", {"name": "org/name"}),
+        ("POST", "/drain/a%2Fb%20c", "drain", {"worker": "a/b c"}),
+        ("GET", "/pairs/p/set/k", "member", {"pair": "p", "key": "k"}),
+        ("GET", "/pairs/p/k", "value", {"pair": "p", "key": "k"}),
+        ("GET", "/pairs/%ff/k", "value", {"pair": "\N{REPLACEMENT CHARACTER}", "key": "k"}),
+    ],
+)
+def test_path_leads_to_its_target(method: str, path: str, target: str, found: dict[str, str]) -> None:
+    assert table().find(method, path) == (target, found)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/model", "/models/", "/drain/", "/drain/a/b", "//models", "/%6Dodels", "/pairs//k", "*"]
+)
+def test_path_that_is_none_is_404(path: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        table().find("GET", path)
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("PUT", "/models", "GET, HEAD, POST"), ("GET", "/drain/a", "POST")]
+)
+def test_method_that_a_path_does_not_have_is_405_and_names_those_it_has(method: str, path: str, allowed: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        table().find(method, path)
+    assert caught.value.status == 405 and caught.value.headers["Allow"] == allowed
+
+
+def test_route_that_is_there_is_not_added_again() -> None:
+    routes = table()
+    for path in ("/models", "/drain/{worker}"):
+        with pytest.raises(ValueError):
+            routes.add("POST", path, "other")
+
+
+@given(st.text(max_size=40), st.sampled_from(["GET", "POST", "PUT", "HEAD"]))
+def test_no_path_at_all_is_a_fault(path: str, method: str) -> None:
+    try:
+        table().find(method, path)
+    except ApiError as error:
+        assert error.status in (404, 405)

@@ -1,0 +1,182 @@
+"""A service's routes, errors and counts, over its real server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from areal.services.http.auth import Access, AdminKey
+from areal.services.http.errors import ApiError
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
+from areal.services.http.service import Service, json_response
+from tests.services.http.server.server_fixture import RawAnswer, ServerFixture, get, post, serving
+
+KEY = "Authorization: Bearer secret"
+
+
+def make() -> Service:
+    return Service("test", key=AdminKey(b"secret"), loopback=True, details=lambda: {"version": 7})
+
+
+def error(answer: RawAnswer) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer.body)["error"]
+    return found
+
+
+@contextlib.asynccontextmanager
+async def answering(service: Service) -> AsyncIterator[ServerFixture]:
+    async with serving(service.answer) as fixture:
+        yield fixture
+
+
+async def test_probes_answer_and_say_the_details() -> None:
+    reason: str | None = "loading"
+    service = Service("test", key=None, loopback=True, not_ready=lambda: reason, details=lambda: {"version": 7})
+    local = "Host: localhost"
+    async with answering(service) as fixture:
+        health = json.loads((await fixture.ask(get("/health").replace(b"Host: here", local.encode()))).body)
+        assert (health["status"], health["component"], health["version"], health["in_flight"]) == ("ok", "test", 7, 0)
+        not_ready = await fixture.ask(get("/ready").replace(b"Host: here", local.encode()))
+        assert not_ready.status == 503 and json.loads(not_ready.body)["reason"] == "loading"
+        reason = None
+        assert (await fixture.ask(get("/ready").replace(b"Host: here", local.encode()))).status == 200
+        service.lifetime.drain()
+        draining = await fixture.ask(get("/ready").replace(b"Host: here", local.encode()))
+        assert draining.status == 503 and json.loads(draining.body)["status"] == "draining"
+
+
+async def test_unknown_path_and_wrong_method_are_refused_in_the_shape_of_their_api() -> None:
+    async with answering(make()) as fixture:
+        unknown = await fixture.ask(get("/nope", "x-request-id: r-1"))
+        assert unknown.status == 404 and error(unknown)["code"] == "unknown_path"
+        assert error(unknown)["request_id"] == unknown.headers["x-request-id"] == "r-1"
+        wrong = await fixture.ask(post(b"", path="/health"))
+        assert wrong.status == 405 and wrong.headers["allow"] == "GET, HEAD"
+        anthropic = await fixture.ask(get("/v1/messages/nope", "x-request-id: r-2"))
+        assert json.loads(anthropic.body)["type"] == "error" and anthropic.headers["request-id"] == "r-2"
+
+
+async def test_key_is_checked_before_the_body_is_wanted() -> None:
+    async def take(request: Request) -> AnyResponse:
+        return Response(200, await request.read(10))
+
+    service = make()
+    service.route("POST", "/take", take, Access.ADMIN)
+    data = post(b"x" * 10, "Expect: 100-continue", path="/take")[:-10]
+    async with answering(service) as fixture:
+        assert (await fixture.ask(data)).status == 401
+        assert (await fixture.ask(data.replace(b"Expect", f"{KEY}\r\nExpect".encode()))).status == 100
+
+
+async def test_handler_knows_whether_the_admin_key_was_seen() -> None:
+    async def who(request: Request) -> AnyResponse:
+        return json_response({"admin": request.by_admin})
+
+    service = make()
+    service.route("GET", "/who", who, Access.SESSION)
+    async with answering(service) as fixture:
+        assert json.loads((await fixture.ask(get("/who", KEY))).body) == {"admin": True}
+        assert json.loads((await fixture.ask(get("/who", "x-api-key: sk-other"))).body) == {"admin": False}
+        assert (await fixture.ask(get("/who"))).status == 401
+
+
+async def test_fault_of_ours_is_500_without_its_detail(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(request: Request) -> AnyResponse:
+        raise RuntimeError("the inside")
+
+    service = make()
+    service.route("GET", "/broken", broken, Access.ADMIN)
+    async with answering(service) as fixture:
+        answer = await fixture.ask(get("/broken", KEY))
+    assert answer.status == 500 and error(answer)["code"] == "internal_error" and b"inside" not in answer.body
+    assert "the inside" in caplog.text
+
+
+async def test_failure_in_a_stream_of_events_is_its_last_event() -> None:
+    async def stream(request: Request) -> AnyResponse:
+        out = StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await out.prepare(request)
+        await out.write(b"data: {}\n\n")
+        raise ApiError(502, "the worker was lost", code="worker_lost")
+
+    service = make()
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        service.route("POST", path, stream, Access.INFERENCE)
+    async with answering(service) as fixture, fixture.caller() as caller:
+        for path, named in (("/v1/chat/completions", b"data: "), ("/v1/messages", b"event: error\ndata: ")):
+            await caller.say(post(b"{}", KEY, path=path))
+            answer = await caller.answer()
+            first, last, rest = answer.body.split(b"\n\n")
+            assert (answer.status, first, rest) == (200, b"data: {}", b"") and last.startswith(named)
+            assert json.loads(last.removeprefix(named))["error"]["message"] == "the worker was lost"
+
+
+async def test_failure_in_any_other_stream_breaks_it_off() -> None:
+    async def stream(request: Request) -> AnyResponse:
+        out = StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await out.prepare(request)
+        await out.write(b"{}\n")
+        await asyncio.sleep(0.05)
+        raise ApiError(502, "the engine was lost")
+
+    service = make()
+    service.route("GET", "/lines", stream, Access.ADMIN)
+    async with answering(service) as fixture, fixture.caller() as caller:
+        await caller.say(get("/lines", KEY))
+        await caller.head()
+        rest = b""
+        with contextlib.suppress(ConnectionResetError):
+            rest = await asyncio.wait_for(caller.reader.read(), 10)
+    assert b"0\r\n\r\n" not in rest
+
+
+async def test_requests_are_counted_by_how_they_ended() -> None:
+    begun = asyncio.Event()
+
+    async def call(request: Request) -> AnyResponse:
+        what = request.query.get("what")
+        if what == "wait":
+            begun.set()
+            await asyncio.Event().wait()
+        if what == "refuse":
+            raise ApiError(409, "no")
+        if what == "break":
+            raise RuntimeError("a fault")
+        return Response(200)
+
+    service = make()
+    service.route("GET", "/call", call, Access.INFERENCE)
+    async with answering(service) as fixture:
+        for what in ("ok", "ok", "refuse", "break"):
+            await fixture.ask(get(f"/call?what={what}", KEY))
+        async with fixture.caller() as leaving:
+            await leaving.say(get("/call?what=wait", KEY))
+            await asyncio.wait_for(begun.wait(), 10)
+            assert service.lifetime.in_flight == 1
+        await fixture.emptied()
+        assert (await fixture.ask(get("/call", "x-api-key: wrong"))).status == 401  # nobody's call is not counted
+        text = (await fixture.ask(get("/metrics"))).body.decode()
+    for status, count in (("200", 2.0), ("409", 1.0), ("500", 1.0), ("499", 1.0)):
+        assert f'areal_http_requests_total{{route="/call",status="{status}"}} {count}' in text
+    assert 'status="401"' not in text and "areal_http_in_flight 0.0" in text
+
+
+async def test_companions_live_as_long_as_the_service() -> None:
+    answer: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def companion() -> AsyncIterator[None]:
+        answer.append("enters")
+        yield
+        answer.append("leaves")
+
+    service = make()
+    service.add_lifespan(companion)
+    async with service.lifespan():
+        assert answer == ["enters"]
+    assert answer == ["enters", "leaves"]

@@ -1,0 +1,163 @@
+"""What a data proxy is started with, and what that makes of tokens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from areal.errors import UsageFault
+from areal.services.http.errors import ApiError
+from areal.services.inference.data_proxy.choice import Choice
+from areal.services.inference.data_proxy.fields import Fields
+from areal.services.inference.data_proxy.parsers import CallArguments, CallStart, Content
+from areal.services.inference.data_proxy.template import ChatTemplate
+from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.data_proxy.tools import Parsers, ResponseParsing, ToolUse, load_parsers, read_tool_use
+from areal.services.inference.engines.base import Capabilities, EngineDelta, FinishReason
+from tests.services.inference.data_proxy.dialects.talks import TEMPLATE
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "g"}},
+]
+
+
+@pytest.fixture
+def codec() -> TextCodec:
+    """Words and spaces as tokens, and three special ones; not byte-level."""
+    words = ["[UNK]", "a", "b", "▁a", "▁b", "▁"]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["[TOOL_CALLS]", "[ARGS]", "</s>"])
+    return TextCodec(tokenizer, template=None, end_ids=[], max_positions=None)
+
+
+def test_parsers_by_name() -> None:
+    parsers = load_parsers("qwen", "deepseek-r1", None)
+    assert parsers.tools is not None and parsers.tools.name == "hermes"
+    assert parsers.reasoning is not None and parsers.reasoning.always
+
+
+def test_parsers_without_names_are_as_the_template_shows() -> None:
+    parsers = load_parsers(None, None, TEMPLATE)
+    assert parsers.tools is not None and parsers.tools.name == "hermes" and parsers.reasoning is None
+
+
+def test_parsers_of_a_format_that_is_the_whole_answer_stand_alone() -> None:
+    for parsers in (load_parsers("gpt-oss", "qwen3", None), load_parsers(None, "gpt-oss", TEMPLATE)):
+        assert parsers.tools is not None and parsers.tools.name == "gpt_oss" and parsers.reasoning is None
+    with pytest.raises(UsageFault, match="reads calls too"):
+        load_parsers("hermes", "gpt_oss", None)
+
+
+def test_a_format_that_is_the_whole_answer_is_read_without_tools() -> None:
+    use = read_tool_use(Fields({}), ChatTemplate(TEMPLATE, {}), load_parsers("gpt_oss", None, None), Capabilities())
+    reader = ResponseParsing(None, use).new_reader("")
+    assert reader.push("<|channel|>final<|message|>Hi") == (Content("Hi"),)
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages }}", TEMPLATE])
+def test_parsers_none_reads_nothing(template: str | None) -> None:
+    assert load_parsers("none", "none", template) == Parsers()
+
+
+def test_unknown_parser_is_refused_at_the_start(talking_tokenizer: Path) -> None:
+    argv = ["--model", "m", "--engine", "embedded", "--engine-url", "http://127.0.0.1:9", "--port", "0"]
+    module = ["-m", "areal.services.inference.data_proxy"]
+    said = subprocess.run(
+        [sys.executable, *module, *argv, "--tokenizer-path", str(talking_tokenizer), "--tool-call-parser", "hermse"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.returncode != 0 and "Traceback" not in said.stderr
+    assert "unknown tool-call parser 'hermse'; did you mean 'hermes'?" in said.stderr
+    with pytest.raises(UsageFault):
+        load_parsers(None, "qwen4", None)
+
+
+def test_markers_that_are_special_tokens_stay_visible(codec: TextCodec) -> None:
+    ids = codec.encode("a [TOOL_CALLS]", add_special_tokens=False)[:-1]
+    mark, end = codec.special_id("[TOOL_CALLS]"), codec.special_id("</s>")
+    assert mark is not None and end is not None
+    tokens = [*ids, mark, *ids, end]
+    stream = codec.stream(shown={"[TOOL_CALLS]"})
+    shown = stream.push(tokens) + stream.flush()
+    assert shown.count("[TOOL_CALLS]") == 1 and "</s>" not in shown
+    one_by_one = codec.stream(shown={"[TOOL_CALLS]"})
+    assert "".join(one_by_one.push([token]) for token in tokens) + one_by_one.flush() == shown
+    hidden = codec.stream()
+    assert "[TOOL_CALLS]" not in hidden.push(tokens) + hidden.flush()
+
+
+def test_markers_of_byte_level_tokenizers_stay_visible(talking_tokenizer: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(talking_tokenizer / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<tool_call>", "</tool_call>"])
+    codec = TextCodec(tokenizer, template=None, end_ids=[], max_positions=None)
+    form = load_parsers("hermes", None, None).tools
+    reading = ResponseParsing(None, ToolUse(TOOLS, form))
+    ids = codec.encode('<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>', add_special_tokens=False)
+    choice = Choice(0, codec.stream(shown=reading.markers), (), reading.new_reader(""))
+    logprobs, versions = (0.0,) * len(ids), (0,) * len(ids)
+    update = choice.push(EngineDelta(0, tuple(ids), logprobs, versions, None, FinishReason.STOP, ids[-1]))
+    assert [type(piece) for piece in update.pieces[:2]] == [CallStart, CallArguments]
+    assert choice.reply.content == "" and choice.reply.calls[0].arguments == "{}"
+
+
+def test_one_call_ends_the_choice_at_the_token_that_completes_it(talking_tokenizer: Path) -> None:
+    codec = TextCodec(
+        Tokenizer.from_file(str(talking_tokenizer / "tokenizer.json")), template=None, end_ids=[], max_positions=None
+    )
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    ids = tuple(codec.encode(call + call, add_special_tokens=False))
+    reading = ResponseParsing(None, ToolUse(TOOLS, load_parsers("hermes", None, None).tools, one_call=True))
+    choice = Choice(0, codec.stream(), (), reading.new_reader(""))
+    update = choice.push(EngineDelta(0, ids, (0.0,) * len(ids), (0,) * len(ids)))
+    assert update.finish_reason is FinishReason.STOP and len(choice.reply.calls) == 1
+    assert codec.decode(choice.token_ids).startswith(call) and len(choice.token_ids) < len(ids)
+
+
+def test_forced_arguments_are_held_to_the_schema_by_engines_with_grammars() -> None:
+    fields = Fields({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}})
+    parsers = load_parsers("hermes", None, None)
+    use = read_tool_use(fields, ChatTemplate(TEMPLATE, {}), parsers, Capabilities(response_format=True))
+    assert use.response_format == {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type": "object"}}}
+    assert use.primer.endswith('"arguments":')
+
+
+def test_forced_arguments_in_other_markup_are_the_models_own() -> None:
+    fields = Fields({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}})
+    parsers = load_parsers("qwen3_coder", None, None)
+    use = read_tool_use(fields, ChatTemplate(TEMPLATE, {}), parsers, Capabilities(response_format=True))
+    assert use.response_format is None and use.primer == "<tool_call>\n<function=f>\n"
+
+
+@pytest.mark.parametrize(
+    ("parser", "body"),
+    [
+        ("mistral", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ("none", {"tools": TOOLS, "tool_choice": "required"}),
+        ("none", {"tools": TOOLS, "parallel_tool_calls": False}),
+    ],
+)
+def test_what_a_format_cannot_force_is_refused(parser: str, body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="is not supported"):
+        read_tool_use(Fields(body), ChatTemplate(TEMPLATE, {}), load_parsers(parser, None, None), Capabilities())
+
+
+def test_tools_without_a_place_in_the_template_are_refused() -> None:
+    with pytest.raises(ApiError, match="no place for them"):
+        template = ChatTemplate("{{ messages }}", {})
+        read_tool_use(Fields({"tools": TOOLS}), template, load_parsers("hermes", None, None), Capabilities())
+
+
+def test_tools_without_a_parser_reach_the_template_and_leave_the_text_alone() -> None:
+    use = read_tool_use(Fields({"tools": TOOLS}), ChatTemplate(TEMPLATE, {}), Parsers(), Capabilities())
+    assert use.shown == TOOLS and use.form is None
+    assert ResponseParsing(None, use).new_reader("").push("<tool_call>") == (Content("<tool_call>"),)

@@ -1,0 +1,229 @@
+"""Reads a text with a format, whole or cut, and writes calls in each format as the models do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import count, pairwise
+from typing import Any
+
+from areal.services.inference.data_proxy.parsers import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Piece,
+    ReasoningFormat,
+    Reply,
+    ResponseReader,
+    Tools,
+    tool_format,
+)
+
+Call = tuple[str, dict[str, Any]]
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "units": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "where": {"type": "object"},
+                    "exact": {"type": "boolean"},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def new_reader(
+    format_name: str | None, reasoning: ReasoningFormat | None = None, *, inside: bool = False, **more: Any
+) -> ResponseReader:
+    numbers = count()
+    return ResponseReader(
+        reasoning=reasoning,
+        inside=inside,
+        parse=tool_format(format_name).parse if format_name else None,
+        tools=Tools(TOOLS),
+        new_id=lambda: f"id{next(numbers)}",
+        **more,
+    )
+
+
+def pieces_of(reader: ResponseReader, parts: Iterable[str]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for part in parts:
+        pieces.extend(reader.push(part))
+    pieces.extend(reader.flush())
+    return pieces
+
+
+def read(reader: ResponseReader, parts: Iterable[str]) -> Reply:
+    pieces = pieces_of(reader, parts)
+    check_order(pieces)
+    reply = Reply()
+    reply.add(pieces)
+    return reply
+
+
+def check_order(pieces: Sequence[Piece]) -> None:
+    """Calls are numbered, start before their arguments and do not overlap; only the last one may stay open."""
+    open_call: int | None = None
+    started = 0
+    for piece in pieces:
+        match piece:
+            case CallStart(index, call_id, name):
+                assert open_call is None and index == started and name and call_id
+                open_call, started = index, started + 1
+            case CallArguments(index, fragment):
+                assert index == open_call and fragment
+            case CallEnd(index):
+                assert index == open_call
+                open_call = None
+            case _:
+                assert piece.text and open_call is None
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    edges = [0, *sorted({place % (len(text) + 1) for place in places}), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+def calls_of(reply: Reply) -> list[Call]:
+    return [(call.name, json.loads(call.arguments)) for call in reply.calls]
+
+
+def _hermes(calls: Sequence[Call]) -> str:
+    each = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in each)
+
+
+def _tag_list(open_tag: str, close_tag: str, key: str = "arguments") -> Any:
+    def write(calls: Sequence[Call]) -> str:
+        return open_tag + json.dumps([{"name": name, key: arguments} for name, arguments in calls]) + close_tag
+
+    return write
+
+
+def _llama(calls: Sequence[Call]) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def _mistral_named(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+
+
+def _pythonic(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+    return "[" + ", ".join(one(*call) for call in calls) + "]"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _xml(open_tag: str, close_tag: str, function: str, function_end: str, parameter: str, framed: bool) -> Any:
+    edge = "\n" if framed else ""
+
+    def write(calls: Sequence[Call]) -> str:
+        said = []
+        for name, arguments in calls:
+            values = "".join(
+                f"{parameter % key}{edge}{_value(value)}{edge}</parameter>\n" for key, value in arguments.items()
+            )
+            said.append(f"{open_tag}\n{function % name}\n{values}{function_end}\n{close_tag}")
+        return "\n".join(said)
+
+    return write
+
+
+def _glm(calls: Sequence[Call]) -> str:
+    said = []
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_value(value)}</arg_value>\n" for key, value in arguments.items()
+        )
+        said.append(f"<tool_call>{name}\n{pairs}</tool_call>")
+    return "\n".join(said)
+
+
+def _deepseek_v3(calls: Sequence[Call]) -> str:
+    each = [
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "\n".join(each) + "<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v31(calls: Sequence[Call]) -> str:
+    each = [
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "".join(each) + "<｜tool▁calls▁end｜>"
+
+
+def _kimi(calls: Sequence[Call]) -> str:
+    each = [
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(arguments)}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return "<|tool_calls_section_begin|>" + "".join(each) + "<|tool_calls_section_end|>"
+
+
+def _harmony(calls: Sequence[Call]) -> str:
+    channel = "<|channel|>commentary to=functions."
+    each = [f"{channel}{name} <|constrain|>json<|message|>{json.dumps(arguments)}" for name, arguments in calls]
+    return "<|call|><|start|>assistant".join(each)
+
+
+_QWEN_XML = ("<function=%s>", "</function>", "<parameter=%s>", True)
+_INVOKE = ('<invoke name="%s">', "</invoke>", '<parameter name="%s">', False)
+
+WRITERS: dict[str, Any] = {
+    "hermes": _hermes,
+    "jamba": _tag_list("<tool_calls>", "</tool_calls>"),
+    "granite": _tag_list("<|tool_call|>", ""),
+    "phi4_mini_json": _tag_list("functools", ""),
+    "internlm": _tag_list("<|action_start|><|plugin|>", "<|action_end|>", "parameters"),
+    "mistral": _tag_list("[TOOL_CALLS] ", ""),
+    "llama3_json": _llama,
+    "pythonic": _pythonic,
+    "qwen3_coder": _xml("<tool_call>", "</tool_call>", *_QWEN_XML),
+    "seed_oss": _xml("<seed:tool_call>", "</seed:tool_call>", *_QWEN_XML),
+    "minimax_m2": _xml("<minimax:tool_call>", "</minimax:tool_call>", *_INVOKE),
+    "glm45": _glm,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
+    "kimi_k2": _kimi,
+    "gpt_oss": _harmony,
+}
+OTHER_WRITERS: list[tuple[str, Any]] = [
+    ("mistral", _mistral_named),
+    ("llama3_json", lambda calls: "<|python_tag|>" + _llama(calls)),
+    ("pythonic", lambda calls: f"<|python_start|>{_pythonic(calls)}<|python_end|>"),
+    ("deepseek_v3", _deepseek_v31),
+]
+
+
+def dsml(calls: Sequence[Call]) -> str:
+    said = []
+    for name, arguments in calls:
+        values = "".join(
+            f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{_value(value)}'
+            "</｜DSML｜parameter>\n"
+            for key, value in arguments.items()
+        )
+        said.append(f'<｜DSML｜invoke name="{name}">\n{values}</｜DSML｜invoke>\n')
+    return f"<｜DSML｜function_calls>\n{''.join(said)}</｜DSML｜function_calls>"
+
+
+WRITERS["deepseek_v32"] = dsml

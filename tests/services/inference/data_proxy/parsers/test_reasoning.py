@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from areal.services.inference.data_proxy.parsers import REASONING_FORMATS, Content, Reasoning, reasoning_format
+from tests.services.inference.data_proxy.parsers.reading import new_reader, read
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "text", "reasoning", "content"),
+    [
+        ("qwen3", False, "<think>\nHm.\n</think>\n\nHi.", "Hm.", "Hi."),
+        ("qwen3", True, "Hm.\n</think>\n\nHi.", "Hm.", "Hi."),
+        ("qwen3", True, "<think>\nHm.</think>Hi.", "Hm.", "Hi."),
+        ("qwen3", False, "Hi <think> is a tag </think>", "", "Hi <think> is a tag </think>"),
+        ("qwen3", False, "\n\n Hi", "", "\n\n Hi"),
+        ("qwen3", True, "never ends\n", "never ends", ""),
+        ("qwen3", False, "<think></think>Hi", "", "Hi"),
+        ("qwen3", False, "<think>a\n\nb</think>\n  Hi\n", "a\n\nb", "  Hi\n"),
+        ("qwen3", False, "<thi", "", "<thi"),
+        ("mistral", False, "[THINK]Hm[/THINK]Hi", "Hm", "Hi"),
+        ("kimi", False, "◁think▷Hm◁/think▷Hi", "Hm", "Hi"),
+        ("granite", False, "Here is my thought process: Hm. Here is my response: Hi", " Hm.", " Hi"),
+    ],
+)
+def test_reasoning_is_told_from_content(name: str, inside: bool, text: str, reasoning: str, content: str) -> None:
+    reply = read(new_reader(None, REASONING_FORMATS[name], inside=inside), [text])
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "tail", "inside"),
+    [
+        ("qwen3", "<|im_start|>assistant\n", False),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("deepseek_r1", "<｜Assistant｜>", True),
+        ("deepseek_r1", "<｜Assistant｜><think>\n", True),
+        ("deepseek_r1", "<｜Assistant｜><think></think>", False),
+        ("deepseek_v3", "<｜Assistant｜></think>", False),
+    ],
+)
+def test_where_an_answer_begins_is_seen_from_the_prompt(name: str, tail: str, inside: bool) -> None:
+    assert reasoning_format(name).opened_by(tail) is inside
+
+
+def test_a_call_ends_reasoning_where_the_family_writes_it_so() -> None:
+    text = "<think>Hm.\n<tool_call>now</tool_call>"
+    reply = read(new_reader("glm45", REASONING_FORMATS["glm45"]), list(text))
+    assert reply.reasoning == "Hm." and [call.name for call in reply.calls] == ["now"]
+
+
+def test_calls_in_reasoning_are_reasoning() -> None:
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    reply = read(new_reader("hermes", REASONING_FORMATS["qwen3"]), [f"<think>{call}</think>{call}"])
+    assert reply.reasoning == call and len(reply.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
+            "Hm.", "Hi.", [],
+        ),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+            "<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>",
+            "Hm.", "I look.", [("now", "{}")],
+        ),
+        ("<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}", "", "", [("now", "{}")]),
+        ("<|channel|>final<|message|>", "", "", []),
+        ("plain", "", "plain", []),
+    ],
+)  # fmt: skip
+def test_channels_are_reasoning_content_and_calls(
+    text: str, reasoning: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    reply = read(new_reader("gpt_oss"), list(text))
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+    assert [(call.name, call.arguments) for call in reply.calls] == calls
+
+
+def test_pieces_leave_as_soon_as_they_are_certain() -> None:
+    reader = new_reader(None, REASONING_FORMATS["qwen3"])
+    assert reader.push("<think>") == ()
+    assert reader.push("\nHm") == (Reasoning("Hm"),)
+    assert reader.reasoning_open
+    assert reader.push(" </th") == ()
+    assert reader.push("en </think>\n") == (Reasoning(" </then"),)
+    assert reader.push("\nHi") == (Content("Hi"),)
+    assert not reader.reasoning_open

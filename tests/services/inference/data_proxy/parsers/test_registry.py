@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from areal.errors import UsageFault
+from areal.services.inference.data_proxy.parsers import TOOL_FORMATS, detect_tool_format, reasoning_format, tool_format
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("hermes", "hermes"), ("qwen", "hermes"), ("Qwen25", "hermes"), ("deepseekv3", "deepseek_v3"),
+     ("kimi-k2", "kimi_k2"), ("llama3", "llama3_json"), ("glm47", "glm45"), ("qwen3_xml", "qwen3_coder")],
+)  # fmt: skip
+def test_tool_format_by_any_of_its_names(asked: str, name: str) -> None:
+    assert tool_format(asked).name == name
+
+
+def test_unknown_tool_parser_says_what_was_meant_and_what_there_is() -> None:
+    with pytest.raises(UsageFault, match="unknown tool-call parser 'hermse'; did you mean 'hermes'") as caught:
+        tool_format("hermse")
+    assert "mistral" in (caught.value.hint or "") and "none" in (caught.value.hint or "")
+
+
+def test_unknown_reasoning_parser_says_what_was_meant() -> None:
+    with pytest.raises(UsageFault, match="unknown reasoning parser 'deepseek-r2'; did you mean 'deepseek_r1'"):
+        reasoning_format("deepseek-r2")
+    assert reasoning_format("deepseek-r1").always
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ('<tool_call>\\n{"name": <function-name>, "arguments": ...}\\n</tool_call>', "hermes"),
+        ("<tool_call>\\n<function=example>\\n<parameter=x>", "qwen3_coder"),
+        ("<tool_call>{name}\\n<arg_key>{key}</arg_key>", "glm45"),
+        ("{{ '[TOOL_CALLS]' }}", "mistral"),
+        ("<｜tool▁calls▁begin｜>...\\n```json\\n", "deepseek_v3"),
+        ("<｜tool▁calls▁begin｜>...", "deepseek_v31"),
+        ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
+    ],
+)
+def test_a_template_shows_which_format_its_model_speaks(template: str, name: str) -> None:
+    form = detect_tool_format(template)
+    assert form is not None and form.name == name
+
+
+def test_a_template_that_shows_nothing_speaks_none() -> None:
+    assert detect_tool_format("{% for message in messages %}{{ message.content }}{% endfor %}") is None
+
+
+def test_call_ids_are_in_the_form_that_the_family_takes() -> None:
+    assert tool_format("hermes").new_id().startswith("call_")
+    ids = {tool_format("mistral").new_id() for _ in range(50)}
+    assert len(ids) == 50 and all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+def test_names_are_unique() -> None:
+    names = [name for form in TOOL_FORMATS for name in (form.name, *form.aliases)]
+    assert len(names) == len(set(names))

@@ -1,0 +1,165 @@
+"""Calls as models really write them, well and badly."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal.services.inference.data_proxy.parsers import CallArguments, CallEnd, CallStart, Content, Reply
+from tests.services.inference.data_proxy.parsers.reading import WRITERS, calls_of, new_reader, read
+
+ROME = '{"city": "Rome"}'
+HERMES_ROME = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
+
+
+def said(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
+    return reply.content, [(call.name, call.arguments) for call in reply.calls]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "content", "calls"),
+    [
+        ("hermes", f"I look.\n{HERMES_ROME}", "I look.", [("get_weather", ROME)]),
+        ("hermes", f"{HERMES_ROME}\nDone.", "\nDone.", [("get_weather", ROME)]),
+        ("hermes", f"{HERMES_ROME}\n{HERMES_ROME}\n", "", [("get_weather", ROME)] * 2),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+        (
+            "hermes",
+            '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>',
+            "",
+            [("f", '{"a": 1}')],
+        ),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>', "",
+         [("f", '{"a": "</tool_call>"}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}}</tool_call>', "", [("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g"}</tool_call>', "",
+         [("f", "{}"), ("g", "{}")]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut off he', "", [("f", '{"a": "cut off he')]),
+        ("hermes", "<tool_call>no json</tool_call> after", "<tool_call>no json</tool_call> after", []),
+        ("hermes", '<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
+        ("hermes", "if a <tool", "if a <tool", []),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+         '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', []),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "\\ud800"}</tool_call>', "", [("f", '"\\ud800"')]),
+        ("hermes", '<tool_call>{"arguments": ' + "[" * 9999 + "]" * 9999 + ', "name": "f"}</tool_call>', "",
+         [("f", "[" * 9999 + "]" * 9999)]),
+        ("pythonic", "[get_weather(city='\\ud800')]", "", [("get_weather", '{"city": "\'\\\\ud800\'"}')]),
+        ("pythonic", "[get_weather(where=" + "[" * 50_000 + "]" * 50_000 + ")]", "",
+         [("get_weather", '{"where": "' + "[" * 50_000 + "]" * 50_000 + '"}')]),
+        ("jamba", '<tool_calls>[\n{"name": "f", "arguments": {}}\n]</tool_calls>', "", [("f", "{}")]),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
+        ("mistral", f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {ROME}, "id": "abcdefghi"}}]', "",
+         [("get_weather", ROME)]),
+        ("mistral", f"Sure.[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{ROME}", "Sure.", [("get_weather", ROME)]),
+        ("mistral", f"[TOOL_CALLS]get_weather{ROME}", "", [("get_weather", ROME)]),
+        ("mistral", "[TOOL_CALLS] what?", "[TOOL_CALLS] what?", []),
+        ("llama3_json", f'{{"name": "get_weather", "parameters": {ROME}}}', "", [("get_weather", ROME)]),
+        ("llama3_json", f'<|python_tag|>{{"name": "other", "parameters": {ROME}}}', "", [("other", ROME)]),
+        ("llama3_json", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+        ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
+        ("llama3_json", ' [1] as they say', " [1] as they say", []),
+        ("llama3_json", '{"type": "function", "name": "now", "parameters": {}}', "", [("now", "{}")]),
+        ("pythonic", "[now()]", "", [("now", "{}")]),
+        ("pythonic", "[get_weather(city='Rome', days=-2), now()]", "",
+         [("get_weather", '{"city": "Rome", "days": -2}'), ("now", "{}")]),
+        ("pythonic", "[get_weather(exact=true, where=None)]", "", [("get_weather", '{"exact": true, "where": null}')]),
+        ("pythonic", "[get_weather(city=Rome)]", "", [("get_weather", '{"city": "Rome"}')]),
+        ("pythonic", "[get_weather(where={'a': [1, (2, 3)]})]", "", [("get_weather", '{"where": {"a": [1, [2, 3]]}}')]),
+        ("pythonic", "[1] says it", "[1] says it", []),
+        ("pythonic", "[other()]", "[other()]", []),
+        ("pythonic", "[get_weather('Rome')]", "'Rome')]", [("get_weather", "{}")]),
+        ("pythonic", "<|python_start|>[now()]<|python_end|>", "", [("now", "{}")]),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\nYork\n</parameter>\n<parameter=days>\n3\n"
+            "</parameter>\n</function>\n</tool_call>",
+            "",
+            [("get_weather", '{"city": "New\\nYork", "days": 3}')],
+        ),
+        ("qwen3_coder", "<function=now>\n</function>\n</tool_call>", "", [("now", "{}")]),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n123\n</parameter>\n</function>", "",
+         [("get_weather", '{"city": "123"}')]),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=units>\n123\n</parameter>\n</function>", "",
+         [("get_weather", '{"units": 123}')]),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=exact>\nTrue\n</parameter>\n</function>", "",
+         [("get_weather", '{"exact": true}')]),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nRo", "",
+         [("get_weather", '{"city": "Ro')]),
+        ("qwen3_coder", "<tool_call> is how they call", "<tool_call> is how they call", []),
+        ("qwen3_coder", "<tool_call>\n<function=f\n(x)>", "<tool_call>\n<function=f\n(x)>", []),
+        (
+            "minimax_m2",
+            '<minimax:tool_call><invoke name="now">\n</invoke>\n<invoke name="get_weather">\n'
+            '<parameter name="city">Rome</parameter>\n</invoke></minimax:tool_call>',
+            "",
+            [("now", "{}"), ("get_weather", ROME)],
+        ),
+        ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value></tool_call>", "",
+         [("get_weather", ROME)]),
+        ("glm45", "<tool_call>now</tool_call>", "", [("now", "{}")]),
+        ("glm45", "<tool_call>not a name</tool_call>!", "<tool_call>not a name</tool_call>!", []),
+        (
+            "deepseek_v3",
+            "Let me see.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+            f"{ROME}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "Let me see.",
+            [("get_weather", ROME)],
+        ),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nno json<｜tool▁call▁end｜>",
+         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nno json<｜tool▁call▁end｜>", []),
+        ("deepseek_v31", f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ROME}<｜tool▁call▁end｜>", "",
+         [("get_weather", ROME)]),
+    ],
+)  # fmt: skip
+def test_text_is_read_as(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert said(read(new_reader(name), [text])) == (content, calls)
+
+
+def test_pieces_come_name_first_then_the_arguments_as_they_are_written() -> None:
+    reader = new_reader("hermes")
+    assert reader.push('Hm <tool_call>{"name": "f"') == (Content("Hm"),)
+    assert reader.push(', "arguments": {"a"') == (CallStart(0, "id0", "f"), CallArguments(0, '{"a"'))
+    assert reader.push(": 1}") == (CallArguments(0, ": 1}"),)
+    assert reader.push("}</tool_") == ()
+    assert reader.push("call>") == (CallEnd(0),)
+    assert reader.flush() == ()
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "glm45", "kimi_k2", "pythonic"])
+def test_one_call_is_all_that_counts_where_one_is_wanted(name: str) -> None:
+    reader = new_reader(name, one_call=True)
+    reply = read(reader, [WRITERS[name]([("get_weather", {"city": "Rome"}), ("now", {})])])
+    assert calls_of(reply) == [("get_weather", {"city": "Rome"})] and reader.done
+
+
+def test_kimi_keeps_the_ids_that_the_model_gave() -> None:
+    text = "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    assert [(call.id, call.name) for call in read(new_reader("kimi_k2"), [text]).calls] == [("functions.now:3", "now")]
+
+
+def test_mistral_keeps_the_id_that_the_model_gave() -> None:
+    reply = read(new_reader("mistral"), ["[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}"])
+    assert reply.calls[0].id == "abc123def"
+
+
+@pytest.mark.parametrize(
+    ("name", "primer", "rest"),
+    [
+        ("hermes", '<tool_call>\n{"name": "now", "arguments":', " {}}\n</tool_call>"),
+        ("qwen3_coder", "<tool_call>\n<function=now>\n", "</function>\n</tool_call>"),
+        ("pythonic", "[now(", ")]"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>", "{}<｜tool▁call▁end｜>"),
+    ],
+)
+def test_what_the_prompt_began_is_part_of_the_answer(name: str, primer: str, rest: str) -> None:
+    assert said(read(new_reader(name, primer=primer), [rest])) == ("", [("now", "{}")])
+
+
+def test_a_call_that_is_cut_short_stays_open() -> None:
+    reader = new_reader("hermes")
+    reader.push('<tool_call>{"name": "now", "arguments": {"a')
+    assert reader.flush() == ()
+    whole = new_reader("llama3_json")
+    assert whole.push('{"name": "now", "parameters": {}}')[0] == CallStart(0, "id0", "now")

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from areal.services.inference.data_proxy.engine_state import EngineWatch, PauseState, PublishedWeights, WeightTracker
+from areal.services.inference.engines.base import EngineState
+from areal.services.inference.recorder.storage import PUBLISHED
+
+READY = EngineState(None, version=3)
+LOST = EngineState("no answer")
+
+
+async def states_after(*answers: EngineState) -> list[EngineState]:
+    """The watch's state after each of ``answers``, in order."""
+    seen: list[EngineState] = []
+    left = list(answers)
+    done = asyncio.Event()
+
+    async def ask() -> EngineState:
+        seen.append(watch.state)
+        if not left:
+            done.set()
+            await asyncio.Event().wait()
+        return left.pop(0)
+
+    watch = EngineWatch(ask, period_s=0.0)
+    task = asyncio.create_task(watch.run(), name="watch")
+    await asyncio.wait_for(done.wait(), 20)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return seen[1:]
+
+
+async def test_engine_is_not_ready_until_it_says_so() -> None:
+    first, second = await states_after(LOST, READY)
+    assert (first, second) == (LOST, READY)
+
+
+async def test_one_lost_answer_is_noise_and_two_are_not() -> None:
+    states = await states_after(READY, LOST, READY, LOST, LOST, READY)
+    assert [state.not_ready is None for state in states] == [True, True, True, True, False, True]
+
+
+async def test_progress_is_heard_while_the_engine_samples() -> None:
+    answers = [EngineState(None, generated=count) for count in (5, 5, 9)]
+    beats: list[int] = []
+
+    async def ask() -> EngineState:
+        return answers.pop(0)
+
+    watch = EngineWatch(ask, on_progress=lambda: beats.append(len(answers)))
+    for _ in range(3):
+        await watch.refresh()
+    assert beats == [2, 0]
+
+
+# When an engine is behind the published weights.
+
+
+class Engine:
+    """What the watch asks; ``version`` None: it is gone."""
+
+    def __init__(self) -> None:
+        self.version: int | None = 0
+
+    async def state(self) -> EngineState:
+        return EngineState("gone" if self.version is None else None, self.version)
+
+
+async def seen(watch: EngineWatch, times: int = 2) -> None:
+    for _ in range(times):
+        await watch.refresh()
+
+
+async def test_tracker_of_an_engine_that_took_what_is_published_until_it_is_lost(tmp_path: Path) -> None:
+    engine = Engine()
+    watch = EngineWatch(engine.state)
+    await seen(watch)
+    tracker = WeightTracker(watch, tmp_path, "base")
+    assert tracker.reason is None, "nothing is published"
+    tracker.loaded("actor", 0)
+    assert tracker.reason is None
+    tracker.commit(tracker.record("actor", 0, None, None))
+    assert tracker.reason is None
+    tracker.loaded("actor", 1)
+    assert tracker.reason is None, "version 0 counts until 1 is committed"
+    engine.version = None
+    await seen(watch)
+    engine.version = 0
+    await seen(watch)
+    assert tracker.behind == PublishedWeights("actor", 0, base="base"), "a fresh engine is at 0 too"
+    again = WeightTracker(watch, tmp_path, "base")
+    assert again.behind == tracker.behind
+    assert WeightTracker(watch, tmp_path, "another").behind is None
+
+
+async def test_tracker_of_a_data_proxy_that_missed_an_update_is_behind_until_its_engine_has_it(tmp_path: Path) -> None:
+    engine = Engine()
+    watch = EngineWatch(engine.state)
+    await seen(watch)
+    here, there = WeightTracker(watch, tmp_path, None), WeightTracker(watch, tmp_path, None)
+    there.commit(there.record("actor", 7, "/weights/v7", "http://127.0.0.1:1"))
+    here.reload()
+    assert here.reason == "version 7 of the pair 'actor' is published, and the engine does not have it yet"
+    engine.version = 7
+    await seen(watch)
+    assert here.reason is None, "the engine says that it has it"
+    engine.version = 9
+    await seen(watch)
+    assert here.reason is None, "a version that somebody set by hand is theirs to answer for"
+
+
+async def test_tracker_after_the_trainer_is_what_it_left_or_nothing(tmp_path: Path) -> None:
+    watch = EngineWatch(Engine().state)
+    tracker = WeightTracker(watch, tmp_path, None)
+    tracker.commit(tracker.record("actor", 7, None, "http://127.0.0.1:1"))
+    tracker.end("critic", None)
+    assert tracker.published is not None, "another pair's"
+    tracker.end("actor", {"path": str(tmp_path), "version": 7})
+    assert tracker.published == PublishedWeights("actor", 7, str(tmp_path))
+    tracker.end("actor", {"path": str(tmp_path), "version": 6})
+    assert tracker.published is None
+    assert not (tmp_path / PUBLISHED).exists()
+
+
+async def test_tracker_with_a_file_that_is_no_record_serves(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"pair": "actor"}', '{"pair": "actor", "version": "x"}'):
+        (tmp_path / PUBLISHED).write_text(text)
+        assert WeightTracker(EngineWatch(Engine().state), tmp_path, None).behind is None
+
+
+IDLE_S = 60.0
+
+
+async def test_nothing_is_excused_before_the_first_pause() -> None:
+    assert not PauseState().excuses(IDLE_S)
+
+
+async def test_silence_is_excused_while_paused_and_for_one_deadline_after() -> None:
+    pause = PauseState()
+    pause.set(True)
+    assert pause.excuses(0.0)
+    pause.set(False)
+    assert pause.excuses(IDLE_S) and not pause.excuses(0.0)
+
+
+async def test_observation_that_began_before_a_command_is_stale() -> None:
+    pause = PauseState()
+    asked_at = pause.commands
+    pause.set(True)
+    pause.observe(False, asked_at=asked_at)
+    assert pause.active
+    pause.observe(None, asked_at=pause.commands)  # an engine that does not tell
+    assert pause.active
+    pause.observe(False, asked_at=pause.commands)
+    assert not pause.active
+
+
+async def test_engine_that_is_gone_holds_nothing_still() -> None:
+    answers = iter([EngineState(None, paused=True), LOST, LOST])
+
+    async def ask() -> EngineState:
+        return next(answers)
+
+    pause = PauseState()
+    watch = EngineWatch(ask, pause=pause)
+    await watch.refresh()
+    assert pause.active
+    await watch.refresh()  # one lost answer is noise
+    assert watch.state.not_ready is None and pause.active
+    await watch.refresh()
+    assert not pause.active
+
+
+async def test_pause_that_comes_while_the_engine_is_asked_stands() -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def ask() -> EngineState:
+        asked.set()
+        await answer.wait()
+        return EngineState(None, paused=False)
+
+    pause = PauseState()
+    refreshing = asyncio.create_task(EngineWatch(ask, pause=pause).refresh(), name="refresh")
+    await asyncio.wait_for(asked.wait(), 20)
+    pause.set(True)
+    answer.set()
+    await asyncio.wait_for(refreshing, 20)
+    assert pause.active

@@ -1,0 +1,56 @@
+"""LoRA adapters, chosen by each call."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal.services.inference.engines.base import EngineError
+from areal.services.inference.engines.checks import check_weights
+from tests.services.inference.engines.conformance.conftest import Subject
+from tests.services.inference.engines.conformance.models import TOLERANCE, gap, probe
+from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, tokens, told
+
+
+async def check_side_by_side(engine: Subject, names: list[str | None]) -> None:
+    for prompt in (PROMPT, LONG):
+        answers = await asyncio.gather(
+            *(engine.run(prompt, max_new_tokens=12, ignore_eos=True, adapter=name) for name in names)
+        )
+        for name, deltas in zip(names, answers, strict=True):
+            model = engine.models.adapted[name] if name else engine.models.versions[0]
+            assert gap(model, prompt, tokens(deltas), told(deltas)) < TOLERANCE
+
+
+async def test_each_call_has_the_adapter_that_it_names(engine: Subject) -> None:
+    await check_side_by_side(engine, ["pirate", "poet", "pirate"])
+    await check_side_by_side(engine, [None])
+
+
+async def test_calls_of_the_model_itself_share_a_batch_with_adapters(
+    engine: Subject, request: pytest.FixtureRequest
+) -> None:
+    if engine.kind == "vllm":
+        # Seen with 0.32 on a CPU: in a batch with adapters, rows that have none get some adapter's delta, several nats
+        # off; every status is 200. Its GPU kernels were not looked at.
+        request.applymarker(pytest.mark.xfail(strict=True, reason="vLLM on a CPU mixes adapters into rows without"))
+    await check_side_by_side(engine, [None, "pirate", "poet", None, "pirate"])
+
+
+async def test_adapter_is_loaded_replaced_and_taken_away_while_it_runs(engine: Subject) -> None:
+    for name in ("pirate", "poet"):
+        await engine.client.load_adapter("guest", str(engine.models.adapters[name]))
+        assert "guest" in (await engine.client.state()).adapters
+        await check_weights(engine.client, probe(engine.models.adapted[name], PROMPT), adapter="guest")
+    await engine.client.unload_adapter("guest")
+    assert "guest" not in (await engine.client.state()).adapters
+    with pytest.raises(EngineError):
+        await engine.run(PROMPT, max_new_tokens=2, adapter="guest")
+    await check_weights(engine.client, probe(engine.models.versions[0], PROMPT))
+
+
+async def test_folder_that_is_no_adapter_is_refused(engine: Subject) -> None:
+    with pytest.raises(EngineError):
+        await engine.client.load_adapter("guest", str(engine.models.folders[0]))
+    assert "guest" not in (await engine.client.state()).adapters

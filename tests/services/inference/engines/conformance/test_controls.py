@@ -1,0 +1,145 @@
+"""Pauses at a token's boundary, versions on each token, memory that goes and comes back, probes that tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from areal.services.inference.engines.base import EngineDelta
+from tests.services.inference.engines.conformance.conftest import Subject
+from tests.services.inference.engines.conformance.models import MAX_LEN, TOLERANCE, gap
+from tests.services.inference.engines.conformance.test_generation import PROMPT, tokens, told
+
+COUNT = 400
+QUIET_S = 0.4
+
+
+class Running:
+    """A generation under way: what came so far."""
+
+    def __init__(self, deltas: AsyncIterator[EngineDelta]) -> None:
+        self.deltas: list[EngineDelta] = []
+        self._changed = asyncio.Event()
+        self.task = asyncio.create_task(self._read(deltas), name="reading")
+
+    async def _read(self, deltas: AsyncIterator[EngineDelta]) -> None:
+        async for delta in deltas:
+            self.deltas.append(delta)
+            self._changed.set()
+
+    @property
+    def versions(self) -> list[int]:
+        return [version for delta in self.deltas for version in delta.versions]
+
+    async def grown_to(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(tokens(self.deltas)) < count:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def begin(engine: Subject, prompt: list[int] = PROMPT, *, stream: bool = True) -> Running:
+    call = replace(engine.call(prompt, max_new_tokens=COUNT, ignore_eos=True), stream=stream)
+    return Running(engine.client.generate(call))
+
+
+async def paused_midway(engine: Subject) -> Running:
+    """A generation that a pause found under way. A busy machine may run the engine to the call's end before it runs
+    this process again: then there was nothing to pause, and it is another one's turn."""
+    for _ in range(30):
+        running = begin(engine)
+        await running.grown_to(5)
+        await engine.client.pause()
+        if len(tokens(running.deltas)) < COUNT:
+            return running
+        await engine.client.resume()
+        await running.task
+    raise AssertionError("each call was over before its pause")
+
+
+async def test_pause_keeps_what_was_said_and_the_call_goes_on_after_it(engine: Subject) -> None:
+    running = await paused_midway(engine)
+    held = len(tokens(running.deltas))
+    assert 5 <= held < COUNT
+    assert (await engine.client.state()).paused in (True, None)
+    waiting = begin(engine, [11, 12])
+    await asyncio.sleep(QUIET_S)  # nothing happens, which has no event
+    assert len(tokens(running.deltas)) == held and not waiting.deltas
+    await engine.client.resume()
+    await asyncio.wait_for(asyncio.gather(running.task, waiting.task), 60)
+    for call, prompt in ((running, PROMPT), (waiting, [11, 12])):
+        assert len(tokens(call.deltas)) == COUNT
+        assert gap(engine.models.versions[0], prompt, tokens(call.deltas), told(call.deltas)) < TOLERANCE
+
+
+async def test_each_token_has_the_version_that_was_set_when_it_was_sampled(engine: Subject) -> None:
+    await engine.client.set_version(3)
+    assert await engine.client.version() == 3
+    running = await paused_midway(engine)
+    held = len(tokens(running.deltas))
+    await engine.client.set_version(4)
+    await engine.client.resume()
+    await asyncio.wait_for(running.task, 60)
+    assert running.versions == [3] * held + [4] * (COUNT - held)
+    assert (await engine.client.state()).version == 4
+
+
+async def test_answer_that_is_not_streamed_keeps_each_tokens_version_across_a_pause(engine: Subject) -> None:
+    await engine.client.set_version(3)
+    for _ in range(30):
+        quiet = begin(engine, [11, 12], stream=False)
+        running = await paused_midway(engine)
+        await engine.client.set_version(4)
+        await engine.client.resume()
+        await asyncio.wait_for(asyncio.gather(running.task, quiet.task), 60)
+        if quiet.versions[-1] == 4:  # else it was over before the pause
+            break
+        await engine.client.set_version(3)
+    held = quiet.versions.count(3)
+    assert 0 < held < COUNT and quiet.versions == [3] * held + [4] * (COUNT - held)
+    assert gap(engine.models.versions[0], [11, 12], tokens(quiet.deltas), told(quiet.deltas)) < TOLERANCE
+    if engine.client.capabilities.whole_answers:
+        (whole,) = quiet.deltas
+        assert whole.after_first_s > 0
+
+
+async def test_pause_and_resume_are_idempotent(engine: Subject) -> None:
+    for _ in range(2):
+        await engine.client.pause()
+    for _ in range(2):
+        await engine.client.resume()
+    assert len(tokens(await engine.run(PROMPT, max_new_tokens=4, ignore_eos=True))) == 4
+
+
+async def test_version_outlives_the_data_proxy_that_set_it(engine: Subject) -> None:
+    await engine.client.set_version(12)
+    other = engine.process.open(engine.http)
+    assert (await other.state()).version == 12 == await other.version()
+
+
+async def test_released_memory_comes_back_with_the_same_weights(engine: Subject) -> None:
+    before = await engine.run(PROMPT, max_new_tokens=10, temperature=0.0, ignore_eos=True)
+    await engine.client.pause()
+    await engine.client.release_memory()
+    await engine.client.restore_memory()
+    await engine.client.resume()
+    after = await engine.run(PROMPT, max_new_tokens=10, temperature=0.0, ignore_eos=True)
+    assert tokens(after) == tokens(before)
+    assert gap(engine.models.versions[0], PROMPT, tokens(after), told(after)) < TOLERANCE
+
+
+async def test_state_says_what_is_served(engine: Subject) -> None:
+    state = await engine.client.state()
+    assert state.not_ready is None and state.version == 0
+    assert state.root == str(engine.models.folders[0])
+    assert state.max_model_len == MAX_LEN or engine.kind == "sglang"
+    assert set(state.adapters) == set(engine.models.adapters)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT])
+async def test_engine_that_is_gone_is_not_ready(engine: Subject, prompt: list[int]) -> None:
+    client = type(engine.process)(engine.kind, engine.process.popen, engine.process.log, 9).open(engine.http)
+    assert (await client.state()).not_ready

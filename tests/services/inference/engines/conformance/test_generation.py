@@ -1,0 +1,280 @@
+"""Token in, token out: what is sampled, what is said about it, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+import torch
+from jsonschema import validate
+from tokenizers import Tokenizer
+
+from areal.services.inference.engines import sglang, vllm
+from areal.services.inference.engines.base import (
+    EngineCall,
+    EngineDelta,
+    EngineFailed,
+    EngineRefused,
+    FinishReason,
+    PromptLogprobs,
+    PromptScorer,
+)
+from areal.wire.sampling import SamplingParams
+from tests.services.inference.engines.conformance.conftest import Subject
+from tests.services.inference.engines.conformance.models import END, MAX_LEN, TOLERANCE, VOCAB, gap, greedy, logprobs
+
+PROMPT = [5, 6, 7, 8]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+    "required": ["ok", "size"],
+    "additionalProperties": False,
+}
+LONG = [3 + number % 300 for number in range(200)]
+
+
+def tokens(deltas: list[EngineDelta], index: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+def told(deltas: list[EngineDelta], index: int = 0) -> list[float]:
+    return [value for delta in deltas if delta.index == index for value in delta.logprobs]
+
+
+@pytest.mark.parametrize("prompt", [[9], PROMPT, LONG], ids=["one", "few", "many"])
+async def test_logprobs_are_those_of_a_plain_forward_pass(engine: Subject, prompt: list[int]) -> None:
+    for temperature in (1.0, 0.5, 1.4, 0.0):
+        deltas = await engine.run(prompt, max_new_tokens=24, temperature=temperature, ignore_eos=True)
+        output = tokens(deltas)
+        assert len(output) == 24 and all(0 <= token < VOCAB for token in output)
+        assert gap(engine.models.versions[0], prompt, output, told(deltas), temperature) < TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["few", "many"])
+async def test_prompt_is_scored_as_by_a_plain_forward_pass(engine: Subject, prompt: list[int]) -> None:
+    """By the model itself: a prompt has no temperature."""
+    scorer = engine.client
+    assert isinstance(scorer, PromptScorer) and scorer.capabilities.prompt_logprobs
+    adapted = {None: engine.models.versions[0]} | {name: engine.models.adapted[name] for name in ("pirate",)}
+    for adapter, model in adapted.items():
+        scores = await scorer.score(prompt, 3, adapter)
+        assert gap(model, prompt[:1], prompt[1:], scores.logprobs) < TOLERANCE
+        for row, top in zip(logprobs(model, prompt[:1], prompt[1:]), scores.top_logprobs, strict=True):
+            assert [value for _, value in top] == pytest.approx(row.topk(3).values.tolist(), abs=TOLERANCE)
+            assert [float(row[token]) for token, _ in top] == pytest.approx([value for _, value in top], abs=TOLERANCE)
+    alone = await scorer.score(prompt, 0)
+    assert alone.logprobs == pytest.approx((await scorer.score(prompt, 2)).logprobs)
+    assert alone.top_logprobs == ((),) * (len(prompt) - 1)
+
+
+async def test_prompt_of_one_token_has_no_scores(engine: Subject) -> None:
+    assert isinstance(engine.client, PromptScorer)
+    assert await engine.client.score([9], 2) == PromptLogprobs((), ())
+
+
+SCORES = PromptLogprobs((-0.5, -2.0), (((6, -0.5),), ((9, -0.1),)))
+
+
+def test_prompt_scores_of_vllm_are_by_token_id() -> None:
+    entries = [
+        None,
+        {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}},
+        {"7": {"logprob": -2.0, "rank": 3, "decoded_token": "b"}, "9": {"logprob": -0.1, "rank": 1}},
+    ]
+    assert vllm.read_prompt(entries, [5, 6, 7], 1) == SCORES
+    for wrong in (None, entries[:2], [None, entries[2], entries[1]]):
+        with pytest.raises(EngineFailed, match="not those of the prompt"):
+            vllm.read_prompt(wrong, [5, 6, 7], 1)
+
+
+@pytest.mark.parametrize("more", [[], [None]], ids=["pairs", "with a text"])
+def test_prompt_scores_of_sglang_are_pairs_with_or_without_a_text(more: list[None]) -> None:
+    tokens = [[None, 5, *more], [-0.5, 6, *more], [-2.0, 7, *more]]
+    tops = [None, [[-0.5, 6, *more], [-3.0, 8, *more]], [[-0.1, 9, *more]]]
+    about = {"input_token_logprobs": tokens, "input_top_logprobs": tops}
+    assert sglang.read_prompt(about, [5, 6, 7], 1) == SCORES
+    for wrong in ({}, {"input_token_logprobs": tokens[1:]}):
+        with pytest.raises(EngineFailed, match="not those of the prompt"):
+            sglang.read_prompt(wrong, [5, 6, 7], 1)
+
+
+SHAPED: list[dict[str, object]] = [
+    {"top_p": 0.7},
+    {"top_k": 3},
+    {"min_p": 0.2},
+    {"repetition_penalty": 1.5},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    {"logit_bias": {9: 5.0}},
+    {"min_new_tokens": 8},
+    {"top_p": 0.5, "temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("shaping", SHAPED, ids=[next(iter(each)) for each in SHAPED])
+async def test_logprobs_are_tempered_and_nothing_else_or_said_not_to_be(
+    engine: Subject, shaping: dict[str, object], temperature: float
+) -> None:
+    options: dict[str, object] = {"temperature": temperature, **shaping}
+    sampling = SamplingParams(**options)  # type: ignore[arg-type]
+    told_not_to_be = engine.client.capabilities.logprobs.conflict(sampling, grammar=False) is not None
+    assert not told_not_to_be or engine.kind != "embedded"
+    deltas = await engine.run(PROMPT, max_new_tokens=12, stop_token_ids=(END,), **options)
+    found = gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), sampling.temperature)
+    assert found < TOLERANCE or told_not_to_be
+
+
+async def test_alternatives_are_tempered_too(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=6, temperature=0.4, ignore_eos=True, top_logprobs=4)
+    plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas), 0.4)
+    for row, entry in zip(plain, [entry for delta in deltas for entry in delta.top_logprobs or ()], strict=True):
+        for token, value in entry:
+            assert abs(float(row[token]) - value) < TOLERANCE
+
+
+async def test_calls_of_several_temperatures_at_once_each_have_their_own(engine: Subject) -> None:
+    temperatures = (0.0, 0.5, 1.0, 1.5)
+    answers = await asyncio.gather(
+        *(engine.run(PROMPT, max_new_tokens=20, temperature=each, ignore_eos=True) for each in temperatures)
+    )
+    for temperature, deltas in zip(temperatures, answers, strict=True):
+        assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), temperature) < TOLERANCE
+
+
+async def test_deltas_run_in_step_and_each_choice_ends_once(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=60, ignore_eos=True, top_logprobs=1)
+    for delta in deltas:
+        assert len(delta.token_ids) == len(delta.logprobs) == len(delta.versions) == len(delta.top_logprobs or ())
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason is FinishReason.LENGTH and deltas[-1].stop_token_id is None
+    assert len(tokens(deltas)) == 60
+
+
+async def test_greedy_is_the_likeliest_token_each_time(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    assert tokens(deltas) == greedy(engine.models.versions[0], PROMPT, 12)
+
+
+async def test_stop_token_ends_the_answer_and_is_part_of_it(engine: Subject) -> None:
+    expected = greedy(engine.models.versions[0], PROMPT, 12)
+    stop = next(token for token in expected[3:] if token not in expected[:3])
+    deltas = await engine.run(PROMPT, max_new_tokens=50, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
+    assert tokens(deltas) == expected[: expected.index(stop) + 1]
+    assert deltas[-1].finish_reason is FinishReason.STOP and deltas[-1].stop_token_id == stop
+
+
+async def test_end_token_stops_unless_it_is_to_be_ignored(engine: Subject) -> None:
+    bias = {END: 100.0}
+    ended = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, stop_token_ids=(END,))
+    assert tokens(ended) == [END] and ended[-1].finish_reason is FinishReason.STOP
+    if engine.client.capabilities.logprobs.before_penalties:
+        assert gap(engine.models.versions[0], PROMPT, [END], told(ended)) < TOLERANCE
+    gone_on = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, ignore_eos=True)
+    assert tokens(gone_on) == [END] * 5 and gone_on[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_choices_are_told_apart_and_each_ends(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=20, ignore_eos=True, n=3)
+    ends = [delta.index for delta in deltas if delta.finish_reason is not None]
+    assert sorted(ends) == [0, 1, 2]
+    answers = [tokens(deltas, index) for index in range(3)]
+    assert all(len(answer) == 20 for answer in answers)
+    assert len({tuple(answer) for answer in answers}) == 3
+    for index, answer in enumerate(answers):
+        assert gap(engine.models.versions[0], PROMPT, answer, told(deltas, index)) < TOLERANCE
+
+
+async def test_greedy_choices_are_alike(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=6, temperature=0.0, ignore_eos=True, n=2)
+    assert tokens(deltas, 0) == tokens(deltas, 1) == greedy(engine.models.versions[0], PROMPT, 6)
+
+
+async def test_seed_makes_an_answer_again_and_another_makes_another(engine: Subject) -> None:
+    if "seed" not in engine.client.capabilities.sampling_fields:
+        pytest.skip("this engine promises no seed, and its client says so")
+    one, again, other = [
+        tokens(await engine.run(PROMPT, max_new_tokens=20, ignore_eos=True, seed=seed)) for seed in (7, 7, 8)
+    ]
+    assert one == again != other
+
+
+async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject) -> None:
+    deltas = await engine.run(PROMPT, max_new_tokens=10, ignore_eos=True, top_logprobs=5)
+    plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas))
+    for row, entry in zip(plain, [entry for delta in deltas for entry in delta.top_logprobs or ()], strict=True):
+        assert len(entry) == 5
+        values = torch.tensor([value for _, value in entry])
+        assert torch.allclose(values, row.topk(5).values, atol=TOLERANCE)
+        assert torch.allclose(values, row[[token for token, _ in entry]], atol=TOLERANCE)
+
+
+async def test_deltas_one_by_one_are_those_that_are_poured(engine: Subject) -> None:
+    options = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True, "top_logprobs": 2}
+    poured = await engine.run(PROMPT, **options)
+    drawn = [delta async for delta in engine.client.generate(engine.call(PROMPT, **options))]
+    assert tokens(drawn) == tokens(poured) and drawn[-1].finish_reason is poured[-1].finish_reason
+    assert len(told(drawn)) == len(told(poured)) == 30
+
+
+async def test_sink_that_raises_ends_the_call_in_the_engine(engine: Subject) -> None:
+    def sink(delta: EngineDelta) -> None:
+        raise ConnectionResetError("nobody listens")
+
+    with pytest.raises(ConnectionResetError):
+        call = engine.call(PROMPT, max_new_tokens=480, ignore_eos=True)
+        await engine.client.stream_to(call, sink, lambda flow: None)
+    await engine.idle()
+
+
+async def test_leaving_a_call_ends_it_in_the_engine(engine: Subject) -> None:
+    async with contextlib.aclosing(
+        engine.client.generate(engine.call(PROMPT, max_new_tokens=480, ignore_eos=True, n=4))
+    ) as deltas:
+        assert (await anext(deltas)).token_ids
+    await engine.idle()
+
+
+async def test_calls_side_by_side_are_as_alone(engine: Subject) -> None:
+    prompts = [[10 + number] * (1 + 3 * number) for number in range(6)]
+    answers = await asyncio.gather(
+        *(engine.run(prompt, max_new_tokens=16, ignore_eos=True, temperature=0.7) for prompt in prompts)
+    )
+    for prompt, deltas in zip(prompts, answers, strict=True):
+        assert gap(engine.models.versions[0], prompt, tokens(deltas), told(deltas), 0.7) < TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", [[5, VOCAB + 1000], [5] * (MAX_LEN + 1)], ids=["no-token", "too-long"])
+async def test_prompt_that_is_none_is_refused_and_harms_nothing(engine: Subject, prompt: list[int]) -> None:
+    with pytest.raises(EngineRefused):
+        await engine.run(prompt, max_new_tokens=4)
+    assert len(tokens(await engine.run(PROMPT, max_new_tokens=4, ignore_eos=True))) == 4
+
+
+async def test_answer_is_held_to_a_json_schema(engine: Subject) -> None:
+    answer, _ = await answer_in_schema(engine)
+    tokenizer = Tokenizer.from_file(str(engine.models.folders[0] / "tokenizer.json"))
+    validate(json.loads(tokenizer.decode(answer[:-1])), SCHEMA)
+
+
+async def test_logprobs_under_a_schema_are_still_those_of_the_model_or_said_not_to_be(engine: Subject) -> None:
+    """vLLM 0.32 and SGLang report the log-probabilities of what the grammar left, so that a token that had to come has
+    0. A trainer must not take those for the model's."""
+    answer, said = await answer_in_schema(engine)
+    is_exact = gap(engine.models.versions[0], PROMPT, answer, said, 0.3) < TOLERANCE
+    assert is_exact == engine.client.capabilities.logprobs.before_grammars
+
+
+async def answer_in_schema(engine: Subject) -> tuple[list[int], list[float]]:
+    """The tokens of an answer that ended by itself, and their log-probabilities."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    assert engine.client.capabilities.response_format
+    tokenizer = Tokenizer.from_file(str(engine.models.folders[0] / "tokenizer.json"))
+    # JSON may have as much white space as it likes, and a random model likes it as much as anything.
+    blank = {token: -100.0 for token in range(3, tokenizer.get_vocab_size()) if not tokenizer.decode([token]).strip()}
+    sampling = SamplingParams(max_new_tokens=400, temperature=0.3, logit_bias=blank, stop_token_ids=(END,))
+    call = EngineCall(f"schema-{id(engine)}", (PROMPT,), sampling, response_format=wanted)
+    deltas = [delta async for delta in engine.client.generate(call)]
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    return tokens(deltas), told(deltas)

@@ -1,0 +1,143 @@
+"""Answers held to a schema: always JSON of that schema when they end by themselves, logprobs those of the raw model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import validate
+from tokenizers import Tokenizer, decoders, models
+
+from areal.errors import ArealError, UsageFault
+from areal.services.inference.engines.embedded.grammar import Grammars
+from areal.services.inference.engines.embedded.steps import Finish
+from tests.services.tokenizer_folder import write_tokenizer
+
+from .process import EXAMPLE
+from .support import Harness, gap, make_model
+
+Start = Callable[..., Harness]
+END = 2  # <|im_end|>
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["small", "large"]}, "count": {"type": "integer"}},
+    "required": ["ok", "size"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path = tmp_path_factory.mktemp("grammar")
+    model = make_model(path, "Llama", vocab_size=330)  # some tokens more than the tokenizer's 320
+    write_tokenizer(path)
+    return path, model
+
+
+@pytest.fixture(scope="module")
+def grammars(folder: tuple[Path, Any]) -> Grammars:
+    return Grammars(folder[0], 330, {END})
+
+
+def test_random_model_answers_in_the_schema_with_logprobs_of_the_temperature(
+    folder: tuple[Path, Any], grammars: Grammars, start: Start
+) -> None:
+    path, model = folder
+    harness, tokenizer = start(path), Tokenizer.from_file(str(path / "tokenizer.json"))
+    matcher = grammars.matcher(JSON_SCHEMA)
+    assert matcher is not None
+    sequences = [
+        harness.submit([5, 6], seed=seed, stop_token_ids=(END,), temperature=0.5, matcher=matcher.fork())
+        for seed in range(6)
+    ]
+    free = harness.submit([5, 6], seed=1, max_new_tokens=20)
+    harness.wait(*sequences, free)
+    whole = [each for each in sequences if each.finish is Finish.STOP]
+    assert whole, [each.finish for each in sequences]
+    for sequence in whole:
+        validate(json.loads(tokenizer.decode(sequence.output[:-1])), SCHEMA)
+    assert all(gap(model, each, 0.5) < 1e-4 for each in sequences) and gap(model, free) < 1e-4
+
+
+def test_json_object_is_any_object(folder: tuple[Path, Any], grammars: Grammars, start: Start) -> None:
+    harness, tokenizer = start(folder[0]), Tokenizer.from_file(str(folder[0] / "tokenizer.json"))
+    sequence = harness.submit(
+        [7],
+        temperature=0.0,
+        logit_bias={95: 20.0},
+        stop_token_ids=(END,),
+        matcher=grammars.matcher({"type": "json_object"}),
+    )
+    harness.wait(sequence)
+    assert tokenizer.id_to_token(95) == "}" and json.loads(tokenizer.decode(sequence.output[:-1])) == {}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pattern"),
+    [
+        ({"type": "regex", "regex": "(ab|ba){2}[0-9]"}, "(ab|ba){2}[0-9]"),
+        ({"type": "choice", "choice": ["yes", 'no "way"']}, 'yes|no "way"'),
+        ({"type": "grammar", "grammar": 'root ::= "a" ("b" | "c") "d"'}, "a[bc]d"),
+    ],
+)
+def test_random_model_answers_as_it_is_constrained(
+    folder: tuple[Path, Any], grammars: Grammars, start: Start, wanted: dict[str, Any], pattern: str
+) -> None:
+    harness, tokenizer = start(folder[0]), Tokenizer.from_file(str(folder[0] / "tokenizer.json"))
+    matcher = grammars.matcher(wanted)
+    assert matcher is not None
+    sequences = [harness.submit([5], seed=seed, stop_token_ids=(END,), matcher=matcher.fork()) for seed in range(4)]
+    harness.wait(*sequences)
+    for sequence in sequences:
+        text = tokenizer.decode([token for token in sequence.output if token != END])
+        assert re.fullmatch(pattern, text), text
+
+
+def test_plain_text_has_no_matcher(grammars: Grammars) -> None:
+    assert grammars.matcher({"type": "text"}) is None and grammars.matcher({}) is None
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": 3}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "nosuch"}}},
+        {"type": "regex", "regex": "(a"},
+        {"type": "grammar", "grammar": "root ::= missing"},
+    ],
+)
+def test_what_is_no_schema_is_the_callers_mistake(grammars: Grammars, wanted: dict[str, Any]) -> None:
+    with pytest.raises(UsageFault, match="response_format"):
+        grammars.matcher(wanted)
+
+
+def test_model_whose_tokens_cannot_write_it_is_lost_not_wrong(tmp_path: Path, start: Start) -> None:
+    vocabulary = {text: number for number, text in enumerate(["<end>", *"0123456789"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    make_model(tmp_path, vocab_size=11, bos_token_id=None, eos_token_id=0)
+    matcher = Grammars(tmp_path, 11, {0}).matcher(JSON_SCHEMA)
+    (sequence,) = start(tmp_path).run([1, 5], max_new_tokens=8, matcher=matcher)
+    assert sequence.finish is Finish.LOST
+
+
+def test_tokenizer_that_grammars_cannot_read_is_why_there_are_none() -> None:
+    with pytest.raises(ArealError, match="cannot read"):
+        Grammars(EXAMPLE, 16, {2})
+
+
+@pytest.mark.parametrize("ends", [set(), {END}])
+def test_folder_without_what_grammars_need_says_so(tmp_path: Path, ends: set[int]) -> None:
+    if not ends:
+        write_tokenizer(tmp_path)
+    with pytest.raises(ArealError, match="no grammars"):
+        Grammars(tmp_path, 320, ends)

@@ -1,0 +1,68 @@
+"""A cut of a batch's rows holds each row once, is wide enough for it, and costs no more than any other cut."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.inference.engines.embedded.steps import Span, cut
+
+from .support import STEADY
+
+CALL = 100
+
+
+def every_cut(lengths: list[int]) -> list[list[Span]]:
+    rows = len(lengths)
+    cuts = []
+    for count in range(rows):
+        for inner in combinations(range(1, rows), count):
+            bounds = [0, *inner, rows]
+            parts = [lengths[start:stop] for start, stop in pairwise(bounds)]
+            cuts.append(
+                [
+                    Span(start, start + len(part), max(part), min(part) == max(part))
+                    for start, part in zip(bounds, parts, strict=False)
+                ]
+            )
+    return cuts
+
+
+def cost(spans: list[Span] | tuple[Span, ...]) -> int:
+    return sum(span.cost(CALL) for span in spans)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([5], [(0, 1, 5, True)]),
+        ([9] * 8, [(0, 8, 9, True)]),
+        ([300] * 6 + [10] * 6, [(0, 6, 300, True), (6, 12, 10, True)]),
+        ([12, 11, 12], [(0, 3, 12, False)]),
+        ([400, 390, 20, 25], [(0, 2, 400, False), (2, 4, 25, False)]),
+    ],
+)
+def test_rows_are_cut_where_it_pays(lengths: list[int], expected: list[tuple[int, int, int, bool]]) -> None:
+    assert cut(lengths, CALL) == tuple(Span(*each) for each in expected)
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 30, 60, 90, 300, 310]), min_size=1, max_size=9))
+@STEADY
+def test_no_cut_costs_less(lengths: list[int]) -> None:
+    assert cost(cut(lengths, CALL)) == min(map(cost, every_cut(lengths)))
+
+
+@given(st.lists(st.integers(1, 4000), min_size=1, max_size=128), st.sampled_from([0, 1, 512, 2**40]))
+@STEADY
+def test_every_row_is_in_one_span_that_holds_it(lengths: list[int], call: int) -> None:
+    spans = cut(lengths, call)
+    assert [row for span in spans for row in range(span.start, span.stop)] == list(range(len(lengths)))
+    for span in spans:
+        own = lengths[span.start : span.stop]
+        assert span.width == max(own)
+        assert span.even == (min(own) == max(own))
+    if call == 2**40:
+        assert len(spans) == 1

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal.services.http.errors import ApiError
+from areal.services.inference.gateway.routing import LiveTable
+from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, GatewayLimits, ModelEntry, Snapshot, WorkerEntry
+
+
+def table(serial: int = 0, expected: int = 1, **states: str) -> Snapshot:
+    workers = tuple(WorkerEntry(name, f"http://{name}:1", state) for name, state in states.items())
+    return Snapshot("e", serial, True, models={"m": ModelEntry("m", workers, expected)})
+
+
+def live(snapshot: Snapshot) -> LiveTable:
+    live_table = LiveTable(GatewayLimits())
+    live_table.apply(snapshot)
+    return live_table
+
+
+def routable(live_table: LiveTable, *, even_suspects: bool = False) -> set[str]:
+    return {worker.id for worker in live_table.routable("m", even_suspects=even_suspects)}
+
+
+async def test_only_ready_workers_of_a_published_model_are_routable() -> None:
+    assert routable(live(table(a=READY, b=DRAINING, c=DEAD))) == {"a"}
+    assert routable(live(table(expected=3, a=READY, b=READY))) == set()
+
+
+async def test_call_of_a_session_goes_to_who_has_its_journal() -> None:
+    states = {"a": READY, "b": READY, "c": DRAINING, "d": CORDONED}
+    workers = tuple(WorkerEntry(name, f"http://{name}:1", state, (f"tag-{name}",)) for name, state in states.items())
+    live_table = live(Snapshot("e", 0, True, models={"m": ModelEntry("m", workers)}))
+
+    def holders(tag: str, *, even_suspects: bool = True) -> list[str]:
+        return [each.id for each in live_table.routable("m", even_suspects=even_suspects, journal=tag)]
+
+    assert [holders(f"tag-{name}") for name in "abcde"] == [["a"], ["b"], [], ["d"], []]
+    live_table.suspect("http://a:1")
+    assert (holders("tag-a"), holders("tag-a", even_suspects=False)) == (["a"], [])
+
+
+async def test_suspect_is_avoided_while_others_are_ready_and_taken_when_none_is() -> None:
+    live_table = live(table(a=READY, b=READY))
+    live_table.suspect("http://a:1")
+    assert routable(live_table) == {"b"}
+    live_table.suspect("http://b:1")
+    assert routable(live_table) == set()
+    assert routable(live_table, even_suspects=True) == {"a", "b"}
+
+
+async def test_suspicion_ends_with_a_call_that_succeeds() -> None:
+    live_table = live(table(a=READY, b=READY))
+    live_table.suspect("http://a:1")
+    live_table.trust("http://a:1")
+    assert routable(live_table) == {"a", "b"}
+
+
+async def test_suspicion_ends_when_the_router_says_that_the_worker_is_back() -> None:
+    live_table = live(table(0, a=READY, b=READY))
+    live_table.suspect("http://a:1")
+    live_table.apply(table(1, a=READY, b=READY))
+    assert routable(live_table) == {"b"}  # the router has not noticed anything yet
+    live_table.apply(table(2, a=DEAD, b=READY))
+    live_table.apply(table(3, a=READY, b=READY))
+    assert routable(live_table) == {"a", "b"}
+
+
+async def test_waiters_wake_at_the_next_table() -> None:
+    live_table = live(table(0))
+    waiting = asyncio.create_task(live_table.changed(60.0), name="waiting")
+    await asyncio.sleep(0)
+    live_table.apply(table(1, a=READY))
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_model_omitted_is_the_only_one_and_400_among_several() -> None:
+    live_table = live(table(a=READY))
+    only = live_table.resolve(None)
+    assert only is not None and only.name == "m"
+    assert live_table.resolve("other") is None
+    models = {name: ModelEntry(name) for name in ("x", "y")}
+    live_table.apply(Snapshot("e", 1, True, models=models))
+    with pytest.raises(ApiError, match="x, y"):
+        live_table.resolve(None)
+
+
+async def test_limits_are_the_tables_over_our_own() -> None:
+    live_table = LiveTable(GatewayLimits(max_body_bytes=5))
+    live_table.apply(Snapshot("e", 0, True, limits={"request_timeout_seconds": 9}))
+    assert live_table.limits == GatewayLimits(max_body_bytes=5, request_timeout_seconds=9.0)
+
+
+def recording(*workers: WorkerEntry, orphans: tuple[str, ...] = (), synced: bool = True) -> LiveTable:
+    return live(Snapshot("e", 0, synced, models={"m": ModelEntry("m", workers, orphans=orphans)}))
+
+
+async def test_journals_are_known_by_their_model_also_when_nobody_serves_them() -> None:
+    table = recording(WorkerEntry("a", "http://a:1", DEAD, ("aaaaaaaa",)), orphans=("oooooooo",))
+    assert [table.model_of_journal(tag) for tag in ("aaaaaaaa", "oooooooo", "xxxxxxxx")] == ["m", "m", None]
+    assert table.records
+
+
+async def test_unknown_journal_is_nobodys_only_where_all_were_heard() -> None:
+    heard, unheard = WorkerEntry("a", "http://a:1"), WorkerEntry("b", "http://b:1", heard=False)
+    assert recording(heard).all_heard
+    assert not recording(heard, unheard).all_heard
+    assert recording().all_heard
+    assert not recording(synced=False).all_heard  # a router that just started
+    assert recording(heard, synced=False).all_heard
+
+
+async def test_cordoned_worker_gets_the_calls_of_its_sessions_and_no_others() -> None:
+    workers = (
+        WorkerEntry("a", "http://a", CORDONED, journals=("old",)),
+        WorkerEntry("b", "http://b", READY, journals=("new",)),
+        WorkerEntry("c", "http://c", DRAINING, journals=("gone",)),
+    )
+    live_table = live(Snapshot("e", 1, True, models={"m": ModelEntry("m", workers)}))
+    assert routable(live_table) == {"b"}
+    for journal, addr in (("old", {"http://a"}), ("new", {"http://b"}), ("gone", set()), ("none", set())):
+        found = live_table.routable("m", even_suspects=True, journal=journal)
+        assert {worker.addr for worker in found} == addr

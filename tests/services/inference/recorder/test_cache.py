@@ -1,0 +1,143 @@
+"""Sessions in memory: what readers see, what changes see, what is left after each batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from areal.services.http.errors import ApiError
+from areal.services.inference.recorder.cache import LONGEST, CachedSession, CachedTurns, SessionCache, find_parent
+from areal.services.inference.recorder.journal import SessionJournal
+from areal.services.inference.recorder.session import SessionRecord, Trajectory
+from tests.services.inference.recorder.support import Calls, answer, check_warm, journal_in, start, user
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[SessionJournal]:
+    journal = await journal_in(tmp_path / "journal")
+    yield journal
+    await journal.close()
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+def warm_session(number: int, turns: int = 0) -> CachedSession:
+    held = CachedSession(SessionRecord(number, "task", "", 0.0), KEY + bytes([number % 256]), Trajectory(0, 0), None)
+    held.add([((number * 2**32 + seq, 1, b"t"), None) for seq in range(turns)])
+    return held
+
+
+def held_numbers(sessions: SessionCache) -> list[int]:
+    return [held.session.number for held in sessions]
+
+
+def test_put_past_the_bound_drops_what_was_used_least() -> None:
+    sessions = SessionCache(most=10)
+    for number in (1, 2, 3):
+        sessions.put(warm_session(number, turns=2))
+    assert sessions.get(1) is not None  # 2 is now the least used
+    sessions.put(warm_session(4, turns=2))
+    assert held_numbers(sessions) == [3, 1, 4]
+    assert sessions.by_key(KEY + b"\x02") is None and sessions.by_key(KEY + b"\x04") == 4
+
+
+def test_draft_is_not_seen_by_readers_before_its_batch_is_committed() -> None:
+    sessions = SessionCache()
+    sessions.put(warm_session(1))
+    pending = sessions.pending(1)
+    assert pending is not None
+    row = 2**32
+    sessions.follow(pending, Trajectory(0, 0), [((row, 3, b"d"), b"after")])
+    held = sessions.get(1)
+    assert held is not None and held.newest is None and CachedTurns(held, row).completing([b"after"]) == []
+    again = sessions.pending(1)
+    assert again is pending and CachedTurns(held, row, again.added).completing([b"after"]) == [(row, 3, b"d")]
+    sessions.settle(committed=True)
+    assert held.newest == row and CachedTurns(held, row).completing([b"after"]) == [(row, 3, b"d")]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_forgotten_session_goes_when_its_batch_is_committed_only(committed: bool) -> None:
+    sessions = SessionCache()
+    sessions.put(warm_session(1))
+    sessions.forget(1)
+    assert sessions.pending(1) is None and sessions.get(1) is not None
+    sessions.settle(committed=committed)
+    assert (sessions.get(1) is None) == committed
+
+
+def test_session_read_anew_while_its_batch_runs_is_not_mixed_with_it() -> None:
+    sessions = SessionCache()
+    sessions.put(warm_session(1))
+    pending = sessions.pending(1)
+    assert pending is not None
+    sessions.follow(pending, Trajectory(0, 0), [((2**32, 3, b"d"), None)])
+    sessions.put(warm_session(1))
+    assert sessions.pending(1) is None
+    sessions.settle(committed=True)
+    assert sessions.get(1) is None
+
+
+def test_session_that_grows_too_long_is_dropped() -> None:
+    sessions = SessionCache()
+    sessions.put(warm_session(1, turns=LONGEST))
+    pending = sessions.pending(1)
+    assert pending is not None
+    sessions.follow(pending, Trajectory(0, 0), [((2**32 + LONGEST, 3, b"d"), None)])
+    sessions.settle(committed=True)
+    assert sessions.get(1) is None
+
+
+def test_warm_turns_give_the_parent_that_the_disk_gives() -> None:
+    held = warm_session(1, turns=3)
+    turns = CachedTurns(held, 2**32 + 1)
+    assert find_parent(turns, None, None) is None
+    assert [turn[0] - 2**32 for turn in turns.newest(64)] == [1, 2]
+
+
+async def test_calls_at_once_in_one_session_agree_with_the_disk(journal: SessionJournal, calls: Calls) -> None:
+    number, _ = await start(journal)
+    first = calls.tokens([1, 2], messages=[user("a")])
+    await journal.record(number, first)
+    said = answer([7])
+    branches = [calls.tokens([1, 2, 7, 0, 5 + n], messages=[user("a"), said, user(f"b{n}")], n=2) for n in range(5)]
+    recorded = await asyncio.gather(*(journal.record(number, call) for call in branches))
+    assert len({one.first for one in recorded}) == 5
+    check_warm(journal)
+    session = journal.session(number)
+    assert session is not None
+    turns = (await journal.turns(session, journal.trajectories(number)[0])).turns
+    assert [turn.parent for turn in turns] == [None] + [0] * 10 and all(turn.joined for turn in turns[1:])
+
+
+async def test_failed_commit_leaves_what_was_there_before(journal: SessionJournal, calls: Calls) -> None:
+    number, _ = await start(journal)
+    await journal.record(number, calls.tokens([1, 2], messages=[user("a")]))
+    journal.commits._db.execute("PRAGMA query_only=1")
+    with pytest.raises(ApiError) as failed:
+        await journal.record(number, calls.tokens([1, 2, 7, 0, 5], messages=[user("a"), answer([7]), user("b")]))
+    assert failed.value.status in (500, 507)
+    journal.commits._db.execute("PRAGMA query_only=0")
+    check_warm(journal)
+    recorded = await journal.record(number, calls.tokens([1, 2, 7, 0, 6], messages=[user("a"), answer([7]), user("c")]))
+    assert recorded.first % 2**32 == 1
+    check_warm(journal)
+
+
+async def test_key_that_moves_to_a_new_session_opens_that_one(journal: SessionJournal, calls: Calls) -> None:
+    number, _ = await start(journal, key="sk-own")
+    digest = journal.cache.get(number)
+    assert digest is not None and digest.key is not None and journal.session_by_key(digest.key) == number
+    await journal.record(number, calls.tokens([1, 2]))
+    await journal.reward(number, 1.0)
+    following, _ = await start(journal, key="sk-own")
+    assert following != number and journal.session_by_key(digest.key) == following
+    check_warm(journal)

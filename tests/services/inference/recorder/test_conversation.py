@@ -1,0 +1,109 @@
+"""How turns know which one they continue, and names that say where."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.services.inference.recorder import session as names
+from areal.services.inference.recorder.records import (
+    CorruptRecord,
+    TokenPrefix,
+    begins_with,
+    digest_conversation,
+    pack,
+    text_digest,
+    token_digest,
+    unpack,
+    version_runs,
+)
+
+ASSISTANT = {"role": "assistant", "content": "yes"}
+
+
+@pytest.mark.parametrize(
+    "echoed",
+    [
+        {"role": "assistant", "content": "yes", "refusal": None, "annotations": []},
+        {"content": "yes", "role": "assistant", "tool_calls": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+    ],
+)
+def test_answer_sent_back_in_other_words_is_the_same(echoed: dict[str, Any]) -> None:
+    asked = [{"role": "user", "content": "is it?"}]
+    assert digest_conversation([*asked, echoed]).answered == (digest_conversation(asked).after(ASSISTANT),)
+
+
+@pytest.mark.parametrize(
+    "other", [{"role": "assistant", "content": "yes "}, {"role": "user", "content": "yes"}, {"role": "assistant"}]
+)
+def test_another_answer_is_another_conversation(other: dict[str, Any]) -> None:
+    assert digest_conversation([ASSISTANT]).whole != digest_conversation([other]).whole
+
+
+def test_tool_call_arguments_may_come_as_text_or_decoded() -> None:
+    def call(arguments: object) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": arguments}}]}
+
+    assert digest_conversation([call('{"a": 1}')]) == digest_conversation([call({"a": 1})])
+    assert digest_conversation([call('{"a": 1}')]) != digest_conversation([call({"a": 2})])
+    assert digest_conversation([call("no json")]) == digest_conversation([call("no json")])
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.lists(st.integers(0, 40), max_size=6))
+def test_token_prefixes_are_those_of_the_tokens(tokens: list[int], lengths: list[int]) -> None:
+    found = TokenPrefix(array("i", tokens)).digests(lengths)
+    assert found == {length: token_digest(array("i", tokens[:length])) for length in lengths if length <= len(tokens)}
+
+
+@given(st.text(), st.text())
+def test_text_mark_knows_its_continuations(text: str, more: str) -> None:
+    assert begins_with(text + more, text_digest(text))
+    assert not begins_with("x" + text, text_digest("y" + text))
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_runs_of_versions_are_those_versions(versions: list[int]) -> None:
+    data = pack({"shared": 0, "versions": version_runs(versions)}, array("i"), array("i"), array("f"))
+    assert unpack(data, "it").versions().tolist() == versions
+
+
+@given(st.data())
+def test_any_changed_byte_of_a_record_is_noticed(data: st.DataObject) -> None:
+    packed = pack({"shared": 0, "versions": [(1, 2)]}, array("i", [1, 2]), array("i", [3]), array("f", [0.5]))
+    place = data.draw(st.integers(0, len(packed) - 1))
+    bit = 1 << data.draw(st.integers(0, 7))
+    damaged = packed[:place] + bytes([packed[place] ^ bit]) + packed[place + 1 :]
+    with pytest.raises(CorruptRecord, match="the thing"):
+        unpack(damaged, "the thing")
+    with pytest.raises(CorruptRecord):
+        unpack(packed[:place], "it")
+
+
+@given(st.text(min_size=1, max_size=40), st.integers(0, 10**9 - 1))
+def test_session_name_survives_any_task_id(task: str, number: int) -> None:
+    name = names.SessionName(task, names.new_tag(), number)
+    assert names.SessionName.parse(str(name)) == name
+
+
+def test_names_carry_their_journals_tag() -> None:
+    tag = names.new_tag()
+    assert names.tag_of_key(names.new_session_key(tag)) == tag
+    assert names.tag_of_answer(names.new_answer_id("chatcmpl-", tag)) == tag
+    assert names.tag_of_answer(names.new_answer_id("chatcmpl-", tag) + "-3") == tag
+    for parsed in (names.GroupName(tag, 1, 2), names.ExportName(tag, 3, "0123abcd"), names.LeaseName(tag, 4, 5)):
+        assert type(parsed).parse(str(parsed)) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "my-own-key", "sk-short", "sk-aaaaaaaa-", "sk-AAAAAAAA-" + "x" * 43])
+def test_foreign_keys_have_no_tag(text: str) -> None:
+    assert names.tag_of_key(text) is None
+    assert names.SessionName.parse(text) is None
+
+
+def test_answer_id_without_a_journal_has_no_tag() -> None:
+    assert names.tag_of_answer(names.new_answer_id("chatcmpl-", None)) is None

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from areal.wire.fields import FieldError, read_fields, write_fields
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Whole:
+    count: int = field(metadata={"least": 1})
+    seconds: float = field(default=1.0, metadata={"above": 0})
+    kind: Literal["a", "b"] = "a"
+    exact: bool = False
+    file: str | None = None
+    parts: tuple[Part, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    free: Mapping[str, Any] = field(default_factory=dict)
+
+
+FULL = {
+    "count": 2,
+    "seconds": 3,
+    "kind": "b",
+    "exact": True,
+    "file": "x",
+    "parts": [{"name": "p"}, {"name": "q", "weight": 0.5}],
+    "labels": {"k": "v"},
+    "free": {"k": [1, None]},
+}
+
+
+def test_read_fields_full_object_builds_every_field() -> None:
+    read = read_fields(Whole, FULL)
+    assert read == Whole(2, 3.0, "b", True, "x", (Part("p"), Part("q", 0.5)), {"k": "v"}, {"k": [1, None]})
+    assert type(read.seconds) is float
+
+
+def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
+    assert write_fields(Whole(1)) == {"count": 1}
+    assert read_fields(Whole, write_fields(read_fields(Whole, FULL))) == read_fields(Whole, FULL)
+
+
+@pytest.mark.parametrize(
+    ("changed", "at_fault", "problem"),
+    [
+        ({"cuont": 1}, "cuont", "is not a known field"),
+        ({"count": None}, "count", "must be a whole number, not None"),
+        ({"count": True}, "count", "must be a whole number, not True"),
+        ({"count": 1.0}, "count", "must be a whole number, not 1.0"),
+        ({"count": 0}, "count", "must be at least 1, not 0"),
+        ({"seconds": 0}, "seconds", "must be above 0, not 0"),
+        ({"seconds": float("nan")}, "seconds", "must be a number, not nan"),
+        ({"kind": "c"}, "kind", "must be one of a, b, not 'c'"),
+        ({"exact": 1}, "exact", "must be true or false, not 1"),
+        ({"file": 3}, "file", "must be a string or null, not 3"),
+        ({"parts": "p"}, "parts", "must be a list, not 'p'"),
+        ({"parts": [{"name": "p"}, {}]}, "parts[1].name", "is required"),
+        ({"labels": {"k": 1}}, "labels.k", "must be a string, not 1"),
+        ({"free": []}, "free", "must be an object, not []"),
+    ],
+)
+def test_read_fields_wrong_field_is_named(changed: dict[str, Any], at_fault: str, problem: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        read_fields(Whole, FULL | changed)
+    assert caught.value.field == at_fault
+    assert caught.value.problem.startswith(problem)
+
+
+def test_read_fields_missing_or_no_object_is_refused() -> None:
+    with pytest.raises(FieldError, match=r"^count is required$"):
+        read_fields(Whole, {})
+    with pytest.raises(FieldError, match=r"^must be an object$"):
+        read_fields(Whole, [1])

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.wire.routing import DEAD, DRAINING, READY, Followed, GatewayLimits, ModelEntry, Snapshot, WorkerEntry
+
+
+def model(name: str, *addrs: str, state: str = READY, expected: int = 1) -> ModelEntry:
+    return ModelEntry(name, tuple(WorkerEntry(addr, f"http://{addr}", state) for addr in addrs), expected)
+
+
+def snapshot(epoch: str, serial: int, *models: ModelEntry, synced: bool = False, **more: object) -> Snapshot:
+    return Snapshot(epoch, serial, synced, models={item.name: item for item in models}, **more)  # type: ignore[arg-type]
+
+
+def addrs(followed: Followed, name: str) -> set[str]:
+    entry = followed.table.models.get(name)
+    return {worker.id for worker in entry.workers} if entry else set()
+
+
+def test_first_table_unsynced_is_followed_and_so_are_its_removals() -> None:
+    followed = Followed().follow(snapshot("e1", 1, model("m", "a", "b"))).follow(snapshot("e1", 2, model("m", "b")))
+    assert addrs(followed, "m") == {"b"}
+
+
+def test_router_restarted_empty_removes_nothing() -> None:
+    before = Followed().follow(snapshot("e1", 7, model("m", "a", "b"), synced=True))
+    after = before.follow(snapshot("e2", 0))
+    assert addrs(after, "m") == {"a", "b"}
+
+
+def test_router_restarted_adds_and_updates_at_once() -> None:
+    before = Followed().follow(snapshot("e1", 7, model("m", "a", "b"), synced=True))
+    after = before.follow(snapshot("e2", 1, model("m", "a", state=DRAINING), model("n", "c")))
+    assert addrs(after, "m") == {"a", "b"} and addrs(after, "n") == {"c"}
+    assert {worker.id: worker.state for worker in after.table.models["m"].workers} == {"a": DRAINING, "b": READY}
+
+
+def test_router_restarted_removes_once_it_is_synced() -> None:
+    before = Followed().follow(snapshot("e1", 7, model("m", "a", "b"), synced=True))
+    after = before.follow(snapshot("e2", 1, model("m", "a"))).follow(snapshot("e2", 2, model("m", "a"), synced=True))
+    assert addrs(after, "m") == {"a"}
+
+
+def test_router_restarted_keeps_the_strategy_and_limits_in_force_until_synced() -> None:
+    before = Followed().follow(snapshot("e1", 1, synced=True, strategy="prefix", limits={"max_body_bytes": 5}))
+    unsynced = before.follow(snapshot("e2", 0))
+    assert (unsynced.table.strategy, dict(unsynced.table.limits)) == ("prefix", {"max_body_bytes": 5})
+    assert unsynced.follow(snapshot("e2", 1, synced=True)).table.strategy == "auto"
+
+
+def recording(*workers: WorkerEntry, orphans: tuple[str, ...] = ()) -> ModelEntry:
+    return ModelEntry("m", workers, orphans=orphans)
+
+
+def test_router_restarted_keeps_the_journals_of_workers_that_it_has_not_heard_from() -> None:
+    known = WorkerEntry("a", "http://a", journals=("aaaaaaaa",))
+    unheard = WorkerEntry("a", "http://a", DEAD, heard=False)
+    before = Followed().follow(snapshot("e1", 1, recording(known, orphans=("oooooooo",)), synced=True))
+    (worker,) = before.follow(snapshot("e2", 1, recording(unheard))).table.models["m"].workers
+    assert (worker.state, worker.journals, worker.heard) == (DEAD, ("aaaaaaaa",), True)
+    after = before.follow(snapshot("e2", 2, recording(WorkerEntry("a", "http://a", journals=("cccccccc",)))))
+    assert after.table.models["m"].workers[0].journals == ("cccccccc",)
+    assert after.table.models["m"].orphans == ("oooooooo",)
+
+
+def test_two_restarts_in_a_row_still_remove_nothing() -> None:
+    followed = Followed().follow(snapshot("e1", 7, model("m", "a"), synced=True))
+    followed = followed.follow(snapshot("e2", 1, model("n", "b"))).follow(snapshot("e3", 0))
+    assert addrs(followed, "m") == {"a"} and addrs(followed, "n") == {"b"}
+
+
+def test_older_serial_of_the_same_epoch_changes_nothing() -> None:
+    followed = Followed().follow(snapshot("e1", 5, model("m", "a"), synced=True))
+    assert followed.follow(snapshot("e1", 4, synced=True)) is followed
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["e1", "e2", "e3"]), st.booleans(), st.sets(st.sampled_from("abcd"))), max_size=12
+    )
+)
+def test_no_unsynced_new_epoch_ever_loses_a_worker(history: list[tuple[str, bool, set[str]]]) -> None:
+    followed = Followed()
+    for serial, (epoch, synced, workers) in enumerate(history):
+        before, same_epoch = addrs(followed, "m"), epoch == followed.table.epoch
+        followed = followed.follow(snapshot(epoch, serial, model("m", *sorted(workers)), synced=synced))
+        if synced:
+            assert addrs(followed, "m") == workers
+        elif not same_epoch:
+            assert addrs(followed, "m") == before | workers
+
+
+def test_snapshot_survives_json() -> None:
+    workers = WorkerEntry("a", "http://a", DEAD, ("aaaaaaaa", "bbbbbbbb")), WorkerEntry("b", "http://b", heard=False)
+    original = snapshot(
+        "e1",
+        3,
+        ModelEntry("m", workers, expected=2, orphans=("oooooooo",)),
+        synced=True,
+        strategy="prefix",
+        limits={"max_queued_requests": 3},
+    )
+    assert Snapshot.from_json(json.loads(json.dumps(original.to_json()))) == original
+
+
+def test_snapshot_of_a_newer_router_with_fields_we_do_not_know_is_read() -> None:
+    data = snapshot("e1", 3, model("m", "a")).to_json()
+    data["news"] = 1
+    data["models"]["m"]["news"] = data["models"]["m"]["workers"][0]["news"] = 1
+    assert Snapshot.from_json(data) == snapshot("e1", 3, model("m", "a"))
+
+
+def test_model_is_published_once_the_expected_workers_are_known() -> None:
+    assert not model("m", "a", expected=2).published
+    assert model("m", "a", "b", expected=2).published
+    assert not model("m", expected=0).published
+
+
+def test_limits_updated_keep_what_is_not_given() -> None:
+    assert GatewayLimits(1, 2.0, 3).updated({"request_timeout_seconds": 9}) == GatewayLimits(1, 9.0, 3)
+
+
+@pytest.mark.parametrize(
+    "given_limits", [{"nope": 1}, {"max_body_bytes": -1}, {"max_body_bytes": True}, {"max_body_bytes": "1"}]
+)
+def test_limits_that_are_none_are_refused(given_limits: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="limit"):
+        GatewayLimits().updated(given_limits)

@@ -1,0 +1,56 @@
+"""Sampling parameters over the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal.errors import UsageFault
+from areal.wire.sampling import SamplingParams, parse_sampling
+
+
+def test_parse_of_nothing_gives_defaults() -> None:
+    assert parse_sampling({}, 100) == SamplingParams()
+    assert parse_sampling({"temperature": None, "seed": None, "logit_bias": None}, 100) == SamplingParams()
+
+
+def test_parse_of_every_field_keeps_it() -> None:
+    raw = {
+        "max_new_tokens": 5, "min_new_tokens": 2, "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1,
+        "seed": 2**63 - 1, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1.5,
+        "logit_bias": {"7": -100},
+        "stop_token_ids": [1, 2], "ignore_eos": True, "n": 3, "top_logprobs": 4,
+    }  # fmt: skip
+    parsed = parse_sampling(raw, 100)
+    assert parsed.greedy
+    assert not SamplingParams(top_k=-1).filters
+    assert (parsed.seed, parsed.logit_bias, parsed.stop_token_ids) == (2**63 - 1, {7: -100.0}, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"temperature": -1}, "temperature must be between 0 and 2,"),
+        ({"temperature": "hot"}, "temperature must be a number"),
+        ({"temperature": float("nan")}, "temperature must be a number"),
+        ({"top_p": True}, "top_p must be a number"),
+        ({"top_k": 1.5}, "top_k must be a whole number"),
+        ({"n": 0}, "n must be between 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be between 1"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
+        ({"stop_token_ids": [100]}, "stop_token_ids must be between 0 and 99"),
+        ({"logit_bias": [1]}, "logit_bias must map"),
+        ({"logit_bias": {"x": 1}}, "logit_bias must be a whole number"),
+        ({"logit_bias": {"100": 1}}, "logit_bias must be between 0 and 99"),
+        ({"ignore_eos": 1}, "ignore_eos must be true or false"),
+        ({"beams": 4}, "beams is not a sampling parameter"),
+    ],
+)
+def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageFault, match=said):
+        parse_sampling(raw, 100)
+
+
+def test_parse_of_empty_nucleus_is_the_most_likely_token() -> None:
+    assert parse_sampling({"top_p": 0}, 100).top_k == 1
