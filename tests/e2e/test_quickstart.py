@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +125,15 @@ def test_gateway_without_a_key_answers_401(served: Box) -> None:
     assert json.load(caught.value)["error"]["type"] == "authentication_error"
 
 
+def pieces(client: Any) -> list[str]:
+    """The texts of a stream of 100 tokens, without the empty ones."""
+    endless = {"ignore_eos": True}
+    with client.completions.create(
+        model="reverse", prompt="1", max_tokens=100, stream=True, extra_body=endless
+    ) as stream:
+        return [chunk.choices[0].text for chunk in stream if chunk.choices and chunk.choices[0].text]
+
+
 def test_openai_sdk_streamed_and_not_agree(served: Box) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key, max_retries=0, timeout=30)
@@ -132,12 +142,7 @@ def test_openai_sdk_streamed_and_not_agree(served: Box) -> None:
     with client.chat.completions.create(model="reverse", messages=messages, temperature=0, stream=True) as stream:
         parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
     assert "".join(parts) == whole.choices[0].message.content
-    endless = {"ignore_eos": True}  # long enough that a busy machine cannot put it into one piece
-    with client.completions.create(
-        model="reverse", prompt="1", max_tokens=100, stream=True, extra_body=endless
-    ) as stream:
-        pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
-    assert len([piece for piece in pieces if piece]) > 1
+    assert any(len(pieces(client)) > 1 for _ in range(20))  # a busy machine may put an answer into one piece
     assert [model.id for model in client.models.list()] == ["reverse"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from areal.api.cli_args import MicroBatchSpec
+from areal.training.__main__ import end
 from areal.training.checkpoints import Checkpoints
 from areal.training.data.batches import lengths, select
 from areal.training.data.packing import spread
@@ -25,24 +26,31 @@ from tests.training.engines.models import (
 )
 
 model, out = (Path(argument) for argument in sys.argv[1:3])
-with joined_ranks(timeout_s=60) as ranks:
-    engine = FSDPEngine(config(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=40)), ranks, total_steps=4)
-    whole = batch()
-    mine = select(whole, spread(lengths(whole), ranks.size)[ranks.rank])
-    updates = [engine.train_batch(mine, sft, tokens) for _ in range(2)]
-    loss = engine.eval_batch(mine, sft, tokens)
-    with Checkpoints(out / "checkpoints").writing(2, ranks) as (folder, state):
-        engine.save_checkpoint(folder / "actor")
-        state["step"] = 2
-    engine.save_model(out / "model")
-    few_or_many = ([0, 1], [2, 3, 4, 5, 6, 7])[ranks.rank]
-    gradients = {}
-    for reduced in ("float32", "bfloat16"):
-        spec = MicroBatchSpec(max_tokens_per_mb=20)
-        still = FSDPEngine(config(model, mb_spec=spec, optimizer=STILL, grad_reduce_dtype=reduced), ranks)
-        for mode in AGGREGATIONS if reduced == "float32" else AGGREGATIONS[:1]:
-            gradients[mode, reduced] = policy_gradient(still, select(policy_batch(), few_or_many), mode)
-    if ranks.is_first:
-        torch.save(gradients, out / "gradients.pt")
-        seen = {"norms": [u.grad_norm for u in updates], "losses": [u.loss for u in updates], "eval": loss}
-        (out / "seen.json").write_text(json.dumps(seen))
+
+
+def main() -> int:
+    with joined_ranks(timeout_s=60) as ranks:
+        engine = FSDPEngine(config(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=40)), ranks, total_steps=4)
+        whole = batch()
+        mine = select(whole, spread(lengths(whole), ranks.size)[ranks.rank])
+        updates = [engine.train_batch(mine, sft, tokens) for _ in range(2)]
+        loss = engine.eval_batch(mine, sft, tokens)
+        with Checkpoints(out / "checkpoints").writing(2, ranks) as (folder, state):
+            engine.save_checkpoint(folder / "actor")
+            state["step"] = 2
+        engine.save_model(out / "model")
+        few_or_many = ([0, 1], [2, 3, 4, 5, 6, 7])[ranks.rank]
+        gradients = {}
+        for reduced in ("float32", "bfloat16"):
+            spec = MicroBatchSpec(max_tokens_per_mb=20)
+            still = FSDPEngine(config(model, mb_spec=spec, optimizer=STILL, grad_reduce_dtype=reduced), ranks)
+            for mode in AGGREGATIONS if reduced == "float32" else AGGREGATIONS[:1]:
+                gradients[mode, reduced] = policy_gradient(still, select(policy_batch(), few_or_many), mode)
+        if ranks.is_first:
+            torch.save(gradients, out / "gradients.pt")
+            seen = {"norms": [u.grad_norm for u in updates], "losses": [u.loss for u in updates], "eval": loss}
+            (out / "seen.json").write_text(json.dumps(seen))
+    return 0
+
+
+end(main)

@@ -165,12 +165,19 @@ class JournalSessionRoutes:
 
     async def human(self, request: Request) -> Response:
         """Where the human in the loop last spoke here, and when. Each journal has a session of theirs; the gateway asks
-        all data proxies."""
+        all data proxies. ``elsewhere``: the journals of others as they are now: the router may not know all of them."""
         spoke = [
             (journal.spoke_at(HITL_SESSION) or 0.0, journal is self._store.own, journal.tag) for journal in self._store
         ]
         at, _, tag = max(spoke)
-        return json_response({"session_id": str(SessionName(HITL, tag, HITL_SESSION)), "spoke_at": at or None})
+        return json_response(
+            {
+                "session_id": str(SessionName(HITL, tag, HITL_SESSION)),
+                "spoke_at": at or None,
+                "journals": list(self._store.journals),
+                "elsewhere": list(self._store.others()),
+            }
+        )
 
     async def sessions(self, request: Request) -> Response:
         """A page of them in the order in which they were started; ``after`` is the last id of the page before."""

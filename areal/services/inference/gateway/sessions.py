@@ -299,7 +299,8 @@ class HitlSessions:
         while True:
             answers = await self._journals.each("/rl/human", headers, _ASK_S, model)
             told = [reply.object() for reply in answers.values() if reply.status == 200]
-            away = self._journals.away(answers, model)
+            held = {tag for each in told for tag in each["journals"]}
+            away = {*self._journals.away(answers, model), *(tag for each in told for tag in each["elsewhere"])} - held
             if told and not away:
                 latest = max(told, key=lambda each: (each["spoke_at"] or 0.0, each["session_id"]))
                 return str(latest["session_id"])

@@ -68,6 +68,11 @@ class JournalStore:
     def journal(self, tag: str) -> SessionJournal | None:
         return self.journals.get(tag)
 
+    def others(self) -> tuple[str, ...]:
+        """Tags of the journals under the root that this process does not hold and can read, as they are now."""
+        folders = other_folders(self.root, {journal.folder.path for journal in self})
+        return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
+
     def holder_of_key(self, key: bytes) -> tuple[SessionJournal, int] | None:
         """The journal and number of the session that this key opens. A session of one journal may have a key that
         another one made: keys are used again."""
@@ -126,11 +131,7 @@ class JournalStore:
                 if (tag := await self._adopt(path, after_s)) is not None:
                     adopted.append(tag)
             self._siblings = any(path in self._held_elsewhere for path in candidates)
-            self.elsewhere = tuple(
-                tag
-                for path in candidates
-                if path not in self.unreadable and (tag := read_tag(path)) is not None and tag not in adopted
-            )
+            self.elsewhere = self.others()
             if adopted:
                 self._wake()
             return adopted
@@ -234,7 +235,7 @@ async def open_journal_store(
     try:
         folder = _first_free(root, uid)
         store = JournalStore(root, await open_journal(folder, retention), adopt_after_s)
-        store.elsewhere = tuple(filter(None, map(read_tag, other_folders(root, {folder.path}))))
+        store.elsewhere = store.others()
         return store
     except (OSError, sqlite3.Error) as error:
         hint = "move the folder away to start without what is recorded in it, or name another --state-dir"
