@@ -101,8 +101,20 @@ class RegistrationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataProxyConfig(ServeConfig):
-    """``state_dir`` and the fields after it: the store of the model's journals."""
+class Retention:
+    """How long the journals of a model keep what they record."""
+
+    reward_finish_timeout: float = option(0.0, "seconds from the last reward to the end of its trajectory", least=0)
+    export_retention: float = option(600.0, "seconds that an export stays repeatable", least=0)
+    visibility_timeout: float = option(60.0, "seconds until a lease that is not acknowledged is given again", least=0)
+    session_ttl: float = option(3600.0, "seconds until an idle, unrewarded session ends", least=0)
+    ready_ttl: float = option(86400.0, "seconds until a ready trajectory that nobody fetches is dropped", least=0)
+    hitl_turns: int = option(256, least=1)  # unrewarded turns of the human in the loop before a new trajectory opens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataProxyConfig(ServeConfig, Retention):
+    """``state_dir``: the store of the model's journals."""
 
     port: int = option(8082, "0 takes a free one", least=0)
     model: str = required("the name under which callers know the model")
@@ -126,8 +138,3 @@ class DataProxyConfig(ServeConfig):
     registration: RegistrationConfig | None = option(None, "JSON: how it registers at its router (default: not at all)")
     state_dir: str | None = option(None, "folder of this model's journals; without it no sessions")
     adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
-    reward_finish_timeout: float = option(0.0, "seconds from the last reward to the end of its trajectory", least=0)
-    export_retention: float = option(600.0, "seconds that an export stays repeatable", least=0)
-    visibility_timeout: float = option(60.0, "seconds until a lease that is not acknowledged is given again", least=0)
-    session_ttl: float = option(3600.0, "seconds until an idle, unrewarded session ends", least=0)
-    ready_ttl: float = option(86400.0, "seconds until a ready trajectory that nobody fetches is dropped", least=0)

@@ -38,7 +38,7 @@ from areal.services.inference.data_proxy.tools import load_parsers
 from areal.services.inference.data_proxy.weights import WeightRoutes, WeightSync
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import Dialect
-from areal.services.inference.recorder.session import Retention, TrajectoryPhase
+from areal.services.inference.recorder.session import TrajectoryPhase
 from areal.services.inference.recorder.storage import REGISTRATIONS
 from areal.services.inference.recorder.store import JournalStore, open_journal_store
 from areal.wire.processes import DataProxyConfig, RegistrationConfig
@@ -58,16 +58,9 @@ async def open_store(config: DataProxyConfig) -> AsyncIterator[JournalStore | No
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageFault(f"cannot make the state folder {root}: {error.strerror}") from error
-    retention = Retention(
-        finish_timeout_s=config.reward_finish_timeout,
-        export_retention_s=config.export_retention,
-        visibility_timeout_s=config.visibility_timeout,
-        session_ttl_s=config.session_ttl,
-        ready_ttl_s=config.ready_ttl,
-    )
     # The run's uid, so that a restarted process finds its own journal again.
     uid = os.environ.get(_RUN_UID) or f"manual-{uuid4().hex[:12]}"
-    store = await open_journal_store(root, uid, retention, adopt_after_s=config.adopt_after)
+    store = await open_journal_store(root, uid, config, adopt_after_s=config.adopt_after)
     try:
         async with background("journal-upkeep", store.run):
             yield store

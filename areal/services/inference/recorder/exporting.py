@@ -28,7 +28,6 @@ from areal.services.inference.recorder.rows import RewardOverflow, Style
 from areal.services.inference.recorder.session import (
     HITL,
     ExportName,
-    Retention,
     SessionName,
     SessionRecord,
     SessionState,
@@ -39,6 +38,7 @@ from areal.services.inference.recorder.session import (
 )
 from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.tables import Report, SessionTables, session_rows
+from areal.wire.processes import Retention
 
 TrajectoryKey = tuple[int, int]  # session, trajectory
 Errors = tuple[dict[str, Any], ...]
@@ -317,7 +317,7 @@ def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int)
 
 def _soonest(retention: Retention) -> float:
     """The least age at which a session can expire."""
-    return min(retention.session_ttl_s, retention.ready_ttl_s)
+    return min(retention.session_ttl, retention.ready_ttl)
 
 
 def _free_pages(tables: SessionTables) -> int:
@@ -373,7 +373,7 @@ def _expire(tables: SessionTables, session: SessionRecord, now: float, retention
         (last_at,) = tables.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
         rewarded = tables.db.execute("SELECT at FROM rewards WHERE interaction=?", (newest,)).fetchone()
         last_at = max(last_at, rewarded[0]) if rewarded else last_at
-    if now - last_at < (retention.ready_ttl_s if waiting else retention.session_ttl_s):
+    if now - last_at < (retention.ready_ttl if waiting else retention.session_ttl):
         return 0
     tables.delete_session(session.number)
     return 1
@@ -396,7 +396,7 @@ def _expire_hitl(
         if newest is None or item.phase is TrajectoryPhase.TAKEN:
             continue
         (at,) = tables.db.execute("SELECT at FROM interactions WHERE id=?", (newest,)).fetchone()
-        ttl = retention.session_ttl_s if item.phase is TrajectoryPhase.OPEN else retention.ready_ttl_s
+        ttl = retention.session_ttl if item.phase is TrajectoryPhase.OPEN else retention.ready_ttl
         left_behind = item.phase is TrajectoryPhase.OPEN and last - newest > retention.hitl_turns
         if left_behind or now - at >= ttl:
             try:

@@ -53,7 +53,6 @@ from areal.services.inference.recorder.rows import (
 from areal.services.inference.recorder.session import (
     ExportName,
     GroupName,
-    Retention,
     SessionName,
     SessionRecord,
     Trajectory,
@@ -74,6 +73,7 @@ from areal.services.inference.recorder.storage import (
     store_failure,
 )
 from areal.services.inference.recorder.tables import SessionTables, row_id, session_rows
+from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class SessionJournal:
         return recorded
 
     async def reward(self, session: int, value: float, interaction_id: str | None = None) -> RewardAnswer:
-        finish = self.retention.finish_timeout_s
+        finish = self.retention.reward_finish_timeout
         answer = await self._change(
             lambda now: changes.reward(self._write, session, value, interaction_id, now, finish)
         )
@@ -319,7 +319,7 @@ class SessionJournal:
 
     async def export(self, request: ExportRequest) -> tuple[StoredExport, Export]:
         """Raises 404, 425, 400, and 500 where all of it is damaged; nothing is taken then."""
-        retention = self.retention.export_retention_s
+        retention = self.retention.export_retention
         while True:
             chosen, items, built = await self._read_apart(lambda tables: self._build(tables, request))
             errors = tuple(built.errors)

@@ -63,22 +63,6 @@ class SessionState(IntEnum):
     REMOVED = 2  # its key is void; the rows stay until its exports are released
 
 
-@dataclass(frozen=True)
-class Retention:
-    """How long things live, in seconds, and how much the human-in-the-loop session holds unrewarded.
-
-    ``session_ttl_s``: an idle session without a ready trajectory. ``ready_ttl_s``: one whose trajectories nobody
-    fetched. ``hitl_turns``: turns of its open trajectory before the next one is opened.
-    """
-
-    finish_timeout_s: float = 0.0
-    export_retention_s: float = 600.0
-    visibility_timeout_s: float = 60.0
-    session_ttl_s: float = 3600.0
-    ready_ttl_s: float = 24 * 3600.0
-    hitl_turns: int = 256
-
-
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
     """``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in

@@ -29,8 +29,9 @@ from areal.services.inference.recorder.exporting import TrajectoryKey, error_ent
 from areal.services.inference.recorder.journal import SessionJournal, open_journal
 from areal.services.inference.recorder.records import CorruptRecord
 from areal.services.inference.recorder.rows import Export, RewardOverflow, TrajectoryExport, join_exports
-from areal.services.inference.recorder.session import LeaseName, Retention, TrajectoryKind, key_digest, tag_of_key
+from areal.services.inference.recorder.session import LeaseName, TrajectoryKind, key_digest, tag_of_key
 from areal.services.inference.recorder.storage import JournalFolder, lock_folder, other_folders, read_tag, wait_for_lock
+from areal.wire.processes import Retention
 
 _log = logging.getLogger(__name__)
 _SWEEP_S = 1.0
@@ -302,7 +303,7 @@ class TrajectoryLeases:
             while len(leased) < limit and (
                 chosen := journal.ready_online(limit - len(leased), self._not_now(journal), kind)
             ):
-                until = asyncio.get_running_loop().time() + journal.retention.visibility_timeout_s
+                until = asyncio.get_running_loop().time() + journal.retention.visibility_timeout
                 self._until |= {(journal.tag, item): until for item in chosen}
                 leased += await self._load(journal, chosen)
         return leased

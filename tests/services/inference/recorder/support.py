@@ -20,9 +20,10 @@ from areal.services.inference.recorder.records import (
     body_digest,
     digest_conversation,
 )
-from areal.services.inference.recorder.session import Retention, SessionName, TrajectoryPhase
+from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
 from areal.services.inference.recorder.storage import lock_folder, open_reader
 from areal.services.inference.recorder.tables import SessionTables
+from areal.wire.processes import Retention
 
 
 @dataclass

@@ -12,9 +12,10 @@ from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import pack, unpack
-from areal.services.inference.recorder.session import GroupName, Retention
+from areal.services.inference.recorder.session import GroupName
 from areal.services.inference.recorder.storage import DATABASE, open_writer
 from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases, open_journal_store
+from areal.wire.processes import Retention
 from tests.services.inference.recorder.support import Calls, Clock, journal_in, start, user
 
 
@@ -145,7 +146,7 @@ async def test_rewards_that_add_up_beyond_float32_are_an_error_of_their_trajecto
 
 async def test_finish_timeout_of_a_damaged_trajectory_wakes_nobody(tmp_path: Path) -> None:
     clock = Clock()
-    journal, calls = await journal_in(tmp_path / "run", clock, finish_timeout_s=5.0), Calls()
+    journal, calls = await journal_in(tmp_path / "run", clock, reward_finish_timeout=5.0), Calls()
     session, _ = await start(journal)
     await journal.record(session, calls.tokens([1]))
     await journal.reward(session, 1.0)

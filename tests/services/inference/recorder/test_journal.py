@@ -89,7 +89,7 @@ async def test_next_chat_opens_the_next_trajectory(journal: SessionJournal, call
 
 
 async def test_finish_timeout_seals_after_the_last_reward(tmp_path: Path, clock: Clock, calls: Calls) -> None:
-    journal = await journal_in(tmp_path / "run", clock, finish_timeout_s=10.0)
+    journal = await journal_in(tmp_path / "run", clock, reward_finish_timeout=10.0)
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1]))
     assert not (await journal.reward(session, 1.0)).trajectory_ready
@@ -105,7 +105,7 @@ async def test_finish_timeout_seals_after_the_last_reward(tmp_path: Path, clock:
 
 
 async def test_chat_within_the_finish_timeout_seals_at_once(tmp_path: Path, clock: Clock, calls: Calls) -> None:
-    journal = await journal_in(tmp_path / "run", clock, finish_timeout_s=10.0)
+    journal = await journal_in(tmp_path / "run", clock, reward_finish_timeout=10.0)
     session, _ = await start(journal)
     await journal.record(session, calls.tokens([1]))
     await journal.reward(session, 1.0)

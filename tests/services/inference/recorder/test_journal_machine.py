@@ -92,7 +92,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     def _open(self, path: Path) -> Any:
         return self.runner.run(
-            journal_in(path, self.clock, finish_timeout_s=self.finish_timeout_s, ready_ttl_s=1e9, session_ttl_s=1e9)
+            journal_in(path, self.clock, reward_finish_timeout=self.finish_timeout_s, ready_ttl=1e9, session_ttl=1e9)
         )
 
     def teardown(self) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from areal.errors import UsageFault
 from areal.services.inference.recorder.exporting import ExportRequest
-from areal.services.inference.recorder.session import LeaseName, Retention
+from areal.services.inference.recorder.session import LeaseName
 from areal.services.inference.recorder.storage import lock_folder
 from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases, open_journal_store
+from areal.wire.processes import Retention
 from tests.services.inference.recorder.support import Calls, start
 from tests.services.processes import REPOSITORY, wait_until
 
@@ -127,7 +128,7 @@ async def test_unreadable_journal_is_reported_and_left(tmp_path: Path) -> None:
 
 
 async def test_online_trajectories_come_again_until_acknowledged(tmp_path: Path) -> None:
-    vault, calls = await vault_in(tmp_path, visibility_timeout_s=0.05), Calls()
+    vault, calls = await vault_in(tmp_path, visibility_timeout=0.05), Calls()
     _, session_id = await rewarded(vault, calls)
     await rewarded(vault, calls, online=False)
     leases = TrajectoryLeases(vault)
@@ -155,7 +156,7 @@ async def test_lease_given_back_is_lent_at_once(tmp_path: Path) -> None:
 
 async def test_waiting_lender_is_woken_by_a_reward_and_by_a_finish_timeout(tmp_path: Path) -> None:
     for timeout in (0.0, 0.05):
-        vault, calls = await vault_in(tmp_path / str(timeout), finish_timeout_s=timeout), Calls()
+        vault, calls = await vault_in(tmp_path / str(timeout), reward_finish_timeout=timeout), Calls()
         waiting = asyncio.create_task(TrajectoryLeases(vault).lease(1, 60.0), name="lend")
         await asyncio.sleep(0)
         await rewarded(vault, calls)
