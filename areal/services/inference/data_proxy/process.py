@@ -191,10 +191,16 @@ def run_data_proxy(config: DataProxyConfig) -> None:
     """Serve until told to stop. Raises UsageFault for flags that do not fit together."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     options = serve_options(config)
+    service = data_proxy(config, options)
+    run_service(lambda: service, options)
+
+
+def data_proxy(config: DataProxyConfig, options: ServeOptions) -> AbstractAsyncContextManager[Service]:
+    """One data proxy, wired together. Raises UsageFault at once for flags that do not fit together."""
     build = _external(config) if config.engine == "external" else _token_engine(config)
 
     @contextlib.asynccontextmanager
-    async def data_proxy() -> AsyncIterator[Service]:
+    async def wired() -> AsyncIterator[Service]:
         async with open_store(config) as store, build(options, store) as service, HttpClient() as http:
             if config.registration is not None:
                 headers = options.headers
@@ -202,7 +208,7 @@ def run_data_proxy(config: DataProxyConfig) -> None:
                 service.add_lifespan(lambda: background("registration", lease.run))
             yield service
 
-    run_service(data_proxy, options)
+    return wired()
 
 
 def _token_engine(config: DataProxyConfig) -> Build:
