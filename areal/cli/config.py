@@ -18,9 +18,8 @@ from areal.cli.output import emit_one, emit_rows, to_yaml, write
 from areal.cli.remote import LOCAL, checked_url
 from areal.cli.table import Column, field
 from areal.cli.targets import complete, home_of
-from areal.errors import NotFound, UsageFault
+from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.resources.kinds import check_name
-from areal.resources.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from areal.errors import ArealError
-from areal.resources.suggest import did_you_mean
+from areal.errors import ArealError, did_you_mean
 
 Config = dict[str, Any]
 

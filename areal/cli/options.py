@@ -44,8 +44,7 @@ def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
         return Format("jsonpath", text[len(_JSONPATH) :])
     if text in (*FORMATS, *extra):
         return Format(text)
-    from areal.errors import UsageFault
-    from areal.resources.suggest import did_you_mean
+    from areal.errors import UsageFault, did_you_mean
 
     choices = (*FORMATS, *extra, "jsonpath=EXPR")
     raise UsageFault(f'no output format "{text}"{did_you_mean(text, choices)}', hint=f"one of {', '.join(choices)}")

@@ -57,7 +57,7 @@ def names_of(home_root: str, kind: str) -> list[str]:
 
 def missing(home: Home, ref: Ref) -> NotFound:
     """The error for an object that is not there, with the name that was probably meant."""
-    from areal.resources.suggest import did_you_mean
+    from areal.errors import did_you_mean
 
     names = names_of(str(home.root), ref.kind)
     known = f"there are: {', '.join(names[:8])}" if names else f"there is no {ref.kind} in {home.root}"

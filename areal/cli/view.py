@@ -166,7 +166,7 @@ def manifest(item: StoredObject | Resource) -> dict[str, Any]:
 
 def with_defaults(found: StoredObject) -> dict[str, Any]:
     """The spec that is in force. Validates, so this is the slow path."""
-    from areal.resources.registry import effective
+    from areal.resources.validation import effective
 
     dumped: dict[str, Any] = effective(found.kind, found.spec).model_dump(mode="json", by_alias=True)
     return dumped

@@ -21,7 +21,7 @@ from uuid import uuid4
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import HttpCall, RetryPolicy, Transport, events
-from areal.resources.suggest import did_you_mean
+from areal.errors import did_you_mean
 
 Message = Mapping[str, Any]
 
