@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import logging
 import os
@@ -134,6 +135,7 @@ def _trajectories(
     def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
         return [each.trajectory for each in self._dumped(take(self, *args, **kwargs))]
 
+    call.__signature__ = inspect.signature(take).replace(return_annotation="list[Any]")  # type: ignore[attr-defined]
     return call
 
 
@@ -330,9 +332,10 @@ class RolloutController:
         timeout: float | None = None,
         is_eval: bool = False,
     ) -> list[Rollout]:
-        """Run these and wait for all, outside the staleness window: the accepted ones, in the order of ``data``, with
-        versions, prompts and task ids. Failures are logged and kept (``failures``). Raises RolloutsFailed where all
-        failed. ``dump_to_file`` is the caller's business."""
+        """Run these and wait for all, outside the staleness window: the accepted ones, in the order of ``data``.
+        ``rollout_batch`` gives trajectories; ``run_batch`` gives versions, prompts and task ids too, and leaves
+        ``dump_to_file`` to its caller. Failures are logged and kept (``failures``). Raises RolloutsFailed where all
+        failed."""
         make = self._item_factory(
             workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=True, is_eval=is_eval
         )
@@ -357,10 +360,11 @@ class RolloutController:
         dynamic_bs: bool = False,
         timeout: float | None = None,
     ) -> list[Rollout]:
-        """The next batch of ``consumer_batch_size`` rollouts, while episodes for later ones run on. ``dataloader``
-        gives rows or lists of rows, over and over; None in online mode, where users make the episodes.
-        ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the prompts that are
-        submitted by this call. ``dump_to_file`` is the caller's business."""
+        """The next batch of ``consumer_batch_size``, while episodes for later ones run on. ``prepare_batch`` gives
+        trajectories; ``take_prepared`` gives versions, prompts and task ids too, and leaves ``dump_to_file`` to its
+        caller. ``dataloader`` gives rows or lists of rows, over and over; None in online mode, where users make the
+        episodes. ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the
+        prompts that are submitted by this call."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
