@@ -1,0 +1,56 @@
+"""A home and processes of an earlier commit, taken over by this one: nothing restarts, everything still works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ROOT, Box
+
+BEFORE = "d218cc02ee296e079466bba82bfddcfc127ce6c1"  # before the packages were rearranged
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of the earlier commit. Its dependencies are those of this one."""
+    folder = tmp_path_factory.mktemp("before")
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+    if shallow.stdout != "false\n":
+        pytest.skip("this is no clone with its history")
+    archive = subprocess.run([*git, "archive", BEFORE, "areal"], capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    return folder
+
+
+def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box, before: Path) -> None:
+    manifest = box.manifest()
+    first = box.areal("apply", "-f", manifest, "--yes", env={"PYTHONPATH": str(before)})
+    assert first.code == 0, first.text
+    pids = box.pids()
+    assert str(before).encode() in Path(f"/proc/{pids['gateway/0']}/environ").read_bytes()
+
+    box.ok("diff", "-f", manifest)
+    box.ok("diff", "--drift")
+    box.ok("apply", "-f", manifest, "--yes")
+    assert box.pids() == pids
+    assert box.chat("1234")
+
+    os.kill(pids["engine/0"], signal.SIGKILL)
+    box.ok("apply", "-f", manifest, "--yes")
+    healed = box.pids()
+    assert healed["engine/0"] != pids["engine/0"]
+    assert healed["gateway/0"] == pids["gateway/0"]
+    assert box.chat("1234")
+
+    box.ok("restart", "model/reverse")
+    assert box.pids()["data-proxy/0"] != pids["data-proxy/0"]
+    assert box.chat("1234")
+    box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
+    assert box.living() == []
