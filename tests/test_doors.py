@@ -13,10 +13,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "areal"
 @pytest.mark.parametrize(
     "name, homes",
     [
-        ("LocalBackend", {"runtime/backends/local.py", "resources/kinds.py"}),
+        ("LocalBackend", {"runtime/backends/local.py", "resources/plugins.py"}),
         (
             "FSDPEngine",
-            {"training/engines/fsdp/__init__.py", "training/engines/fsdp/engine.py", "resources/kinds.py"},
+            {"training/engines/fsdp/__init__.py", "training/engines/fsdp/engine.py", "resources/plugins.py"},
         ),
     ],
 )

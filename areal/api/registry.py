@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from areal.errors import UsageFault, did_you_mean
+from areal.errors import UsageFault
 from areal.loading import load_attr
+from areal.resources.suggest import did_you_mean
 
 __all__ = ["Registry", "load_attr"]
 

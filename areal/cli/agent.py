@@ -12,8 +12,8 @@ import click
 from areal.cli import options
 from areal.cli.logs import log_options
 from areal.cli.manifest import DryRunCommand, dry_run_option
+from areal.cli.objects import complete_names
 from areal.cli.options import Decorator, Seconds, change_options, pass_invocation, read_options, stack, watch_options
-from areal.cli.targets import complete_names
 from areal.errors import ArealError
 
 

@@ -1,26 +1,53 @@
-"""``areal apply`` and ``diff``: the same plan, executed or printed; ``delete``, ``history`` and ``rollback``."""
+"""``areal apply`` and ``diff``: the same plan, executed or printed; ``delete``, ``history`` and ``rollback``.
+
+Shortcuts apply the manifests that their flags stand for. Their errors name flags instead of fields: the user of a
+shortcut has never seen a manifest.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
-from areal.cli.mutation import approver, mutate, mutation
+from areal.cli.objects import (
+    complete_targets,
+    manifest,
+    one_ref,
+    parse_refs,
+    select,
+    source_text,
+    stored,
+    targets_argument,
+)
+from areal.cli.operate import approver, mutate, mutation
 from areal.cli.options import Invocation, Seconds, change_options, gather, interactive, read_options
-from areal.cli.output import compact, dump, emit_one, emit_rows, error_lines, fault_lines, show, to_yaml, write
+from areal.cli.output import (
+    Column,
+    clock,
+    compact,
+    dump,
+    emit_one,
+    emit_rows,
+    error_lines,
+    fault_lines,
+    field,
+    iso,
+    show,
+    to_yaml,
+    write,
+)
 from areal.cli.remote import not_remote
-from areal.cli.table import Column, clock, field, iso
-from areal.cli.targets import complete_targets, one_ref, parse_refs, select, stored, targets_argument
-from areal.cli.view import manifest, source_text
-from areal.errors import NotFound, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
-    from areal.reconcilers.context import ApplyRequest
+    from areal.reconcilers.context import ApplyRequest, Context, Outcome
     from areal.reconcilers.plan import Plan
 
 _INVALID = 3
@@ -222,6 +249,143 @@ def _markdown(plan: Plan) -> str:
     lines += [f"> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
     lines += ["", "<details><summary>plan</summary>", "", "```diff", plan.to_text(), "```", "", "</details>"]
     return "\n".join(lines)
+
+
+# -- manifests that the flags of a shortcut stand for
+
+
+def preview(
+    cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: str, *, force: bool = False, recreate: str = ""
+) -> int:
+    """``--dry-run``: the plan as text, or with -o the manifests that the flags stand for."""
+    if dry_run == "client" or not cli.format.is_table:
+        print_manifests(cli, manifests, "(dry run)")
+        return 0
+    from areal.reconcilers.apply import diff
+
+    with mutation(cli) as context, flags_in_errors():
+        plan = diff(context, _flags_request(cli, manifests, force, None, recreate))
+    show(plan.to_text() or "no difference")
+    return 0
+
+
+def converge(
+    cli: Invocation,
+    context: Context,
+    manifests: Sequence[Mapping[str, Any]],
+    *,
+    command: str,
+    force: bool = False,
+    timeout: float | None = None,
+    recreate: str = "",
+) -> Outcome:
+    """Apply ``manifests`` as one request. ``force`` replaces what cannot be changed and takes fields in conflict.
+    ``recreate``: the uid of an object that is replaced in any case."""
+    from areal.reconcilers.apply import apply
+
+    cli.yes = cli.yes or force or bool(recreate)
+    with flags_in_errors():
+        return apply(context, _flags_request(cli, manifests, force, timeout, recreate), approver(cli, command))
+
+
+def _flags_request(
+    cli: Invocation, manifests: Sequence[Mapping[str, Any]], force: bool, timeout: float | None, recreate: str
+) -> ApplyRequest:
+    from areal.reconcilers.context import ApplyRequest, ManifestSource
+
+    return ApplyRequest(
+        source=ManifestSource(manifests=tuple(manifests)),
+        replace=force,
+        recreate=(recreate,) if recreate else (),
+        force_conflicts=force,
+        allow_downtime=force,
+        timeout_s=timeout if timeout is not None else cli.deadline_s(),
+    )
+
+
+# -- errors in terms of flags
+
+_FLAGS = {
+    "spec.gateway.host": "--host",
+    "spec.gateway.port": "--port",
+    "spec.router.strategy": "--routing-strategy",
+    "spec.auth.adminKeyFrom": "--admin-api-key-file",
+    "spec.scheduler.type": "--scheduler",
+    "spec.logLevel": "--log-level",
+    "spec.service": "--service",
+    "spec.backend": "--backend",
+    "spec.path": "--model-path",
+    "spec.tokenizerPath": "--tokenizer-path",
+    "spec.engineArgs": "--engine-args",
+    "spec.proxyArgs": "--proxy-args",
+    "spec.replicas": "--replicas",
+    "spec.servedModelName": "--served-model-name",
+    "spec.probes.startup.deadlineSeconds": "--model-health-timeout",
+    "spec.external.url": "--api-url",
+    "spec.external.apiKeyFrom": "--provider-api-key-env",
+    "spec.external.model": "--provider-model",
+    "spec.external.api": "--provider-api",
+    "spec.external.allowPrivate": "--allow-private",
+    "spec.driver": "--driver",
+    "spec.config": "--config",
+    "spec.restart.policy": "--restart",
+    "spec.restart.maxRestarts": "--max-restarts",
+    "spec.workingDir": "the working folder",
+    "spec.overrides": "",  # the message names the one that is meant
+    "spec": "",
+}
+_FIELD = re.compile(r"\bspec(?:\.[A-Za-z]\w*|\[[^\]]*\])*")
+_MISSING = re.compile(r'required field "(\w+)" is missing.*')
+_PLACE = re.compile(r"<stdin>:\d+:\d+: ")
+_PHRASES = {
+    "; the manifest says": "; the command line says",
+    " and beside the manifest": "",
+    ": neither in these manifests nor recorded": "",
+}
+
+
+@contextmanager
+def flags_in_errors() -> Iterator[None]:
+    """Errors name flags instead of fields, and no place in a manifest."""
+    try:
+        yield
+    except ArealError as error:
+        faults = getattr(error, "diagnostics", ())
+        if faults:
+            from areal.resources.documents import STDIN
+
+            lines = [_of_flag(each.path, each.message) if each.pos.file == STDIN else str(each) for each in faults]
+            raise InvalidManifest("\n".join(lines), hint=error.hint) from error
+        error.message = _in_flags(error.message)
+        if isinstance(error, Conflict) and error.hint is not None and "remove the field" in error.hint:
+            error.hint = "leave the flag out to leave it to its owner, or take it with --force"
+        raise
+
+
+def _of_flag(path: str, message: str) -> str:
+    absent = _MISSING.fullmatch(message)
+    if absent is not None and (flag := _FLAGS.get(f"spec.{absent[1]}")):
+        return f"{flag} is missing"
+    flag, message = flag_of(path), _in_flags(message)
+    return f"{flag}: {message}" if flag else message
+
+
+def _in_flags(text: str) -> str:
+    text = _PLACE.sub("", text)
+    for phrase, own in _PHRASES.items():
+        text = text.replace(phrase, own)
+    return _FIELD.sub(lambda match: flag_of(match[0]) or match[0], text)
+
+
+def flag_of(path: str) -> str:
+    """The flag that says the field ``spec.a.b[c]``; "" where several do or the message says it, the field itself where
+    none does."""
+    for end in range(len(path), 0, -1):
+        if (end == len(path) or path[end] in ".[") and (flag := _FLAGS.get(path[:end])) is not None:
+            rest = path[end:].lstrip(".")
+            takes_arguments = flag in ("--engine-args", "--proxy-args")
+            return path if path[:end] == "spec" and rest else f"{flag} {rest}" if takes_arguments and rest else flag
+    return path
 
 
 # -- delete

@@ -18,11 +18,10 @@ from typing import Any
 
 import click
 
+from areal.cli.objects import complete_names, stored
 from areal.cli.options import Invocation, read_options
-from areal.cli.output import clear, emit_rows, show
+from areal.cli.output import Column, clear, emit_rows, field, render_table, show, text_of
 from areal.cli.remote import not_remote
-from areal.cli.table import Column, field, render_table, text_of
-from areal.cli.targets import complete_names, stored
 from areal.errors import ArealError, NotFound
 from areal.installation import install_command
 from areal.resources.kinds import Ref, check_name

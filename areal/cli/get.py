@@ -1,32 +1,70 @@
-"""``areal get``, ``describe`` and ``events``: state and /proc, and a gateway elsewhere.
+"""``areal get``, ``describe``, ``events`` and ``top``: state and /proc, and a gateway elsewhere.
 
 A model, YAML or an HTTP client is imported for the flags that need it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli import view
-from areal.cli.options import Invocation, Seconds, read_options
-from areal.cli.output import Table, compact, emit_one, emit_rows, show_table, to_yaml, watch_table, write
-from areal.cli.remote import gateway, not_remote
-from areal.cli.table import Column, Row, clock, field, iso, render_table, text_of
-from areal.cli.targets import complete_targets, one_ref, parse_refs, parse_selector, stored, targets_argument
-from areal.cli.view import HomeView
-from areal.errors import UsageFault
+from areal.cli.objects import (
+    ORIGIN_COLUMNS,
+    PROCESS_COLUMNS,
+    HomeView,
+    columns_for,
+    complete_targets,
+    document_name,
+    document_of,
+    manifest,
+    one_ref,
+    origin_rows,
+    parse_refs,
+    parse_selector,
+    process_row,
+    replaced,
+    service_of,
+    stored,
+    targets_argument,
+)
+from areal.cli.options import Invocation, Seconds, read_options, watch_options
+from areal.cli.output import (
+    Column,
+    Row,
+    Table,
+    age,
+    clear,
+    clock,
+    compact,
+    emit_one,
+    emit_rows,
+    field,
+    iso,
+    render_table,
+    show_table,
+    size,
+    text_of,
+    to_yaml,
+    watch_table,
+    write,
+)
+from areal.cli.remote import gateway, not_remote, service_key
+from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import KINDS, Ref, resolve_kind
+from areal.terminal import fancy
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
     from areal.state.events import Event
     from areal.state.records import StoredObject
+
 
 _PROCESSES = ("processes", "process", "proc", "ps")
 _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))
@@ -101,11 +139,11 @@ def _objects(
         listed.update(str(item.ref) for item in shown)
     note = _note(len(found) - len(shown))
     if cli.format.kind == "manifest":
-        return Table([], [], str, manifests=[view.manifest(item) for item in shown], unreadable=unreadable, note=note)
+        return Table([], [], str, manifests=[manifest(item) for item in shown], unreadable=unreadable, note=note)
     seen = home.statuses(shown, probe=cli.format.kind != "name")  # then nobody reads a status
-    rows = [view.document_of(item, seen[str(item.ref)], defaults=defaults) for item in shown]
-    columns = view.columns_for([item.kind for item in shown] if refs else kinds)
-    return Table(rows, columns, view.document_name, single=len(refs) == 1, unreadable=unreadable, note=note)
+    rows = [document_of(item, seen[str(item.ref)], defaults=defaults) for item in shown]
+    columns = columns_for([item.kind for item in shown] if refs else kinds)
+    return Table(rows, columns, document_name, single=len(refs) == 1, unreadable=unreadable, note=note)
 
 
 def _requested(targets: Sequence[str]) -> tuple[list[Ref], list[str]]:
@@ -122,11 +160,11 @@ def _processes(cli: Invocation, targets: Sequence[str], all_: bool) -> Table:
     refs = [stored(cli.home, ref).ref for ref in parse_refs(targets)]
     states = home.states([each for ref in refs for each in home.family(ref)] if refs else None)
     ended = set() if refs or all_ or not states else home.ended()
-    replaced = set() if all_ else view.replaced(states)
-    shown = [s for s in states if s.pid or (s.spec.owner not in ended and s.spec.uid not in replaced)]
-    rows = [view.process_row(state) for state in shown]
+    hidden = set() if all_ else replaced(states)
+    shown = [s for s in states if s.pid or (s.spec.owner not in ended and s.spec.uid not in hidden)]
+    rows = [process_row(state) for state in shown]
     note = _note(len(states) - len(shown))
-    return Table(rows, view.PROCESS_COLUMNS, lambda row: f"process/{row['uid']}", note=note)
+    return Table(rows, PROCESS_COLUMNS, lambda row: f"process/{row['uid']}", note=note)
 
 
 def _note(hidden: int) -> str:
@@ -137,8 +175,8 @@ def _origins(cli: Invocation, targets: Sequence[str], defaults: bool) -> int:
     refs, _ = _requested(targets)
     if len(refs) != 1:
         raise UsageFault("--show-origin explains one object", hint="areal get model/NAME --show-origin")
-    rows = view.origin_rows(stored(cli.home, refs[0]), defaults=defaults)
-    emit_rows(cli, rows, view.ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
+    rows = origin_rows(stored(cli.home, refs[0]), defaults=defaults)
+    emit_rows(cli, rows, ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
     return 0
 
 
@@ -181,10 +219,10 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
         from areal.cli.remote_view import describe_remote
 
         document = describe_remote(chosen, ref)
-        emit_one(cli, document, name=view.document_name(document), text=lambda: to_yaml([document]))
     else:
         document = _describe(cli, stored(cli.home, ref))
-        emit_one(cli, document, name=view.document_name(document), text=lambda: _page(document))
+    page = _page if chosen is None else lambda document: to_yaml([document])
+    emit_one(cli, document, name=document_name(document), text=lambda: page(document))
     return 0
 
 
@@ -195,8 +233,8 @@ def _describe(cli: Invocation, found: StoredObject) -> dict[str, Any]:
     refs = home.family(found.ref)
     related = [item for item in home.objects if item.ref in refs[1:]]
     seen = home.statuses([found, *related])
-    document = view.document_of(found, seen[str(found.ref)])
-    document["origins"] = view.origin_rows(found)
+    document = document_of(found, seen[str(found.ref)])
+    document["origins"] = origin_rows(found)
     document["processes"] = [_process(cli, state) for state in home.states(refs)]
     document["related"] = [
         {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
@@ -208,7 +246,7 @@ def _describe(cli: Invocation, found: StoredObject) -> dict[str, Any]:
 
 def _process(cli: Invocation, state: RunState) -> dict[str, Any]:
     """A process; where it failed, also its first exception and last lines."""
-    row = view.process_row(state)
+    row = process_row(state)
     if state.last_exit is not None and state.last_exit.reason != "stopped":
         from areal.runtime.backends import Backends
         from areal.runtime.logs import first_exception, tail
@@ -237,10 +275,10 @@ def _page(document: Mapping[str, Any]) -> str:
     }
     sections = [
         "\n".join(f"{title + ':':<13}{text_of(value)}" for title, value in head.items() if value),
-        _section("Spec", document["origins"], view.ORIGIN_COLUMNS),
+        _section("Spec", document["origins"], ORIGIN_COLUMNS),
         _section("Conditions", status.get("conditions", []), _CONDITIONS),
         _section("Objects", document["related"], _RELATED),
-        _section("Processes", document["processes"], view.PROCESS_COLUMNS),
+        _section("Processes", document["processes"], PROCESS_COLUMNS),
         *[_last_exit(process) for process in document["processes"] if process["lastExit"]],
         _section("Events", document["events"], tuple(c for c in _EVENT_COLUMNS if c.title != "OBJECT")),
     ]
@@ -268,7 +306,7 @@ def _last_exit(process: Mapping[str, Any]) -> str:
 
 # -- events
 
-_WATCH_S = 0.5
+_EVENTS_POLL_S = 0.5
 
 
 @click.command()
@@ -292,7 +330,7 @@ def events(
     _print(cli, recent, header=True)
     seen = {_identity(row) for row in rows}
     while True:
-        time.sleep(_WATCH_S)
+        time.sleep(_EVENTS_POLL_S)
         fresh = [row for row in _read(cli, refs, type_) if _identity(row) not in seen]
         seen.update(_identity(row) for row in fresh)
         _print(cli, fresh, header=False)
@@ -337,3 +375,191 @@ def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
         for row in rows:
             write(_event_name(row) if cli.format.kind == "name" else compact(row))
     sys.stdout.flush()
+
+
+# -- top
+
+_SAMPLE_S = 0.5
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+_TOP_COLUMNS = (
+    field("OWNER", "owner"),
+    field("PROCESS", "process"),
+    field("PID", "pid", right=True),
+    Column("CPU", lambda row: None if row["cpuPercent"] is None else f"{row['cpuPercent']:.0f}%", right=True),
+    Column("MEMORY", lambda row: size(row["memoryBytes"]), right=True),
+    Column("GPU", lambda row: [f"{gpu['index']}:{size(gpu['usedBytes'])}" for gpu in row["gpus"]]),
+    field("TOKENS/S", "tokensPerSecond", right=True),
+    field("STATE", "state", state=True),
+    Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True),
+    field("PROCESSES", "processes", wide=True, right=True),
+)
+
+
+class Usage(NamedTuple):
+    """The usage of one session at one moment."""
+
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
+@watch_options()
+@click.option(
+    "--sort-by",
+    type=click.Choice(["cpu", "memory", "name"]),
+    default="name",
+    show_default=True,
+    help="What comes first: the largest, or by name.",
+)
+@read_options()
+def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:
+    """CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
+    not_remote(cli, "top")
+    while True:
+        rows = _measure(cli, targets, max(_SAMPLE_S, interval) if watch else _SAMPLE_S)
+        if sort_by != "name":
+            key = {"cpu": "cpuPercent", "memory": "memoryBytes"}[sort_by]
+            rows.sort(key=lambda row: -(row[key] or 0))
+        if watch and not cli.format.is_table:
+            write(compact(rows))
+        else:
+            if watch and fancy(sys.stdout):
+                clear()
+            emit_rows(cli, rows, _TOP_COLUMNS, name="{owner} {process}".format_map, empty="no process runs")
+        if not watch:
+            return 0
+        sys.stdout.flush()
+
+
+def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[dict[str, Any]]:
+    home = HomeView(cli.home)
+    refs = [each for ref in parse_refs(targets) for each in home.family(ref)] if targets else None
+    states = [state for state in home.states(refs) if state.phase in ("starting", "running", "backoff")]
+    before, counted_before, at = _usage(), _tokens(home, states), time.monotonic()
+    time.sleep(seconds)
+    after, counted_after, took = _usage(), _tokens(home, states), time.monotonic() - at
+    gpus = _gpus(states)
+    rows = []
+    for state in states:
+        tokens = _rate(counted_before.get(state.spec.uid), counted_after.get(state.spec.uid), took)
+        session = _local_session(state)
+        rows.append(_usage_row(state, before.get(session), after.get(session), tokens, gpus, took))
+    return rows
+
+
+def _local_session(state: RunState) -> int:
+    """The session of a run's processes in this machine's /proc; 0 where they are on another."""
+    return 0 if state.node else state.shim_pid or 0
+
+
+def _usage_row(
+    state: RunState,
+    before: Usage | None,
+    after: Usage | None,
+    tokens: float | None,
+    gpus: Mapping[str, Mapping[str, Any]],
+    took: float,
+) -> dict[str, Any]:
+    percent = None if before is None or after is None else max(0.0, 100 * (after.cpu_s - before.cpu_s) / took)
+    row = process_row(state)
+    return {
+        "owner": row["owner"],
+        "process": f"{row['component']}/{row['replica']}",
+        "pid": row["pid"],
+        "state": row["state"],
+        "uptimeSeconds": row["uptimeSeconds"],
+        "cpuPercent": None if percent is None else round(percent, 1),
+        "memoryBytes": after.memory_bytes if after else None,
+        "processes": after.processes if after else None,
+        "gpus": [gpus.get(uuid, {"uuid": uuid, "index": None, "usedBytes": None}) for uuid in state.spec.gpus],
+        "tokensPerSecond": tokens,
+    }
+
+
+def _usage() -> dict[int, Usage]:
+    """CPU time and resident memory of every visible process, by session id."""
+    found: dict[int, Usage] = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        session = int(fields[3])
+        so_far = found.get(session, Usage(0.0, 0, 0))
+        found[session] = Usage(
+            so_far.cpu_s + (int(fields[11]) + int(fields[12])) / _TICKS,
+            so_far.memory_bytes + int(fields[21]) * _PAGE,
+            so_far.processes + 1,
+        )
+    return found
+
+
+def _gpus(states: Sequence[RunState]) -> dict[str, Mapping[str, Any]]:
+    if not any(state.spec.gpus for state in states):
+        return {}
+    from areal.runtime.gpus import list_gpus
+
+    return {
+        gpu.uuid: {"uuid": gpu.uuid, "index": gpu.index, "usedBytes": gpu.used_bytes, "totalBytes": gpu.total_bytes}
+        for gpu in list_gpus().gpus
+    }
+
+
+def _rate(before: float | None, after: float | None, took: float) -> float | None:
+    if before is None or after is None or after < before:
+        return None
+    return round((after - before) / took, 1)
+
+
+# -- token counters: our engine's statistics, other engines' Prometheus pages
+
+_TIMEOUT_S = 1.0
+_COUNTERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+
+
+def _tokens(home: HomeView, states: Sequence[RunState]) -> dict[str, float]:
+    """Tokens generated since the engine started, by uid. An engine without a readable counter is left out."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    engines = [state for state in states if state.spec.component == "engine" and state.spec.url]
+    if not engines:
+        return {}
+    keys = _keys(home, {state.spec.owner for state in engines})
+    with ThreadPoolExecutor(min(16, len(engines)), thread_name_prefix="counter") as pool:
+        found = pool.map(lambda state: _generated_tokens(str(state.spec.url), keys.get(state.spec.owner)), engines)
+        return {state.spec.uid: count for state, count in zip(engines, found, strict=True) if count is not None}
+
+
+def _keys(home: HomeView, owners: Iterable[str]) -> dict[str, str]:
+    """The admin key of each owner's service, where it can be read."""
+    found: dict[str, str] = {}
+    services = {str(item.ref): service_of(item) for item in home.objects}
+    for owner in owners:
+        service = services.get(owner)
+        if service is not None:
+            with contextlib.suppress(ArealError):  # then its counters stay closed to us; CPU and memory are shown
+                found[owner] = service_key(home.home, service)
+    return found
+
+
+def _generated_tokens(url: str, key: str | None) -> float | None:
+    from areal.client.http import AdminClient
+    from areal.client.prometheus import parse
+
+    client = AdminClient(url, key, timeout_s=_TIMEOUT_S)
+    try:
+        status, document = client.get("/stats")
+        if status == 200 and isinstance(document, dict) and "generated_tokens" in document:
+            return float(document["generated_tokens"])
+        status, text = client.get("/metrics")
+    except OSError:
+        return None
+    page = parse(text) if status == 200 and isinstance(text, str) else parse("")
+    return next((total for total in map(page.total, _COUNTERS) if total is not None), None)

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from areal.cli.objects import HomeView, complete, one_ref, stored, targets_argument
 from areal.cli.options import Decorator, Invocation, Seconds, gather, read_options
-from areal.cli.output import compact, emit_rows, write
+from areal.cli.output import Column, clock, compact, emit_rows, field, iso, write
 from areal.cli.remote import not_remote
-from areal.cli.table import Column, clock, field, iso
-from areal.cli.targets import complete, one_ref, stored, targets_argument
-from areal.cli.view import HomeView
 from areal.errors import NotFound
 from areal.runtime.logs import TimedLine, timed_lines
 from areal.terminal import fancy, style, without_colours
@@ -128,7 +126,7 @@ def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
     every = [f"{state.spec.component}/{state.spec.replica}" for state in _select(cli, ref, LogQuery())]
     if not every:
         return NotFound(f"{ref} has no process and no log", hint=f"areal describe {ref.kind.lower()}/{ref.name}")
-    from areal.errors import did_you_mean
+    from areal.resources.suggest import did_you_mean
 
     guess = did_you_mean(query.component, [name.partition("/")[0] for name in every]) if query.component else ""
     return NotFound(f"{ref} has no such process{guess}", hint=f"it has: {', '.join(dict.fromkeys(every))}")

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli import options
+from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest
 from areal.cli.options import Invocation, gather, pass_invocation, stack
-from areal.cli.output import as_list, emit_one, emit_rows, to_yaml, write
-from areal.cli.table import Column, field
-from areal.cli.targets import complete_fields, complete_kinds
-from areal.cli.view import document_name, json_text, manifest
+from areal.cli.output import Column, as_list, emit_one, emit_rows, field, to_yaml, write
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import check_name, resolve_kind
 
@@ -146,7 +144,7 @@ _ORIGINS = (
 @_stateless
 def validate(cli: Invocation, source: SourceFlags) -> int:
     """Check manifests: every error of every file, as file:line:col. Exit status 3 when there is one."""
-    from areal.resources.nodes import ManifestError
+    from areal.resources.diagnostics import ManifestError
 
     try:
         rendered = source.require("validate").render()

@@ -10,8 +10,7 @@ import click
 
 from areal.cli import options
 from areal.cli.options import Invocation, interactive, pass_invocation
-from areal.cli.output import emit_one, emit_rows
-from areal.cli.table import Column, age, field, size
+from areal.cli.output import Column, age, emit_one, emit_rows, field, size
 from areal.errors import Conflict, NotFound, UsageFault
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def _name(row: Any) -> str:
 @pass_invocation
 def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
     """Download the model ID (ORG/NAME) into the Hugging Face cache; files that are there are not downloaded again."""
-    from areal.cli.mutation import ProgressPrinter
+    from areal.cli.operate import ProgressPrinter
     from areal.hub import Hub
     from areal.reconcilers.context import Progress
 

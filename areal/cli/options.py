@@ -1,4 +1,4 @@
-"""The invocation, the value of -o, and the options that many verbs share.
+"""The invocation, the value of -o, config.yaml, and the options that many verbs share.
 
 An option writes into the ``Invocation``, on the root, on a group or on the verb: the last one wins. It reaches no
 verb's signature. ``areal --help`` imports this module, so it imports click and nothing else.
@@ -44,10 +44,69 @@ def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
         return Format("jsonpath", text[len(_JSONPATH) :])
     if text in (*FORMATS, *extra):
         return Format(text)
-    from areal.errors import UsageFault, did_you_mean
+    from areal.errors import UsageFault
+    from areal.resources.suggest import did_you_mean
 
     choices = (*FORMATS, *extra, "jsonpath=EXPR")
     raise UsageFault(f'no output format "{text}"{did_you_mean(text, choices)}', hint=f"one of {', '.join(choices)}")
+
+
+# -- config.yaml of the home
+#
+#     currentContext: cluster
+#     defaults: {output: wide, service: rl, timeout: 20m, lockTimeout: 30s}
+#     contexts:
+#       cluster: {gateway: "http://10.0.0.5:8080", apiKeyFile: ~/.keys/cluster}
+
+_SECTIONS = ("currentContext", "defaults", "contexts")
+DEFAULTS = {
+    "output": "format of every command that prints data",
+    "service": "inference service of `areal inf` verbs",
+    "timeout": "how long mutating commands wait",
+    "lockTimeout": "how long to wait for an object that another command holds",
+}
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The file as a map; an absent file is an empty one. Raises ArealError for one that cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise _config_error(f"cannot read {path}: {error}", "move it away, or choose another --home") from error
+    import yaml
+
+    try:
+        return _checked(path, yaml.safe_load(text) or {})
+    except yaml.YAMLError as error:
+        raise _config_error(f"{path} is not YAML: {' '.join(str(error).split())}", f"correct {path}") from error
+
+
+def _checked(path: str, config: Any) -> dict[str, Any]:
+    if not isinstance(config, dict):
+        raise _config_error(f"{path} does not hold a map", f"correct {path}")
+    for section, known in (("", _SECTIONS), ("defaults", tuple(DEFAULTS))):
+        part = config.get(section) or {} if section else config
+        if not isinstance(part, dict):
+            raise _config_error(f"{path}: {section} does not hold a map", f"correct {path}")
+        for key in part:
+            if key not in known:
+                from areal.resources.suggest import did_you_mean
+
+                where = f"{section}." if section else ""
+                raise _config_error(f"{path}: unknown field {where}{key}{did_you_mean(str(key), known)}")
+    contexts = config.get("contexts") or {}
+    if not isinstance(contexts, dict) or not all(isinstance(item, dict) for item in contexts.values()):
+        raise _config_error(f"{path}: contexts does not hold a map of maps", f"correct {path}")
+    return config
+
+
+def _config_error(message: str, hint: str | None = None) -> Exception:
+    from areal.errors import ArealError
+
+    return ArealError(message, hint=hint)
 
 
 # -- the invocation
@@ -92,8 +151,6 @@ class Invocation:
             path = f"{home_path(self.home_flag)}/config.yaml"
             if not os.path.exists(path):  # noqa: PTH110 - before every command; pathlib would cost more than the check
                 return {}
-            from areal.cli.config_file import read_config
-
             self._config = read_config(path)
         return self._config
 

@@ -11,13 +11,12 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from areal.cli.objects import SERVICE, service_name, stored
 from areal.cli.options import Invocation
-from areal.cli.targets import SERVICE, service_name, stored
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import Ref, name_problem, served_name
 
 if TYPE_CHECKING:
-    from areal.cli.options import Invocation
     from areal.state.home import Home
 
 
@@ -120,7 +119,7 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
         return {}
     contexts = cli.config.get("contexts") or {}
     if name not in contexts:
-        from areal.errors import did_you_mean
+        from areal.resources.suggest import did_you_mean
 
         raise NotFound(
             f'no context "{name}" in {cli.home.config}{did_you_mean(str(name), [*contexts, LOCAL])}',
@@ -164,7 +163,7 @@ def service_key(home: Home, service: str) -> str:
 
 def gateway_of(cli: Invocation, service: str | None) -> GatewayClient:
     """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
-    from areal.cli.view import HomeView
+    from areal.cli.objects import HomeView
 
     chosen = gateway(cli)
     if chosen is not None:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from areal.cli.output import Table
+from areal.cli.objects import document_name
+from areal.cli.output import Column, Table, field
 from areal.cli.remote import GatewayClient, KeyRefused
-from areal.cli.table import Column, field
-from areal.cli.view import document_name
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.health import Health
 from areal.resources.kinds import API_VERSION, Ref, parse_ref, resolve_kind

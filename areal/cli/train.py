@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.inf.flags import converge, preview, recorded
+from areal.cli.apply import converge, preview
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.mutation import finish, mutate, mutation
-from areal.cli.operate import wait_for
+from areal.cli.objects import HomeView, complete_names, recorded, stored
+from areal.cli.operate import finish, mutate, mutation, wait_for
 from areal.cli.options import (
     Invocation,
     change_options,
@@ -29,11 +29,8 @@ from areal.cli.options import (
     stop_options,
     watch_options,
 )
-from areal.cli.output import emit_rows, show_status, write
+from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import not_remote
-from areal.cli.table import Column, Row, age, field, text_of
-from areal.cli.targets import complete_names, stored
-from areal.cli.view import HomeView
 from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.resources.kinds import API_VERSION, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step

@@ -13,11 +13,10 @@ import click
 
 from areal.cli import options
 from areal.cli.logs import LogQuery, log_options
+from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
-from areal.cli.output import emit_one, emit_rows, show_status, write
+from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status, write
 from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at, not_remote, read_key
-from areal.cli.table import Column, age, field
-from areal.cli.targets import service_option
 from areal.errors import ArealError, NotFound, UsageFault
 
 DISCOVERY = "weight_update.json"

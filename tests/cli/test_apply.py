@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from areal.cli.mutation import approver
+from areal.cli.operate import approver
 from areal.cli.options import Invocation
 from areal.errors import UsageFault
 from areal.reconcilers.plan import Plan

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.cli.config import write_config
-from areal.cli.config_file import read_config
+from areal.cli.options import read_config
 from areal.state.home import Home
 from tests.cli.conftest import Areal
 

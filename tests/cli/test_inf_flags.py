@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from areal.cli.inf.flags import arguments, flag_of
+from areal.cli.apply import flag_of
+from areal.cli.inf.service import arguments
 from areal.errors import UsageFault
 from areal.resources.kinds import Ref
 from areal.state.home import Home

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from areal.cli.options import FORMATS, Format, parse_format
-from areal.cli.output import to_yaml
-from areal.cli.table import Column, cell_width, field, folded, render_table, text_of
+from areal.cli.output import Column, cell_width, field, folded, render_table, text_of, to_yaml
 from areal.errors import UsageFault
 from areal.resources.render import RenderRequest, render
 from areal.terminal import fancy, spelled

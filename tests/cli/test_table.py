@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.cli.options import parse_seconds
-from areal.cli.table import age, iso, size
+from areal.cli.output import age, iso, size
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal.cli.objects import model_name_option, service_option
 from areal.cli.options import Invocation, read_options, timeout
-from areal.cli.output import compact, dump, report, write
+from areal.cli.output import Column, compact, dump, render_table, report, write
 from areal.cli.remote import gateway_of, model_at
-from areal.cli.table import Column, render_table
-from areal.cli.targets import model_name_option, service_option
 from areal.errors import ArealError, UsageFault
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ class Conversation:
     def set(self, name: str, text: str) -> None:
         """Raises UsageFault for a setting or a value that does not exist. An empty text unsets."""
         if name not in SETTINGS:
-            from areal.errors import did_you_mean
+            from areal.resources.suggest import did_you_mean
 
             raise UsageFault(
                 f'no setting "{name}"{did_you_mean(name, SETTINGS)}', hint=f"settings: {', '.join(SETTINGS)}"
@@ -313,7 +312,7 @@ class Repl:
         if name in _LEAVING:
             return True
         if name not in self._commands:
-            from areal.errors import did_you_mean
+            from areal.resources.suggest import did_you_mean
 
             known = (*self._commands, *_LEAVING)
             raise UsageFault(f'no command "/{name}"{did_you_mean(name, known)}', hint="/? lists them")

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from areal.cli import options
-from areal.cli.mutation import EXIT_INTERRUPTED, graceful
+from areal.cli.objects import model_name_option, service_option
+from areal.cli.operate import EXIT_INTERRUPTED, graceful
 from areal.cli.options import Invocation, Seconds, stack
-from areal.cli.output import emit_one
+from areal.cli.output import age, emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
-from areal.cli.table import age, field, render_table
-from areal.cli.targets import model_name_option, service_option
 from areal.errors import Partial, TargetFailed, UsageFault
 from areal.terminal import ESCAPE, fancy
 

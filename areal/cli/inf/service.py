@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import signal
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.inf.flags import (
-    MODEL_S,
-    ModelFlags,
-    converge,
-    model_manifest,
-    model_options,
-    preview,
-    recorded,
-    routing_strategies,
-    service_manifest,
-)
+from areal.cli.apply import converge, preview
 from areal.cli.logs import LogQuery, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.mutation import approver, mutate
-from areal.cli.operate import scale_object, together
-from areal.cli.options import Invocation, Seconds, change_options, stack, stop_options, timeout
-from areal.cli.targets import SERVICE, complete_names, missing, model_name_option, service_name, service_option, stored
-from areal.cli.view import HomeView, manifest, service_of
+from areal.cli.objects import (
+    SERVICE,
+    HomeView,
+    complete_names,
+    manifest,
+    missing,
+    model_name_option,
+    recorded,
+    service_name,
+    service_of,
+    service_option,
+    stored,
+)
+from areal.cli.operate import approver, mutate, scale_object, together
+from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.errors import Conflict, UsageFault
-from areal.resources.kinds import Ref
+from areal.resources.kinds import API_VERSION, Ref, check_name
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome
@@ -36,6 +39,153 @@ if TYPE_CHECKING:
 
 _LAUNCH_S = 60.0
 _LOOK_S = 2.0
+_STRATEGIES = {
+    "auto": "auto",
+    "round_robin": "round_robin",
+    "least_loaded": "least_loaded",
+    "least_busy": "least_loaded",
+    "prefix": "prefix",
+}
+
+Manifest = dict[str, Any]
+MODEL_S = 1800.0  # to become ready
+
+
+class ModelFlags(NamedTuple):
+    """The flags of a model that our engines serve."""
+
+    backend: str | None
+    model_path: str | None
+    tokenizer_path: str | None
+    engine_args: tuple[str, ...]
+    proxy_args: tuple[str, ...]
+    served_model_name: str | None
+    replicas: int | None
+    model_health_timeout: float | None
+
+    @property
+    def given(self) -> list[str]:
+        return [f"--{name.replace('_', '-')}" for name, value in self._asdict().items() if value not in (None, ())]
+
+    def spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = {
+            "backend": self.backend,
+            "path": self.model_path,
+            "tokenizerPath": self.tokenizer_path,
+            "engineArgs": arguments(self.engine_args, "--engine-args"),
+            "proxyArgs": arguments(self.proxy_args, "--proxy-args"),
+            "servedModelName": self.served_model_name,
+            "replicas": self.replicas,
+        }
+        if self.model_health_timeout is not None:
+            spec["probes"] = {"startup": {"deadlineSeconds": self.model_health_timeout}}
+        return {key: value for key, value in spec.items() if value not in (None, {})}
+
+
+model_options = gather(
+    "flags",
+    ModelFlags,
+    (
+        click.option("--backend", metavar="BACKEND", help="Engine and allocation: embedded, sglang:d2t2, vllm:d4."),
+        click.option("--model-path", metavar="PATH", help="Hugging Face id or folder."),
+        click.option("--tokenizer-path", metavar="PATH", help="Hugging Face id or folder  [default: the model's]."),
+        click.option(
+            "--engine-args", multiple=True, metavar="ARGS", help="'--max-model-len 8192 --enable-x', or JSON."
+        ),
+        click.option("--proxy-args", multiple=True, metavar="ARGS", help="The same, for the data proxies."),
+        click.option("--served-model-name", metavar="NAME", help="What clients send as `model`  [default: --model]."),
+        click.option(
+            "--replicas", type=click.IntRange(min=0), metavar="N", help="Replicas; overrides d of the backend."
+        ),
+        click.option(
+            "--model-health-timeout",
+            type=Seconds(),
+            metavar="TIME",
+            help="A replica must be ready within  [default: 30m].",
+        ),
+    ),
+)
+
+
+def arguments(texts: Sequence[str], flag: str) -> dict[str, Any]:
+    """``--max-model-len 8192 --enable-x``, ``max-model-len=8192`` or a JSON object, as names and typed values."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        try:
+            found.update(json.loads(text) if text.lstrip().startswith("{") else _words(shlex.split(text), flag))
+        except json.JSONDecodeError as error:
+            raise UsageFault(f"{flag}: not JSON: {error}") from None
+        except ValueError as error:
+            raise UsageFault(f"{flag}: {error}: {text!r}") from None
+    return found
+
+
+def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(words):
+        name, equals, value = words[at].partition("=")
+        at += 1
+        if not equals and not name.startswith("--"):
+            raise UsageFault(f"{flag}: {name!r} is no argument", hint="write '--name value', name=value, or JSON")
+        name = name.removeprefix("--")
+        if equals:
+            found[name] = _typed(value)
+        elif at < len(words) and not words[at].startswith("--"):
+            found[name] = _typed(words[at])
+            at += 1
+        else:
+            found[name] = True
+    return found
+
+
+def _typed(text: str) -> Any:
+    """Numbers, booleans and JSON as their types; anything else as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def service_manifest(
+    name: str,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    admin_api_key_file: str | None = None,
+    routing_strategy: str | None = None,
+    scheduler: str | None = None,
+    log_level: str | None = None,
+) -> Manifest:
+    """The given settings only: defaults are never written down."""
+    spec: dict[str, Any] = {}
+    gateway = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    if gateway:
+        spec["gateway"] = gateway
+    if routing_strategy:
+        spec["router"] = {"strategy": _STRATEGIES[routing_strategy]}
+    if admin_api_key_file:
+        path = os.path.abspath(os.path.expanduser(admin_api_key_file))  # noqa: PTH100, PTH111 - symlinks stay
+        spec["auth"] = {"adminKeyFrom": {"file": path}}
+    if scheduler:
+        spec["scheduler"] = {"type": scheduler}
+    if log_level:
+        spec["logLevel"] = log_level
+    return resource(SERVICE, name, spec)
+
+
+def model_manifest(name: str, service: str, spec: dict[str, Any]) -> Manifest:
+    return resource("Model", name, {"service": service, **spec})
+
+
+def resource(kind: str, name: str, spec: dict[str, Any]) -> Manifest:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": check_name(name)}, "spec": spec}
+
+
+routing_strategies = tuple(_STRATEGIES)
+
+
+# -- run and stop
 
 
 @click.command(cls=DryRunCommand)

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.logs import LogQuery, log_options, show_logs
+from areal.cli.objects import (
+    PROCESS_COLUMNS,
+    SERVICE,
+    HomeView,
+    process_row,
+    service_name,
+    service_of,
+    service_option,
+    stored,
+)
 from areal.cli.options import Invocation, read_options, watch_options
-from areal.cli.output import emit_rows, show_status
+from areal.cli.output import Column, Row, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import gateway, gateway_of, not_remote
-from areal.cli.table import Column, Row, age, field, render_table
-from areal.cli.targets import SERVICE, service_name, service_option, stored
-from areal.cli.view import PROCESS_COLUMNS, HomeView, process_row, service_of
 from areal.errors import ArealError
 from areal.resources.kinds import Ref, served_name
 

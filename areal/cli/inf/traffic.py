@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal.cli.output import Column, Row, render_table
+from areal.cli.output import field as shown
 from areal.cli.remote import GatewayClient
-from areal.cli.table import Column, Row, render_table
-from areal.cli.table import field as shown
 from areal.client.http import AdminClient
 from areal.client.prometheus import Page, added, buckets, growth, parse, quantile
 

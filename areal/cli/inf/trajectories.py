@@ -14,11 +14,10 @@ from urllib.parse import quote
 
 import click
 
+from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.options import Invocation, read_options, stack
-from areal.cli.output import emit_one, emit_rows, write
+from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
 from areal.cli.remote import GatewayClient, gateway_of, not_remote
-from areal.cli.table import Column, Row, age, clock, field, render_table
-from areal.cli.targets import complete_names, service_option, stored
 from areal.errors import ArealError, NotFound
 from areal.terminal import fancy
 

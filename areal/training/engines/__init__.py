@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from areal.api.alloc_mode import train_backend
-from areal.resources.kinds import TRAIN_ENGINES
+from areal.resources.plugins import TRAIN_ENGINES
 
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig

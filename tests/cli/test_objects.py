@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.cli.targets import parse_selector
+from areal.cli.objects import parse_selector
 from areal.errors import UsageFault
 from tests.cli.conftest import Areal, Spawner
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from areal.api.config import loading as uncaught
-from areal.cli.mutation import ProgressPrinter
+from areal.cli.operate import ProgressPrinter
 from areal.interrupt import is_ours
 from areal.reconcilers.context import Progress
 from areal.terminal import ESCAPE
@@ -134,7 +134,7 @@ def test_run_on_a_terminal_is_one_line_with_its_step_and_what_is_left() -> None:
 # Stands for a reconciler: says that an operation has begun, ends it when told on stdin, then looks at the event.
 WORK = """
 import sys, threading
-from areal.cli.mutation import graceful
+from areal.cli.operate import graceful
 interrupted = threading.Event()
 with graceful(interrupted):
     print("begun", flush=True)
