@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
+from areal.reward.frames import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
 from areal.reward.pool import AsyncRewardWrapper
 
 __all__ = [

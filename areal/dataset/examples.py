@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal.dataset.files import BadData, Rows, read_files
-from areal.dataset.hub import hub_rows
-from areal.errors import ArealError, NotFound
+from areal.dataset.files import BadData, read_dataset, read_files
+from areal.errors import ArealError
 
 _PROMPTS = ("messages", "prompt", "question", "problem", "instruction", "input", "text")
 Message = Mapping[str, Any]
@@ -50,7 +49,8 @@ def load_examples(source: str, *, prompt_field: str | None = None, system: str |
     """Raises NotFound, and ArealError naming the line of what cannot be used."""
     examples, digest = [], hashlib.sha256()
     try:
-        rows = _rows(source)
+        path = Path(source).expanduser()
+        rows = read_files([path], source) if path.is_file() else read_dataset(source)  # a file of any suffix
     except BadData as error:
         raise ArealError(error.message, hint=error.hint) from error
     for number, fields in enumerate(rows):
@@ -74,13 +74,3 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
         raise ArealError(f"{where}: {name} is neither text nor a list of messages")
     before = [{"role": "system", "content": system}] if system else []
     return (*before, *prompt)
-
-
-def _rows(source: str) -> Rows:
-    """Rows of a file, or of ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub."""
-    path = Path(source).expanduser()
-    if path.is_file():
-        return read_files([path], source)
-    if source.endswith((".json", ".jsonl", ".parquet")) or source.startswith((".", "/", "~")):
-        raise NotFound(f"there is no file {source}")
-    return hub_rows(source)

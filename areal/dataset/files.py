@@ -1,15 +1,24 @@
-"""A data set in memory, with as much of the interface of ``datasets`` as training needs, read from JSONL, JSON, Parquet
-and Arrow files, also from those that ``datasets`` saved to disk. Every fault has its file and line.
+"""Data sets from files here or on the Hugging Face hub: JSONL, JSON, Parquet and Arrow.
+
+Rows are in memory, with as much of the interface of ``datasets`` as training needs. Every fault has its file and line.
+
+Which files of a hub repository are a split, a ``configs:`` block in the head of its README.md says; without one, the
+words train, validation and test in their paths do
+(https://huggingface.co/docs/hub/datasets-data-files-configuration). Files of other formats are left to the library
+``datasets``, where that is installed.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.hub import Hub, is_id
 from areal.installation import install_command
 
 Row = dict[str, Any]
@@ -59,12 +68,22 @@ class Rows(Sequence[Row]):
         return Rows((self._rows[index] for index in indices), self.source)
 
 
-SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
+_BINARY = (".parquet", ".arrow")
+SUFFIXES = (".jsonl", ".json", *_BINARY)
 _SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # beside what datasets saves
 
 
 class BadData(ArealError):
     exit_code = 3
+
+
+def read_dataset(source: str, split: str | None = None) -> Rows:
+    """A file or folder here, or ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. Raises NotFound,
+    UsageFault, BadData."""
+    path = Path(source).expanduser()
+    if path.exists() or source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
+        return read_rows(path, split)
+    return hub_rows(source, split)
 
 
 def read_rows(path: Path, split: str | None = None) -> Rows:
@@ -78,7 +97,7 @@ def read_rows(path: Path, split: str | None = None) -> Rows:
 def read_files(files: Iterable[Path], source: str) -> Rows:
     """Their rows, one after the other: Parquet and Arrow by their suffix, others are JSON. ``source`` is for errors.
     Raises BadData."""
-    found = [placed for file in files for placed in _read(file)]
+    found = [placed for file in files for placed in (_columns(file) if file.suffix in _BINARY else _json(file))]
     rows = Rows((row for row, _ in found), source, [place for _, place in found])
     if not rows:
         raise BadData(f"{source}: there are no rows")
@@ -116,10 +135,6 @@ def _files_of_split(folder: Path, split: str | None) -> list[Path]:
     return sorted((folder / split).glob("*.arrow"))
 
 
-def _read(file: Path) -> Iterator[Placed]:
-    return _columns(file) if file.suffix in (".parquet", ".arrow") else _json(file)
-
-
 def _json(file: Path) -> Iterator[Placed]:
     """A file that begins with a bracket is one list, any other one is lines."""
     try:
@@ -142,12 +157,8 @@ def _decoded(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadData(f"{where}: no JSON: {error.msg} after {_tail(text[: error.pos])}") from error
-
-
-def _tail(text: str) -> str:
-    """The end of what was read, for an error."""
-    return f"{text.rstrip()[-30:]!r}" if text.strip() else "nothing"
+        read = text[: error.pos].rstrip()[-30:]
+        raise BadData(f"{where}: no JSON: {error.msg} after {repr(read) if read else 'nothing'}") from error
 
 
 def _row(item: Any, where: str) -> Row:
@@ -172,3 +183,131 @@ def _columns(file: Path) -> Iterator[Placed]:
         raise BadData(f"{file}: cannot be read as {file.suffix[1:]}: {error}") from error
     for number, row in enumerate(table.to_pylist()):
         yield row, f"{file}: row {number}"
+
+
+# Data sets of the hub
+
+_CARD = "README.md"
+_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_DEFAULT, _USUAL = "", ("default", "main")
+Files = Mapping[str, Sequence[str]]
+"""Patterns of files by split."""
+
+
+def hub_rows(source: str, split: str | None = None, hub: Hub | None = None) -> Rows:
+    """``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT``; ``split`` where the name has none. Raises NotFound,
+    UsageFault, BadData."""
+    name, config, split = _parts(source, split)
+    hub = hub or Hub.of()
+    commit = hub.commit(name, kind="dataset")
+    names = hub.files(name, commit, "dataset")
+    card = (hub.snapshot(name, commit, "dataset", only=(_CARD,)) / _CARD) if _CARD in names else None
+    text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else ""
+    files = files_of(names, configs_of(text), config, split, name)
+    if not files or not all(file.endswith(SUFFIXES) for file in files):
+        return _by_library(name, config, split, commit)
+    folder = hub.snapshot(name, commit, "dataset", only=tuple(map(_literal, files)))
+    return read_files([folder / file for file in files], name)
+
+
+def _parts(source: str, split: str | None) -> tuple[str, str | None, str | None]:
+    name, *rest = source.split(":")
+    if not is_id(name) or len(rest) > 2:
+        raise NotFound(f"{source} is neither a file or folder here nor NAME[:CONFIG][:SPLIT] of the Hugging Face hub")
+    return name, (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else split)
+
+
+def configs_of(card: str) -> dict[str, Files]:
+    """The configurations that a data set's card declares; the default one under "" too."""
+    import yaml
+
+    match = re.match(r"---\s*\n(.*?)\n---", card, re.DOTALL)
+    try:
+        head = yaml.safe_load(match[1]) if match else None
+    except yaml.YAMLError:
+        return {}
+    declared = head.get("configs") if isinstance(head, Mapping) else None
+    found: dict[str, Files] = {}
+    items = [item for item in declared if isinstance(item, Mapping)] if isinstance(declared, list) else []
+    for item in items:
+        if item.get("data_files"):
+            name = str(item.get("config_name", "default"))
+            found[name] = _patterns(item["data_files"])
+            if item.get("default") or (name in _USUAL and _DEFAULT not in found):
+                found[_DEFAULT] = found[name]
+    return found
+
+
+def _patterns(data_files: Any) -> Files:
+    if not isinstance(data_files, list) or not all(isinstance(item, Mapping) for item in data_files):
+        return {"train": _listed(data_files)}
+    return {str(item.get("split", "train")): _listed(item.get("path")) for item in data_files}
+
+
+def _listed(paths: Any) -> list[str]:
+    return [str(path) for path in (paths if isinstance(paths, list) else [paths])]
+
+
+def files_of(
+    names: Iterable[str], configs: Mapping[str, Files], config: str | None, split: str | None, name: str
+) -> list[str]:
+    """The files of a split, in order; empty where the layout is none that is known. Raises UsageFault, NotFound."""
+    names = sorted(names)
+    if configs:
+        if config is None and len(configs) > 1 and _DEFAULT not in configs:
+            raise UsageFault(
+                f"the data set {name} has several configurations: {_shown(configs)}",
+                hint=f"name one: {name}:{next(iter(configs))}:{split or 'train'}",
+            )
+        chosen = config or (_DEFAULT if len(configs) > 1 else next(iter(configs)))
+        if chosen not in configs:
+            raise NotFound(f"the data set {name} has no configuration {chosen}; there is {_shown(configs)}")
+        by_split = {each: [n for n in names if _matches(n, paths)] for each, paths in configs[chosen].items()}
+    else:
+        data = [n for n in names if n.endswith((*SUFFIXES, ".csv")) and (config is None or n.startswith(f"{config}/"))]
+        by_split = {each: [n for n in data if _has_word(n, words)] for each, words in _WORDS.items()}
+        by_split = {each: found for each, found in by_split.items() if found}
+        if data and not by_split:
+            by_split = {"train": data}
+    if not by_split:
+        return []
+    wanted = split or ("train" if "train" in by_split else next(iter(by_split)))
+    if wanted not in by_split:
+        raise NotFound(f"the data set {name} has no split {wanted!r}; there is {', '.join(by_split)}")
+    return by_split[wanted]
+
+
+def _shown(configs: Mapping[str, Files]) -> str:
+    return ", ".join(each for each in configs if each)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern.rstrip('/')}/") for pattern in patterns)
+
+
+def _has_word(name: str, words: Sequence[str]) -> bool:
+    return any(re.search(rf"(?:^|[/._-]){word}(?:$|[/._-])", name, re.IGNORECASE) for word in words)
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _by_library(name: str, config: str | None, split: str | None, commit: str) -> Rows:
+    try:
+        import datasets
+    except ImportError as error:
+        raise NotFound(
+            f"the data set {name} of the hub is not made of JSONL, JSON or Parquet files; to read it, the package"
+            " datasets is needed",
+            hint="pip install datasets",
+        ) from error
+    try:
+        found = datasets.load_dataset(name, config, split=split or "train", revision=commit)
+    except (FileNotFoundError, ValueError, ConnectionError) as error:
+        raise NotFound(f"the data set {name} cannot be had: {error}") from error
+    return Rows((dict(row) for row in found), name)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.api.registry import Registry, load_attr
-from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_rows
-from areal.dataset.hub import hub_rows
+from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
 from areal.dataset.tokenizers import templated
 from areal.errors import UsageFault
 
@@ -157,15 +156,8 @@ def get_custom_dataset(
     if where in DATASETS or (":" in where and "/" not in where) or _is_dotted(where):
         loader = DATASETS.resolve(where) if where in DATASETS else load_attr(where, "dataset")
         return loader(split=split, dataset_config=dataset_config, tokenizer=tokenizer)
-    rows = _rows(where, split)
+    rows = read_dataset(where, split)
     return shaped(rows, kind, tokenizer, longest, BOXED if _is_gsm8k(rows) else "")
-
-
-def _rows(where: str, split: str | None) -> Rows:
-    local = Path(where).expanduser()
-    if local.exists() or where.startswith((".", "/", "~")):
-        return read_rows(local, split)
-    return hub_rows(where, split)
 
 
 def _is_dotted(where: str) -> bool:

@@ -7,6 +7,8 @@ import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal.errors import ArealError
+
 HEAD = 8
 
 
@@ -60,3 +62,22 @@ def pack(value: Any) -> bytes:
 
 def unpack(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - from our own child, over a private pipe
+
+
+# A reward that could not be had is never a reward of 0: the rollout is discarded, not punished.
+
+
+class RewardError(ArealError):
+    pass
+
+
+class RewardRaised(RewardError):
+    """The reward function raised: the same input would raise again."""
+
+
+class RewardTimeout(RewardError):
+    """No reward within the deadline, in any attempt."""
+
+
+class RewardProcessLost(RewardError):
+    """The process that computed it ended."""

@@ -21,8 +21,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from areal.reward.failures import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
-from areal.reward.frames import HEAD, Done, FunctionTarget, Job, Jobs, Load, pack, unpack
+from areal.reward.frames import (
+    HEAD,
+    Done,
+    FunctionTarget,
+    Job,
+    Jobs,
+    Load,
+    RewardError,
+    RewardProcessLost,
+    RewardRaised,
+    RewardTimeout,
+    pack,
+    unpack,
+)
 from areal.reward.functions import Parameters, is_async, target_of
 from areal.reward.math import call_within
 

@@ -21,8 +21,7 @@ from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
-from areal.reward.failures import RewardError, RewardTimeout
-from areal.reward.frames import FunctionTarget, Job
+from areal.reward.frames import FunctionTarget, Job, RewardError, RewardTimeout
 from areal.reward.pool import RewardPool, number
 from areal.rollout.collection_output import CollectionProgress, OutputFolder, outcome_of
 from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of_agent, refusal

@@ -12,7 +12,7 @@ from typing import Any
 
 from areal.client.errors import Blame, ClientError
 from areal.errors import ArealError
-from areal.reward.failures import RewardError
+from areal.reward.frames import RewardError
 
 WORKFLOW, REWARD = "workflow", "reward"
 _NO_MODEL = "model_not_found"  # it was there when we began: a service that is started again has it in a moment

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal.dataset.examples import load_examples
-from areal.dataset.hub import configs_of, files_of, hub_rows
+from areal.dataset.files import configs_of, files_of, hub_rows
 from areal.dataset.loading import get_custom_dataset
 from areal.errors import NotFound, UsageFault
 from areal.hub import Hub

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from areal.errors import ArealError, NotFound
 from areal.terminal import spelled
-from areal.trajectories import terminal
-from areal.trajectories.html import harmless, page
 from areal.trajectories.record import Episode
+from areal.trajectories.render import Paint, harmless, render_html, render_terminal
 from areal.trajectories.view import Stretch, TokenDecoder, load_decoder, stretches, turns
 from tests.services.tokenizer_folder import write_tokenizer
 from tests.trajectories.samples import branched, external, interaction
@@ -53,10 +52,10 @@ def test_conversations_that_share_nothing_are_branches_from_the_start() -> None:
 
 def test_shape_of_a_conversation_that_branches_is_drawn_first() -> None:
     episode = branched()
-    text = terminal.render(episode, turns(episode, letters()), paint=None)
+    text = render_terminal(episode, turns(episode, letters()), paint=None)
     assert text.splitlines()[1:4] == ["  └─ 1", "     ├─ 2a  reward 0", "     └─ 2b … 3b  reward 1"]
     line = replace(episode, interactions=episode.interactions[:2])
-    assert "─" not in terminal.render(line, turns(line, letters()), paint=None)
+    assert "─" not in render_terminal(line, turns(line, letters()), paint=None)
 
 
 def test_many_samples_of_one_prompt_have_names_of_their_own() -> None:
@@ -118,7 +117,7 @@ def test_decoder_reads_the_models_own_tokenizer(tmp_path: Path) -> None:
 
 def test_terminal_without_colours_says_the_same_in_words() -> None:
     episode = branched()
-    text = terminal.render(episode, turns(episode, letters()), paint=None)
+    text = render_terminal(episode, turns(episode, letters()), paint=None)
     assert "\x1b" not in text
     assert "episode 0-0  ·  reward 1  ·  4 turns" in text
     assert "  [3b] d  reward 1  stop  mean logprob -0.500  temperature 1  version 3" in text
@@ -126,17 +125,17 @@ def test_terminal_without_colours_says_the_same_in_words() -> None:
 
 
 @pytest.mark.parametrize(("paint", "code"), [("logprob", 208), ("version", 214)])
-def test_terminal_paints_each_token_by_what_was_asked(paint: terminal.Paint, code: int) -> None:
+def test_terminal_paints_each_token_by_what_was_asked(paint: Paint, code: int) -> None:
     episode = branched()
-    text = spelled(terminal.render(episode, turns(episode, letters()), paint=paint), "\x1b")
+    text = spelled(render_terminal(episode, turns(episode, letters()), paint=paint), "\x1b")
     painted = "g" if paint == "logprob" else "e"
     assert f"\x1b[38;5;{code}m{painted}\x1b[0m" in text
 
 
 @pytest.mark.parametrize("paint", ["logprob", "mask", None])
-def test_terminal_obeys_nothing_that_a_model_wrote(paint: terminal.Paint | None) -> None:
+def test_terminal_obeys_nothing_that_a_model_wrote(paint: Paint | None) -> None:
     episode = replace(branched(), episode="\x1b]0;x\x07")
-    text = spelled(terminal.render(episode, turns(episode, letters(HOSTILE)), paint=paint), "\x1b")
+    text = spelled(render_terminal(episode, turns(episode, letters(HOSTILE)), paint=paint), "\x1b")
     left = re.sub(r"\x1b\[(?:0|1|2|38;5;\d+)m", "", text)
     assert not [each for each in left if each != "\n" and not each.isprintable()]
     assert "\\x1b[31m\\x07\\u{202e}\\u{2028}" in text
@@ -144,13 +143,13 @@ def test_terminal_obeys_nothing_that_a_model_wrote(paint: terminal.Paint | None)
 
 def test_ids_stand_for_text_where_no_tokenizer_is() -> None:
     episode = branched()
-    assert "      6\n" in terminal.render(episode, turns(episode, None), paint=None)
-    assert '"texts":[null,null,null]' in page([episode], None, title="t")
+    assert "      6\n" in render_terminal(episode, turns(episode, None), paint=None)
+    assert '"texts":[null,null,null]' in render_html([episode], None, title="t")
 
 
 def test_external_models_messages_are_shown_as_said() -> None:
     episode = external()
-    assert "  user: <b>hi</b>\n  assistant: ho" in terminal.render(episode, turns(episode, None), paint=None)
+    assert "  user: <b>hi</b>\n  assistant: ho" in render_terminal(episode, turns(episode, None), paint=None)
 
 
 class _Page(HTMLParser):
@@ -184,8 +183,8 @@ def parsed(text: str) -> _Page:
 
 def test_page_holds_hostile_text_as_data_alone() -> None:
     hostile = replace(branched(), episode=HOSTILE, example={HOSTILE: HOSTILE}, answer=HOSTILE)
-    innocent = parsed(page([branched()], letters(), title="t"))
-    attacked = parsed(page([hostile, external()], letters(HOSTILE), title=HOSTILE))
+    innocent = parsed(render_html([branched()], letters(), title="t"))
+    attacked = parsed(render_html([hostile, external()], letters(HOSTILE), title=HOSTILE))
     assert attacked.tags == innocent.tags
     data = json.loads(attacked.scripts[0])
     assert (data["title"], data["episodes"][0]["name"]) == (HOSTILE, HOSTILE)
@@ -194,7 +193,7 @@ def test_page_holds_hostile_text_as_data_alone() -> None:
 
 
 def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
-    reader = parsed(page([branched()], letters(), title="t"))
+    reader = parsed(render_html([branched()], letters(), title="t"))
     assert not [value for name, value in reader.attributes if name in ("src", "href")]
     policy = next(
         value or "" for name, value in reader.attributes if name == "content" and "script-src" in (value or "")
@@ -208,7 +207,7 @@ def test_page_needs_no_network_and_its_policy_allows_only_our_script() -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here to read the script")
 def test_script_of_the_page_is_javascript(tmp_path: Path) -> None:
     script = tmp_path / "viewer.js"
-    script.write_text(parsed(page([branched()], letters(), title="t")).scripts[1], encoding="utf-8")
+    script.write_text(parsed(render_html([branched()], letters(), title="t")).scripts[1], encoding="utf-8")
     checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
 
@@ -224,6 +223,6 @@ def test_row_of_several_turns_counts_and_names_each() -> None:
     row = interaction("a", [1, 2], [3, 4, 5, 6])
     row = replace(row, loss_mask=[0, 0, 1, 0, 1, 1], turn_ids=[-1, -1, 0, -1, 1, 1])
     episode = Episode("t-0/1", (row,), 0, 1, 0.0, group="t-0", step=3)
-    text = terminal.render(episode, turns(episode, None), paint=None)
+    text = render_terminal(episode, turns(episode, None), paint=None)
     assert "2 turns" in text and "answer of turn 1:" in text and "answer of turn 2:" in text
     assert "training step 3  ·  sample 1 of group t-0" in text

@@ -327,16 +327,16 @@ def _folder_here(cli: Invocation, model: str) -> str | None:
 
 
 def _write_page(path: Path, episodes: list[Episode], decoder: TokenDecoder | None, target: str) -> None:
-    from areal.trajectories.html import page
+    from areal.trajectories.render import render_html
 
     try:
-        path.write_text(page(episodes, decoder, title=target), encoding="utf-8")
+        path.write_text(render_html(episodes, decoder, title=target), encoding="utf-8")
     except OSError as error:
         raise ArealError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | None, paint: Any) -> None:
-    from areal.trajectories import terminal
+    from areal.trajectories.render import legend, render_terminal
     from areal.trajectories.view import turns
 
     paint = paint if fancy(sys.stdout) else None
@@ -344,11 +344,11 @@ def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | Non
     for number, episode in enumerate(episodes):
         conversation = turns(episode, decoder)
         versions.update(version for turn in conversation for version in turn.versions)
-        write(("\n" if number else "") + terminal.render(episode, conversation, paint=paint))
+        write(("\n" if number else "") + render_terminal(episode, conversation, paint=paint))
     if not episodes:
         cli.say("no trajectory")
     elif paint is not None:
-        cli.say("\n" + terminal.legend(paint, sorted(versions)))
+        cli.say("\n" + legend(paint, sorted(versions)))
 
 
 def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
