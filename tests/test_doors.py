@@ -14,10 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "areal"
     "name, homes",
     [
         ("LocalBackend", {"runtime/backends/local.py", "resources/plugins.py"}),
-        (
-            "FSDPEngine",
-            {"training/engines/fsdp/__init__.py", "training/engines/fsdp/engine.py", "resources/plugins.py"},
-        ),
+        ("FSDPEngine", {"training/engines/fsdp.py", "resources/plugins.py"}),
     ],
 )
 def test_implementation_is_named_by_itself_and_the_registry_only(name: str, homes: set[str]) -> None:

@@ -35,7 +35,7 @@ def evaluate(args: Sequence[str]) -> None:
     """Rollouts of the validation set, no training."""
     config = load_expr_config(args, PPOConfig)[0]
     rows = _rows(config, None, "valid")
-    from areal.training.trainers.evaluation import Evaluation
+    from areal.training.trainers.rollouts import Evaluation
 
     with Evaluation(config, rows) as evaluation:
         evaluation.run(**_workflow(config))

@@ -26,12 +26,13 @@ from areal.api.cli_args import (
 )
 from areal.api.config.building import hints_of
 from areal.rollout.engine import sampling_fields
-from areal.training.algorithms.actor import ActorLoss
+from areal.training.algorithms.actor import ActorLoss, with_second_moment_mask
+from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
 from areal.training.algorithms.losses import dpo_loss
-from areal.training.algorithms.preparation import AuxiliaryOutputs, prepared, with_second_moment_mask
-from areal.training.data.packing import micro_batches
-from areal.training.engines.fsdp.engine import cut_of
-from areal.training.engines.fsdp.model import clipped_norm, make_optimizer, set_learning_rate
+from areal.training.batches import micro_batches
+from areal.training.engines import learning_rate
+from areal.training.engines.fsdp import cut_of
+from areal.training.engines.huggingface import clipped_norm, make_optimizer
 from areal.training.trainers.ppo import critic_loss
 from tests.api.test_fields import EXPERIMENTS, classes_below, fields_of, marks_of
 from tests.training.algorithms.test_presets import GROUPS, LONGEST, case
@@ -221,7 +222,8 @@ def weights_after(**settings: Any) -> Tensor:
     model, config = nn.Linear(3, 3), OptimizerConfig(**settings)
     optimizer = make_optimizer(model, config)
     for step in range(4):
-        set_learning_rate(optimizer, config, step, 4)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step, 4)
         optimizer.zero_grad()
         torch.autograd.backward(model(torch.ones(2, 3) * step).square().sum())
         clipped_norm(optimizer, config.gradient_clipping)
@@ -305,7 +307,7 @@ LORA = f"{FSDP}::test_lora_trains_adapters_only_and_publishes_the_merged_weights
 DROPOUT = f"{FSDP}::test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_checkpointing"
 SEVERAL = f"{GRPO}::test_several_rewards_are_weighted_and_each_is_in_the_metrics"
 EVALUATED = f"{GRPO}::test_evaluation_is_of_the_weights_that_are_served"
-ORDER = "training/data/test_frontier.py::test_order_each_epoch_has_every_row_at_most_once"
+ORDER = "training/test_frontier.py::test_order_each_epoch_has_every_row_at_most_once"
 OLDER = f"{CONFIG}::test_older_spellings_are_what_they_have_become"
 WINDOW = f"{CONTROLLER}::test_no_more_than_the_window_starts_until_the_next_version"
 TURNS = "rollout/test_workflows.py::test_agents_rewards_by_turn_are_discounted_along_the_conversation"
@@ -341,7 +343,7 @@ NAMED: dict[str, dict[str, str]] = {
         "evaluator": EVALUATED,
         "valid_dataset": EVALUATED,
         "recover": f"{GRPO}::test_resumed_run_consumes_each_prompt_once",
-        "seed": "training/data/test_frontier.py::test_order_shuffled_epochs_differ_and_are_repeatable",
+        "seed": "training/test_frontier.py::test_order_shuffled_epochs_differ_and_are_repeatable",
         "min_required_servers": AREAL_LITE,
         "shutdown_server_on_exit": AREAL_LITE,
         "total_train_steps": AREAL_LITE,

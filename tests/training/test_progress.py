@@ -2,8 +2,7 @@ import io
 import json
 from pathlib import Path
 
-from areal.training.metrics import MetricsLog, read_metrics
-from areal.training.run_folder import ProgressLine, bottleneck, step_line
+from areal.training.metrics import MetricsLog, ProgressLine, bottleneck, read_metrics, step_line
 
 
 def test_bottleneck_names_what_takes_most_of_the_step() -> None:

@@ -19,7 +19,7 @@ from areal.api.cli_args import (
 )
 from areal.client.prometheus import Page, parse
 from areal.errors import UsageFault
-from areal.training.prometheus import prometheus
+from areal.training.metrics import prometheus
 from areal.training.services import free_port
 from areal.training.trainers.offline import SFTTrainer
 from tests.services.test_metrics import documented

@@ -1,7 +1,9 @@
-"""The policy's loss over a micro-batch by the settings of a ``PPOActorConfig``, and its metrics."""
+"""The policy's loss over a micro-batch by the settings of a ``PPOActorConfig``, its metrics, and the correction of
+samples of an older policy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -12,12 +14,18 @@ from areal.api.algorithm_api import LossFn, LossInputs
 from areal.api.registry import load_attr
 from areal.errors import UsageFault
 from areal.training.algorithms.advantages import kl_estimate
-from areal.training.algorithms.losses import Aggregation, PolicyObjective, policy_loss, token_entropies, token_logprobs
-from areal.training.algorithms.preparation import Correction, Rejection, correction, interpolated_proximal
-from areal.training.data.batches import Batch
+from areal.training.algorithms.losses import (
+    Aggregation,
+    PolicyObjective,
+    masked_mean,
+    policy_loss,
+    token_entropies,
+    token_logprobs,
+)
+from areal.training.batches import Batch
 
 if TYPE_CHECKING:
-    from areal.api.cli_args import PPOActorConfig
+    from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 
 
 def aggregation(config: PPOActorConfig) -> Aggregation:
@@ -40,13 +48,6 @@ def objective(config: PPOActorConfig) -> PolicyObjective:
     )
 
 
-def rejection(config: PPOActorConfig) -> Rejection | None:
-    given = config.rejection_sampling
-    if given is None:
-        return None
-    return Rejection(given.level, given.action, given.metric, given.agg, given.upper, given.lower)
-
-
 @dataclass
 class ActorLoss:
     """Called with (logits, micro-batch); sums up what it saw until ``taken``.
@@ -67,7 +68,7 @@ class ActorLoss:
     _sums: Tensor | None = None  # of each name over tokens, and the tokens last
 
     def __post_init__(self) -> None:
-        self._objective, self._rejection = objective(self.config), rejection(self.config)
+        self._objective = objective(self.config)
         self._aggregation = aggregation(self.config)
         if self.loss_fn is None and self.config.loss_fn:
             self.loss_fn = load_attr(self.config.loss_fn, "actor.loss_fn")
@@ -131,7 +132,7 @@ class ActorLoss:
 
     def _correction(self, proximal: Tensor, micro: Batch, mask: Tensor) -> Correction:
         behavior = micro["logprobs"]
-        result = correction(proximal, behavior, mask, self._rejection)
+        result = correction(proximal, behavior, mask, self.config.rejection_sampling)
         if self.config.m2_threshold is not None:
             kept = result.kept & micro["second_moment_mask"]
             result = Correction(result.weights * kept, kept)
@@ -168,3 +169,128 @@ def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool =
         return every
     taught: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
     return taught or every[:1]
+
+
+# -- samples of an older policy: w = pi_proximal / pi_behavior multiplies the clipped objective of decoupled PPO (arXiv
+# 2505.24298). Where it explodes, the token is left out or the weight clamped; the denominator of the loss stays, or the
+# kept tokens would count for more.
+
+Metric = Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"]
+_LOG_BOUND = 20.0
+
+
+@dataclass(frozen=True)
+class Correction:
+    """``weights`` [B, T], without gradient; ``kept`` [B, T]: what is still trained on."""
+
+    weights: Tensor
+    kept: Tensor
+
+
+def correction(
+    proximal: Tensor, behavior: Tensor, loss_mask: Tensor, rejection: RejectionSamplingConfig | None
+) -> Correction:
+    """``proximal`` and ``behavior`` log probabilities [B, T]. A token whose behavior log probability is not finite
+    cannot be corrected for and is left out. Tokens, or whole sequences, whose metric lies outside [lower, upper] are
+    masked, or their weight is clamped.
+
+    Level sequence: each sequence has one metric, its tokens' by ``agg``, and one weight, which all of its tokens have.
+    The weight aggregates log ratios: ``mean`` is the geometric mean of the tokens' ratios, ``sum`` their product (the
+    probability ratio of the whole sequence), ``max`` the largest.
+    """
+    known = torch.isfinite(behavior) & torch.isfinite(proximal)
+    kept = loss_mask.bool() & known
+    log_ratio = torch.where(kept, proximal - behavior, torch.zeros_like(proximal)).detach()
+    if rejection is None:
+        return Correction(_exp(log_ratio) * kept, kept)
+    measured = _metric(log_ratio, behavior, rejection.metric)
+    log_weight = log_ratio
+    if rejection.level == "sequence":
+        log_weight = _of_sequence(log_ratio, kept, rejection.agg)
+        ratio = rejection.metric == "ratio"
+        measured = _exp(log_weight) if ratio else _of_sequence(measured, kept, rejection.agg)
+    weights = _exp(log_weight)
+    if rejection.action == "clamp":
+        return Correction(weights.clamp(min=rejection.lower, max=rejection.upper) * kept, kept)
+    if rejection.upper is not None:
+        kept = kept & (measured <= rejection.upper)
+    if rejection.lower is not None:
+        kept = kept & (measured >= rejection.lower)
+    return Correction(weights * kept, kept)
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND).exp()
+
+
+def _metric(log_ratio: Tensor, behavior: Tensor, metric: Metric) -> Tensor:
+    if metric == "ratio":
+        return _exp(log_ratio)
+    if metric == "kl_k1":
+        return log_ratio
+    if metric == "kl_k2":
+        return log_ratio.square() / 2
+    if metric == "kl_k3":
+        bounded = log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND)
+        return torch.expm1(bounded) - bounded
+    return _binary_kl(behavior + log_ratio, behavior)
+
+
+def _binary_kl(proximal: Tensor, behavior: Tensor) -> Tensor:
+    """The larger of both KL divergences between the coins "this token, or another"."""
+    p, b = (logp.exp().clamp(1e-7, 1 - 1e-7) for logp in (proximal, behavior))
+    b = torch.where(torch.isfinite(b), b, p)
+    forward = p * (p / b).log() + (1 - p) * ((1 - p) / (1 - b)).log()
+    backward = b * (b / p).log() + (1 - b) * ((1 - b) / (1 - p)).log()
+    return torch.maximum(forward, backward)
+
+
+def _of_sequence(values: Tensor, kept: Tensor, aggregate: Literal["mean", "sum", "max"]) -> Tensor:
+    """[B, T] -> [B, T]: each row has its kept tokens' aggregate everywhere."""
+    if aggregate == "mean":
+        whole = masked_mean(values, kept, dim=1)
+    elif aggregate == "sum":
+        whole = (values * kept).sum(1, keepdim=True)
+    else:
+        whole = values.masked_fill(~kept, -torch.inf).amax(1, keepdim=True)
+    return whole.expand_as(values)
+
+
+def squared_log_ratios(proximal: Tensor, behavior: Tensor, loss_mask: Tensor) -> Tensor:
+    """(log pi_behaviour - log pi_proximal)^2 of each token of the mask: [N]."""
+    return (behavior - proximal).detach().double().square()[loss_mask.bool()]
+
+
+def second_moment_bound(squares: Tensor, threshold: float) -> float:
+    """M2PO (arXiv 2510.01161) leaves out the largest of ``squares`` [N] until the mean of the others is below
+    ``threshold``: the largest that is kept, -1 where none is. Equal squares are kept or left out together. ``squares``
+    are those of a whole batch, of all micro-batches and ranks, so that how it is cut changes nothing."""
+    ordered = squares[torch.isfinite(squares)].sort().values
+    if not len(ordered):
+        return -1.0
+    means = ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device)
+    last_of_equals = torch.cat([ordered[1:] > ordered[:-1], torch.ones_like(ordered[:1], dtype=torch.bool)])
+    below = ordered[(means < threshold) & last_of_equals]  # the running mean of sorted values never falls
+    return float(below[-1]) if len(below) else -1.0
+
+
+def interpolated_proximal(behavior: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:
+    """A-3PO (arXiv 2512.06547): the proximal log probabilities without a forward pass, between those of the behavior
+    and the current policy. ``versions`` [B, T] sampled each token, ``version`` is being optimized.
+
+    alpha = (v_proximal - v_behaviour) / (v - v_behaviour) with v_proximal = v - 1, within [0, 1].
+    """
+    age = (version - versions).clamp(min=0).to(behavior.dtype)
+    alpha = ((age - 1) / age.clamp(min=1)).clamp(0.0, 1.0)
+    return (1 - alpha) * behavior + alpha * current.detach()
+
+
+def with_second_moment_mask(
+    batch: Mapping[str, Tensor], threshold: float, gather: Callable[[Tensor], list[Tensor]] = lambda mine: [mine]
+) -> dict[str, Tensor]:
+    """``batch`` with ``second_moment_mask`` [B, T], the tokens that M2PO keeps. ``gather``: what every rank passes."""
+    squares = squared_log_ratios(batch["proximal"], batch["logprobs"], batch["loss_mask"])
+    bound = second_moment_bound(torch.cat(gather(squares)), threshold)
+    kept = torch.zeros_like(batch["loss_mask"], dtype=torch.bool)
+    kept[batch["loss_mask"].bool()] = squares <= bound
+    return {**batch, "second_moment_mask": kept}

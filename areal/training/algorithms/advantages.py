@@ -1,4 +1,8 @@
-"""From the reward of a sequence to the advantage of each of its tokens: rewards, normalization, GAE, KL penalty.
+"""From sampled rows to advantages and returns, by the settings of a ``PPOActorConfig``.
+
+In order (``prepared``): shape each reward; normalize rewards over their group or the batch; leave truncated answers
+without a reward, or out of the loss, where that is asked for; spread rewards over tokens, less a penalty on the
+divergence from the reference; estimate advantages; normalize those.
 
 Groups are what the rollout says they are: a group that lost members to a filter or a failure is normalized over the
 rest, and a single member has an advantage of zero. Results do not depend on the layout of ranks.
@@ -7,43 +11,39 @@ rest, and a single member has an advantage of zero. Results do not depend on the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+from areal.api.algorithm_api import AdvantageFn, AdvantageInputs
+from areal.api.registry import load_attr
+from areal.errors import UsageFault
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import NormConfig, PPOActorConfig
 
 _LOG_BOUND = 30.0
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-@dataclass(frozen=True)
-class RewardShaping:
-    """``clip(scale * (reward + overlong penalty + bias), +-clip)``.
+def shaped(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> Tensor:
+    """``clip(scaling * (reward + overlong penalty + bias), +-reward_clip)``: ``rewards`` [B] and ``lengths`` [B] in
+    generated tokens -> [B].
 
     The penalty is DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), part of the reward itself: 0 up to
-    ``max_new_tokens - overlong_tokens`` generated tokens, from there linearly down to ``-overlong_penalty``.
+    ``max_new_tokens - overlong_tokens`` generated tokens, from there linearly down to ``-overlong_penalty_factor``.
     """
-
-    scale: float = 1.0
-    bias: float = 0.0
-    clip: float | None = None
-    overlong_tokens: int | None = None  # None: no penalty
-    overlong_penalty: float = 1.0
-    max_new_tokens: int | None = None
-
-
-def shaped(rewards: Tensor, lengths: Tensor, how: RewardShaping) -> Tensor:
-    """``rewards`` [B], ``lengths`` [B] (generated tokens) -> [B]."""
-    result = rewards
-    if how.overlong_tokens:
-        if how.max_new_tokens is None:
+    if config.overlong_reward_penalty:
+        if config.max_new_tokens is None:
             raise ValueError("a penalty on overlong answers needs max_new_tokens")
-        excess = lengths - (how.max_new_tokens - how.overlong_tokens)
-        result = result - how.overlong_penalty * (excess / how.overlong_tokens).clamp(0.0, 1.0)
-    result = (result + how.bias) * how.scale
-    return result if how.clip is None else result.clamp(-how.clip, how.clip)
+        buffer = config.overlong_tokens or max(1, config.max_new_tokens // 5)  # DAPO: 4,096 of 20,480
+        factor = 1.0 if config.overlong_penalty_factor is None else config.overlong_penalty_factor
+        excess = lengths - (config.max_new_tokens - buffer)
+        rewards = rewards - factor * (excess / buffer).clamp(0.0, 1.0)
+    return ((rewards + config.reward_bias) * config.reward_scaling).clamp(-config.reward_clip, config.reward_clip)
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k1") -> Tensor:
@@ -78,43 +78,28 @@ Level = Literal["batch", "group"] | None
 Reduce = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Normalization:
-    """``leave_one_out`` compares each with the mean of the others (RLOO, arXiv 2402.14740)."""
-
-    mean: Level = None
-    std: Level = None
-    leave_one_out: bool = False
-    unbiased: bool = True
-    eps: float = 1e-5
-
-
-GRPO = Normalization(mean="group", std="group")  # arXiv 2402.03300
-DR_GRPO = Normalization(mean="group")  # arXiv 2503.20783
-RLOO = Normalization(mean="group", leave_one_out=True)
-
-
 def alone(sums: Tensor) -> Tensor:
     """The reduction of a single rank."""
     return sums
 
 
-def normalized(values: Tensor, mask: Tensor, groups: Tensor, how: Normalization, reduce: Reduce = alone) -> Tensor:
+def normalized(values: Tensor, mask: Tensor, groups: Tensor, how: NormConfig, reduce: Reduce = alone) -> Tensor:
     """``values`` and ``mask`` [B, T] or [B], ``groups`` [B] of integers -> like ``values``, zero outside the mask.
+    ``mean_leave1out`` compares each with the mean of the others (RLOO, arXiv 2402.14740).
 
     A group lives on one rank. ``reduce`` adds up (count, sum, sum of squares) of a batch over all ranks; every rank
     calls it equally often.
     """
     flat = values.double().reshape(values.shape[0], -1)
     active = mask.reshape(flat.shape).to(flat.dtype)
-    means, counts = _means(flat, active, groups, how.mean, reduce)
+    means, counts = _means(flat, active, groups, how.mean_level, reduce)
     centred = flat - means
-    if how.leave_one_out and how.mean is not None:
+    if how.mean_leave1out and how.mean_level is not None:
         # x - mean of the others = (x - mean of all) * n / (n - 1)
         centred = torch.where(counts > 1, centred * counts / (counts - 1).clamp(min=1), torch.zeros_like(centred))
-    if how.mean == "group":
+    if how.mean_level == "group":
         centred = torch.where(counts > 1, centred, torch.zeros_like(centred))
-    if how.std is not None:
+    if how.std_level is not None:
         centred = centred / (_deviations(flat, active, groups, how, reduce) + how.eps)
     return (centred * active).to(values.dtype).reshape(values.shape)
 
@@ -127,12 +112,12 @@ def _means(flat: Tensor, active: Tensor, groups: Tensor, level: Level, reduce: R
     return total / count.clamp(min=1), count
 
 
-def _deviations(flat: Tensor, active: Tensor, groups: Tensor, how: Normalization, reduce: Reduce) -> Tensor:
+def _deviations(flat: Tensor, active: Tensor, groups: Tensor, how: NormConfig, reduce: Reduce) -> Tensor:
     # Around the true mean of this level, in two passes: a sum of squares around zero loses small spreads.
-    count, total = _sums(active, flat * active, groups, how.std, reduce)
+    count, total = _sums(active, flat * active, groups, how.std_level, reduce)
     around = (flat - total / count.clamp(min=1)) * active
-    _, squares = _sums(active, around.square(), groups, how.std, reduce)
-    degrees = (count - 1).clamp(min=1) if how.unbiased else count.clamp(min=1)
+    _, squares = _sums(active, around.square(), groups, how.std_level, reduce)
+    degrees = (count - 1).clamp(min=1) if how.std_unbiased else count.clamp(min=1)
     return torch.where(count > 1, (squares / degrees).sqrt(), torch.ones_like(squares))  # one alone has no spread
 
 
@@ -232,3 +217,136 @@ class KLController:
         if self.target is not None:
             error = min(max(kl / self.target - 1, -_MOST), _MOST)
             self.factor *= 1 + error * sequences / self.horizon
+
+
+# -- by the settings of a ``PPOActorConfig``
+
+
+@dataclass(frozen=True)
+class AuxiliaryOutputs:
+    """Outputs of other models for the same rows: ``reference`` log-probabilities [B, T], ``values`` [B, T] of the state
+    in which each token was chosen, ``after`` [B] of the state after the last token."""
+
+    reference: Tensor | None = None
+    values: Tensor | None = None
+    after: Tensor | None = None
+
+
+def prepared(
+    batch: Mapping[str, Tensor],
+    groups: Tensor,
+    config: PPOActorConfig,
+    auxiliary: AuxiliaryOutputs,
+    reduce: Reduce = alone,
+    *,
+    kl_factor: float = 1.0,
+    advantage_fn: AdvantageFn | None = None,
+) -> dict[str, Tensor]:
+    """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, its
+    ``ref_logprobs`` and ``kl``. ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch:
+    answers that were cut off. ``kl_factor`` multiplies ``kl_ctl``; ``advantage_fn`` estimates instead of GAE."""
+    assert not isinstance(config.adv_norm, bool), "the configuration has made a norm of its older flag"
+    mask = batch["loss_mask"].bool()
+    truncated = _truncated(batch, config)
+    rewards = shaped(batch["rewards"].float(), mask.sum(1), config)
+    if config.reward_norm is not None:
+        rewards = normalized(rewards, torch.ones_like(rewards), groups, config.reward_norm, reduce)
+    if config.mask_no_eos_with_zero:  # after the norm, where 0 is neither reward nor punishment
+        rewards = torch.where(truncated, torch.zeros_like(rewards), rewards)
+    if config.mask_truncated_completions:  # after the rewards: a group's baseline has them
+        mask = mask & ~truncated[:, None]
+        batch = {**batch, "loss_mask": batch["loss_mask"] * mask}
+    kl = None
+    if auxiliary.reference is not None:
+        kl = torch.where(mask, kl_estimate(batch["logprobs"], auxiliary.reference, config.kl_estimator), 0.0)
+        batch = {**batch, "ref_logprobs": auxiliary.reference, "kl": kl}
+    penalty = None if kl is None else config.kl_ctl * kl_factor * kl
+    if advantage_fn is None and config.advantage_fn:
+        advantage_fn = load_attr(config.advantage_fn, "actor.advantage_fn")
+    if advantage_fn is not None:
+        estimated = _own(advantage_fn, rewards, penalty, groups, batch, mask, config, auxiliary)
+    else:
+        estimated = _advantages(rewards, penalty, batch, mask, truncated, config, auxiliary)
+    advantages = estimated.advantages
+    if config.adv_norm is not None:
+        advantages = normalized(advantages, mask, groups, config.adv_norm, reduce)
+    return {**batch, "advantages": advantages, "returns": estimated.returns, "shaped_rewards": rewards}
+
+
+def _truncated(batch: Mapping[str, Tensor], config: PPOActorConfig) -> Tensor:
+    """[B]: answers that were cut off. Raises UsageFault where nobody says it and a setting needs it."""
+    if "truncated" in batch:
+        return batch["truncated"].bool()
+    for name in ("mask_truncated_completions", "mask_no_eos_with_zero"):
+        if getattr(config, name):
+            raise UsageFault(
+                f"actor.{name} needs to know which answers were cut off, and the trajectories have no `truncated`",
+                hint="a workflow returns it for each row: whether its last answer ended by its length",
+            )
+    return torch.zeros(len(batch["loss_mask"]), dtype=torch.bool)
+
+
+def _advantages(
+    rewards: Tensor,
+    penalty: Tensor | None,
+    batch: Mapping[str, Tensor],
+    mask: Tensor,
+    truncated: Tensor,
+    config: PPOActorConfig,
+    auxiliary: AuxiliaryOutputs,
+) -> Advantages:
+    values = torch.zeros(mask.shape) if auxiliary.values is None else auxiliary.values
+    after = None if auxiliary.after is None else torch.where(truncated, auxiliary.after, 0.0)
+    discount, gae_lambda = config.discount, _gae_lambda(config.gae_lambda, mask)
+    if config.gae_timestep_unit == "turn":
+        # The penalty stays with its own token: a turn's worth is what it led to.
+        spread, turns = token_rewards(rewards, mask), batch["turn_ids"].long()
+        turned = by_turn(spread, values, mask, turns, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
+        return turned if penalty is None else Advantages(turned.advantages - penalty, turned.returns)
+    spread = token_rewards(rewards, mask, penalty)
+    if auxiliary.values is None and config.discount == 1.0 and config.gae_lambda == 1.0:
+        # Without a critic and a discount an advantage is the sum of what is still to come.
+        coming = spread.flip(1).cumsum(1).flip(1) * mask
+        return Advantages(coming, coming)
+    return by_token(spread, values, mask, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
+
+
+def _own(
+    advantage_fn: AdvantageFn,
+    rewards: Tensor,
+    penalty: Tensor | None,
+    groups: Tensor,
+    batch: Mapping[str, Tensor],
+    mask: Tensor,
+    config: PPOActorConfig,
+    auxiliary: AuxiliaryOutputs,
+) -> Advantages:
+    values = torch.zeros(mask.shape) if auxiliary.values is None else auxiliary.values
+    spread = token_rewards(rewards, mask, penalty)
+    advantages = advantage_fn(AdvantageInputs(rewards, spread, groups, values, mask, batch, config))
+    if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
+        found = list(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
+        raise UsageFault(f"the advantage_fn gave {found}: it must be an advantage for each token, {list(mask.shape)}")
+    advantages = torch.where(mask, advantages.float(), 0.0)
+    return Advantages(advantages, (advantages + values) * mask)
+
+
+def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:
+    """A number, or what the named function makes of the answers' lengths: [B] -> [B]. Raises UsageFault."""
+    if not isinstance(said, str):
+        return said
+    found = load_attr(said, "gae_lambda")(mask.sum(1))
+    lambdas = torch.as_tensor(found, dtype=torch.float32, device=mask.device)
+    if lambdas.shape not in ((), mask.shape[:1]) or not bool(((lambdas >= 0) & (lambdas <= 1)).all()):
+        raise UsageFault(
+            f"gae_lambda {said} gave {found!r} for {len(mask)} answers: it must be a number between 0 and 1 for each"
+        )
+    return lambdas
+
+
+def has_reward_spread(rewards: Tensor, groups: Tensor) -> Tensor:
+    """[B]: whether a row's group has rewards that differ. One without has no gradient (dynamic sampling)."""
+    places, members = torch.unique(groups, return_inverse=True)
+    most = torch.full((len(places),), -torch.inf).scatter_reduce(0, members, rewards.float(), "amax")
+    least = torch.full((len(places),), torch.inf).scatter_reduce(0, members, rewards.float(), "amin")
+    return (most > least)[members]

@@ -12,9 +12,9 @@ import contextlib
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -25,13 +25,55 @@ from areal.api.io_struct import StepInfo
 from areal.errors import ArealError, UsageFault
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
-from areal.training.data.frontier import DataOrder
 from areal.training.engines import open_engine
-from areal.training.metrics import Metrics, MetricsLog, Timings, open_trackers
-from areal.training.prometheus import prometheus
+from areal.training.frontier import DataOrder
+from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Timings, open_trackers, prometheus
 from areal.training.ranks import Ranks, ensure_layout, joined_ranks
-from areal.training.run_folder import ProgressLine, run_folder
-from areal.training.schedules import Frequency, Timer
+from areal.training.run_folder import run_folder
+
+
+class Period(Protocol):
+    """Steps, epochs and seconds, whichever passes first; None never does."""
+
+    freq_steps: int | None
+    freq_epochs: int | None
+    freq_secs: int | None
+
+
+@dataclass
+class Timer:
+    """Asked once after every step. ``now`` is a monotonic clock of the caller's, of the first rank's where there are
+    several: all have to fire together."""
+
+    every: Period
+    steps: int = 0  # since it fired
+    epochs: int = 0
+    fired_at: float | None = None
+
+    @property
+    def never(self) -> bool:
+        return (self.every.freq_steps, self.every.freq_epochs, self.every.freq_secs) == (None, None, None)
+
+    def due(self, *, epoch_ended: bool, now: float) -> bool:
+        if self.fired_at is None:
+            self.fired_at = now
+        self.steps += 1
+        self.epochs += epoch_ended
+        passed = (
+            (self.steps, self.every.freq_steps),
+            (self.epochs, self.every.freq_epochs),
+            (now - self.fired_at, self.every.freq_secs),
+        )
+        fires = any(period is not None and count >= period for count, period in passed)
+        if fires:
+            self.steps, self.epochs, self.fired_at = 0, 0, now
+        return fires
+
+    def state(self) -> dict[str, int]:
+        return {"steps": self.steps, "epochs": self.epochs}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.steps, self.epochs, self.fired_at = state["steps"], state["epochs"], None
 
 
 class Trainer(abc.ABC):
@@ -70,12 +112,9 @@ class Trainer(abc.ABC):
         self.total_steps = self.config.total_train_steps or self.config.total_train_epochs * self.steps_per_epoch
         self.checkpoints = Checkpoints(self.folder.checkpoints)
         self._timers = {
-            name: Timer(Frequency(timer.freq_steps, timer.freq_epochs, timer.freq_secs))
-            for name, timer in (
-                ("save", self.config.saver),
-                ("checkpoint", self.config.recover),
-                ("eval", self.config.evaluator),
-            )
+            "save": Timer(self.config.saver),
+            "checkpoint": Timer(self.config.recover),
+            "eval": Timer(self.config.evaluator),
         }
         self.progress = ProgressLine(self.total_steps)
         if self.ranks.is_first:
@@ -162,7 +201,7 @@ class Trainer(abc.ABC):
         due = {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
         last = self.step == self.total_steps
         metrics: Metrics = {}
-        if "save" in due or (last and not self._timers["save"].frequency.never):
+        if "save" in due or (last and not self._timers["save"].never):
             with self.timings.of("save"):
                 metrics |= self._save_or_go_on(last=last)
         if "eval" in due:

@@ -23,8 +23,7 @@ from areal.training.algorithms.losses import (
     sft_loss,
     token_logprobs,
 )
-from areal.training.data.batches import Batch, lengths, paired_batch, select, token_batch
-from areal.training.data.packing import spread
+from areal.training.batches import Batch, lengths, paired_batch, select, spread, token_batch
 from areal.training.metrics import Metrics
 from areal.training.trainers.base import Trainer
 

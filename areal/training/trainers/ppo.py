@@ -26,14 +26,12 @@ from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, remove_steps, write_step
 from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
-from areal.training.algorithms.actor import ActorLoss, rows_with_gradient
-from areal.training.algorithms.advantages import KLController
+from areal.training.algorithms.actor import ActorLoss, rows_with_gradient, with_second_moment_mask
+from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, has_reward_spread, prepared
 from areal.training.algorithms.losses import masked_mean, token_logprobs, value_loss
-from areal.training.algorithms.preparation import AuxiliaryOutputs, has_reward_spread, prepared, with_second_moment_mask
-from areal.training.data.batches import Batch, lengths, minibatches, select, shared_groups
-from areal.training.data.frontier import Frontier
-from areal.training.metrics import Metrics
-from areal.training.prometheus import labels
+from areal.training.batches import Batch, lengths, minibatches, select, shared_groups
+from areal.training.frontier import Frontier
+from areal.training.metrics import Metrics, labels
 from areal.training.services import own_service
 from areal.training.trainers.base import Trainer
 from areal.training.trainers.publishing import connected_pair, is_probed, publish

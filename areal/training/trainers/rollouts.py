@@ -1,4 +1,5 @@
-"""The first rank's side of rollouts: the prompts of a run, batches from the controller, the outcome of each prompt.
+"""The first rank's side of rollouts: the prompts of a run, batches from the controller, the outcome of each prompt;
+and evaluation, which samples and trains nothing.
 
 A prompt that was trained on or rejected is spent. One that failed or was too old is sampled again; where it fails over
 and over it is given up, and where most are, so is the run: it would silently go on with the rest of the data.
@@ -6,31 +7,35 @@ and over it is given up, and where most are, so is the run: it would silently go
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from areal.api import stats
+from areal.api.cli_args import PPOConfig
 from areal.client.errors import Blame
 from areal.errors import ArealError, UsageFault
+from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, write_step
-from areal.rollout.staleness import EndCause, EpisodeEnd
+from areal.rollout.staleness import EndCause, EpisodeEnd, Rollout
 from areal.rollout.tensors import concat_padded_tensors
-from areal.training.data.batches import Batch
-from areal.training.data.frontier import DataOrder, FailureWindow, Frontier
-from areal.training.metrics import Metrics
+from areal.training.batches import Batch
+from areal.training.frontier import DataOrder, FailureWindow, Frontier
+from areal.training.metrics import Metrics, MetricsLog, ProgressLine, open_trackers
+from areal.training.run_folder import run_folder
+from areal.training.services import own_service
 from areal.trajectories.record import Episode
-
-if TYPE_CHECKING:
-    from areal.rollout.controller import RolloutController
-    from areal.rollout.staleness import Rollout
-
 
 # -- prompts
 
@@ -273,3 +278,73 @@ def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, otherwi
             hint="sample with a temperature above 0, also in an agent's own calls",
         )
     return found
+
+
+# -- evaluation
+
+
+class Evaluation:
+    """Rollouts of ``dataset`` from the weights that are served, and their rewards: ``eval_gconfig.n_samples`` answers to
+    each row, where it asks for several, else as many as ``gconfig`` says."""
+
+    def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
+        if not dataset:
+            raise UsageFault("there is nothing to evaluate on", hint="valid_dataset.path=FILE")
+        self.config = config
+        self.dataset = dataset
+        self.folder = run_folder(config)
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self.folder.prepare()
+        self.folder.write_config(self.config)
+        trackers = open_trackers(self.config, self.folder.root)
+        self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
+        self._stack.callback(self.log.close)
+        self.config.rollout.dump_to_file = True
+        self._stack.enter_context(own_service(self.config, self.folder))
+        controller = RolloutController(
+            self.config.rollout,
+            seed=self.config.seed,
+            dump_folder=self.folder.trajectories,
+            drop_incomplete_group=self.config.gconfig.drop_incomplete_group,
+        )
+        self.controller = self._stack.enter_context(controller)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def run(
+        self,
+        workflow: Any,
+        workflow_kwargs: Mapping[str, Any] | None = None,
+        eval_workflow_kwargs: Mapping[str, Any] | None = None,
+    ) -> Metrics:
+        """Batches of ``rollout.consumer_batch_size`` rows at a time; the mean over all at the end."""
+        size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
+        asked = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
+        samples = asked if asked > 1 else self.config.gconfig.n_samples
+        progress, rewards = ProgressLine(len(self.dataset)), list[float]()
+        for first in range(0, len(self.dataset), size):
+            rows = each_once([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
+            kwargs = eval_workflow_kwargs or workflow_kwargs
+            given = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
+            rewards += [float(reward) for each in given for reward in each.trajectory["rewards"]]
+            episodes = [sample for each in given for sample in episodes_of(each, self.controller.model, step=0)]
+            write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
+            progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
+        progress.close()
+        metrics: Metrics = {
+            "eval/reward/mean": _mean(rewards),
+            "eval/reward/std": statistics.pstdev(rewards) if rewards else math.nan,
+            "eval/rollouts": float(len(rewards)),
+            "eval/failed": float(len(self.controller.failures())),
+        }
+        self.log.write(0, stats.numbers_of(stats.taken()) | metrics)
+        (self.folder.root / "evaluation.json").write_text(json.dumps(metrics, indent=1) + "\n")
+        return metrics
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    return statistics.fmean(rewards) if rewards else math.nan

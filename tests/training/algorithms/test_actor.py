@@ -7,9 +7,8 @@ from torch import Tensor
 from areal.api.algorithm_api import LossInputs
 from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 from areal.errors import UsageFault
-from areal.training.algorithms.actor import ActorLoss, rows_with_gradient
+from areal.training.algorithms.actor import ActorLoss, rows_with_gradient, with_second_moment_mask
 from areal.training.algorithms.losses import token_logprobs
-from areal.training.algorithms.preparation import with_second_moment_mask
 
 
 def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

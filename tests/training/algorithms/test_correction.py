@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.training.algorithms.preparation import Rejection, correction, interpolated_proximal, second_moment_bound
+from areal.api.cli_args import RejectionSamplingConfig as Rejection
+from areal.training.algorithms.actor import correction, interpolated_proximal, second_moment_bound
 
 PROX = torch.log(torch.tensor([[0.5, 0.9, 0.2, 0.5], [0.5, 0.6, 0.4, 0.5]]))
 BEHAVIOUR = torch.log(torch.tensor([[0.5, 0.1, 0.4, 0.5], [0.5, 0.5, 0.5, 0.5]]))
@@ -62,7 +63,7 @@ def reference_weights(rejection: Rejection) -> list[list[float]]:
     for logps, olds, mask in zip(PROX.tolist(), BEHAVIOUR.tolist(), MASK.tolist(), strict=True):
         ratios = [math.exp(p - b) for p, b, m in zip(logps, olds, mask, strict=True) if m]
         product = math.prod(ratios)
-        weight = {"mean": product ** (1 / len(ratios)), "sum": product, "max": max(ratios)}[rejection.aggregate]
+        weight = {"mean": product ** (1 / len(ratios)), "sum": product, "max": max(ratios)}[rejection.agg]
         low, high = rejection.lower or 0.0, rejection.upper or math.inf
         inside = low <= weight <= high
         weight = min(max(weight, low), high) if rejection.action == "clamp" else weight * inside
@@ -74,7 +75,7 @@ def reference_weights(rejection: Rejection) -> list[list[float]]:
 @pytest.mark.parametrize("bounds", [{"upper": 1.3}, {"upper": 5.0}, {"upper": 100.0, "lower": 0.97}])
 @pytest.mark.parametrize("action", ["clamp", "mask"])
 def test_sequence_level_gives_all_tokens_the_weight_of_their_sequence(action, bounds, aggregate) -> None:
-    rejection = Rejection("sequence", action, aggregate=aggregate, **({"lower": None} | bounds))
+    rejection = Rejection("sequence", action, agg=aggregate, **({"lower": None} | bounds))
     got = correction(PROX, BEHAVIOUR, MASK, rejection)
     torch.testing.assert_close(got.weights, torch.tensor(reference_weights(rejection)))
     left_out = torch.tensor(reference_weights(rejection)) == 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from areal.training.algorithms.losses import dpo_loss, reward_model_loss, sft_loss, value_loss
-from areal.training.data.batches import paired_batch
+from areal.training.batches import paired_batch
 
 
 def test_sft_loss_is_the_negative_log_likelihood_of_the_mask() -> None:

@@ -7,7 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.training.algorithms.advantages import DR_GRPO, GRPO, RLOO, Normalization, normalized
+from areal.api.cli_args import NormConfig
+from areal.training.algorithms.advantages import normalized
+
+GRPO = NormConfig("group", std_level="group")  # arXiv 2402.03300
+DR_GRPO = NormConfig("group", std_level=None)  # arXiv 2503.20783
+RLOO = NormConfig("group", mean_leave1out=True, std_level=None)
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 5.0, 7.0, 3.0])
 GROUPS = torch.tensor([4, 4, 4, 9, 9, 2])
@@ -41,7 +46,7 @@ def test_equal_rewards_of_a_group_give_no_advantage() -> None:
 def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     values = torch.tensor([[1.0, 100.0], [3.0, 5.0]])
     mask = torch.tensor([[1, 0], [1, 1]])
-    got = normalized(values, mask, torch.zeros(2, dtype=torch.long), Normalization("batch", "batch"))
+    got = normalized(values, mask, torch.zeros(2, dtype=torch.long), NormConfig("batch", std_level="batch"))
     assert got[0, 1] == 0
     torch.testing.assert_close(got[mask.bool()], torch.tensor([-2.0, 0.0, 2.0]) / (2.0 + 1e-5))
 
@@ -52,7 +57,7 @@ def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     st.sampled_from(["batch", "group", None]),
 )
 def test_any_split_over_ranks_gives_the_values_of_one_rank(groups, mean, std) -> None:
-    how = Normalization(mean, std)
+    how = NormConfig(mean, std_level=std)
     values = torch.tensor([value for group in groups for value in group])
     ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
     whole = normalized(values, torch.ones_like(values), ids, how)

@@ -13,8 +13,8 @@ from torch import Tensor
 from areal.api.cli_args import PRESETS, PPOActorConfig
 from areal.api.config.building import Faults, build
 from areal.training.algorithms.actor import ActorLoss
+from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
 from areal.training.algorithms.losses import token_logprobs
-from areal.training.algorithms.preparation import AuxiliaryOutputs, prepared
 
 LONGEST = 8
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -7,7 +7,7 @@ import torch
 from areal.api.cli_args import PPOActorConfig
 from areal.training.algorithms.actor import ActorLoss, rows_with_gradient
 from areal.training.algorithms.losses import token_logprobs
-from areal.training.data.batches import select
+from areal.training.batches import select
 
 
 def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

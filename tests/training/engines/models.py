@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, PPOActorConfig, TrainEngineConfig
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.losses import masked_mean, sft_loss, token_logprobs
-from areal.training.data.batches import Batch
+from areal.training.batches import Batch
 from areal.training.engines.fsdp import FSDPEngine
 
 VOCABULARY = 32

@@ -14,9 +14,9 @@ from torch import Tensor
 from areal.api.cli_args import TrainEngineConfig
 from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, Update, WeightFn
 from areal.errors import UsageFault
+from areal.training.engines import learning_rate
 from areal.training.ranks import Ranks
 from areal.training.run_folder import config_files, copy_missing
-from areal.training.schedules import learning_rate_factor
 
 _FILE = "engine.pt"
 
@@ -47,13 +47,7 @@ class PlainEngine:
         if self.optimizer is None or self.config.optimizer is None:
             raise UsageFault(f"{self.config.path} has no optimizer")
         settings = self.config.optimizer
-        rate = settings.lr * learning_rate_factor(
-            self.steps,
-            total_steps=self.total_steps,
-            warmup_proportion=settings.warmup_steps_proportion,
-            shape=settings.lr_scheduler_type,
-            min_ratio=settings.min_lr_ratio,
-        )
+        rate = learning_rate(settings, self.steps, self.total_steps)
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.zero_grad()
         loss = loss_fn(self._outputs(batch), batch)

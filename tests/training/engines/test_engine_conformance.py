@@ -18,7 +18,7 @@ from areal.errors import UsageFault
 from areal.resources.backend import BackendError
 from areal.resources.plugins import TRAIN_ENGINES
 from areal.training.algorithms.losses import token_logprobs
-from areal.training.data.batches import Batch
+from areal.training.batches import Batch
 from areal.training.engines import open_engine
 from areal.training.ranks import one_process
 from tests.training.engines.models import VOCABULARY, batch, config, save_model, sft, tokens

@@ -17,10 +17,10 @@ from areal.api.cli_args import MicroBatchSpec
 from areal.api.engine_api import NonFinite
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.training.algorithms.losses import token_logprobs
+from areal.training.batches import Batch
 from areal.training.checkpoints import Checkpoints
-from areal.training.data.batches import Batch
 from areal.training.engines.fsdp import FSDPEngine
-from areal.training.engines.fsdp.model import decoder_layers
+from areal.training.engines.huggingface import decoder_layers
 from areal.training.ranks import one_process
 from tests.training.engines.models import (
     AGGREGATIONS,

@@ -9,9 +9,8 @@ import torch
 
 from areal.api.cli_args import MicroBatchSpec
 from areal.training.__main__ import end
+from areal.training.batches import lengths, select, spread
 from areal.training.checkpoints import Checkpoints
-from areal.training.data.batches import lengths, select
-from areal.training.data.packing import spread
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.ranks import joined_ranks
 from tests.training.engines.models import (

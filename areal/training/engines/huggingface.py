@@ -15,12 +15,12 @@ from areal.errors import NotFound, UsageFault
 from areal.hub import model_folder
 from areal.installation import install_command
 from areal.resources.suggest import did_you_mean
-from areal.training.data.packing import Cost
+from areal.training.batches import Cost
 from areal.training.ranks import Ranks
-from areal.training.schedules import learning_rate_factor
 
 if TYPE_CHECKING:
     from areal.api.cli_args import OptimizerConfig, TrainEngineConfig
+
 
 _log = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -194,20 +194,6 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         return torch.optim.SGD(groups, lr=config.lr)
     betas, fused = (config.beta1, config.beta2), all(parameter.is_floating_point() for parameter in trained)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """For the update number ``step``, from 0."""
-    factor = learning_rate_factor(
-        step,
-        total_steps=total_steps,
-        warmup_proportion=config.warmup_steps_proportion,
-        shape=config.lr_scheduler_type,
-        min_ratio=config.min_lr_ratio,
-    )
-    for group in optimizer.param_groups:
-        group["lr"] = config.lr * factor
-    return config.lr * factor
 
 
 def clipped_norm(optimizer: torch.optim.Optimizer, most: float) -> Tensor:

@@ -6,13 +6,8 @@ import torch
 from areal.api.algorithm_api import AdvantageInputs
 from areal.api.cli_args import NormConfig, PPOActorConfig
 from areal.errors import UsageFault
-from areal.training.algorithms.preparation import (
-    AuxiliaryOutputs,
-    has_reward_spread,
-    prepared,
-    squared_log_ratios,
-    with_second_moment_mask,
-)
+from areal.training.algorithms.actor import squared_log_ratios, with_second_moment_mask
+from areal.training.algorithms.advantages import AuxiliaryOutputs, has_reward_spread, prepared
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 1]])
 GROUPS = torch.tensor([0, 0, 1, 1])

@@ -1,56 +1,91 @@
-"""Which rows go into which micro-batch and to which rank, and how rows are packed for the model."""
+"""Batches of training data, and which of their rows go where.
+
+A batch is a dict of tensors: columns [B, T] of tokens, padded on the right, and columns [B] of sequences.
+``attention_mask`` [B, T] is True for tokens; everything else may be absent. What belongs to a batch as a whole travels
+separately. Episodes become batches by ``areal.rollout.tensors.concat_padded_tensors``.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal.errors import UsageFault
 
-@dataclass(frozen=True)
-class MicroBatches:
-    """At least ``count`` micro-batches, a multiple of ``divisor``, none with more than ``max_tokens`` unless a single
-    row is longer. ``padded``: a micro-batch costs its rows times its widest row, not the sum of their lengths. Rows
-    come in groups of ``granularity`` neighbors that stay together (the two answers of a preference). Within
-    ``max_tokens``, ``ffd`` makes few micro-batches, ``kk`` some of nearly as many tokens each."""
-
-    count: int = 1
-    granularity: int = 1
-    divisor: int = 1
-    max_tokens: int | None = None
-    algorithm: Literal["ffd", "kk"] = "ffd"
-    padded: bool = True
+Batch = dict[str, Tensor]
 
 
-def micro_batches(lengths: Sequence[int], how: MicroBatches, at_least: int = 1) -> list[list[int]]:
-    """Indices of each micro-batch, none empty: fewer than asked for when there are not enough rows.
-
-    ``at_least`` is what the other ranks need: all ranks have to make the same number of steps.
-    """
-    if how.granularity > 1:
-        return _of_groups(lengths, how, at_least)
-    wanted = max(how.count, at_least)
-    bins = _within(lengths, how) if how.max_tokens else [list(range(len(lengths)))]
-    wanted = -(-max(wanted, len(bins)) // how.divisor) * how.divisor
-    if len(bins) >= wanted:
-        return bins
-    return [part for part in partition(lengths, min(wanted, len(lengths))) if part]
+def lengths(batch: Mapping[str, Tensor]) -> list[int]:
+    """Tokens of each row."""
+    counted: list[int] = batch["attention_mask"].sum(1).tolist()
+    return counted
 
 
-def _of_groups(lengths: Sequence[int], how: MicroBatches, at_least: int) -> list[list[int]]:
-    size = how.granularity
-    if len(lengths) % size:
-        raise ValueError(f"{len(lengths)} rows are no groups of {size}")
-    groups = [lengths[first : first + size] for first in range(0, len(lengths), size)]
-    costs = [max(group) * size if how.padded else sum(group) for group in groups]
-    bins = micro_batches(costs, replace(how, granularity=1), at_least)
-    return [[number * size + n for number in members for n in range(size)] for members in bins]
+def select(batch: Mapping[str, Tensor], indices: Sequence[int]) -> Batch:
+    """These rows, in this order, no wider than the widest of them."""
+    where = torch.as_tensor(indices, dtype=torch.long, device=batch["attention_mask"].device)
+    return trimmed({name: column[where] for name, column in batch.items()})
+
+
+def trimmed(batch: Mapping[str, Tensor]) -> Batch:
+    """Without the columns that are padding in every row."""
+    used = batch["attention_mask"].any(0).nonzero()
+    width = int(used[-1]) + 1 if len(used) else 1
+    return {name: column[:, :width] if column.dim() > 1 else column for name, column in batch.items()}
+
+
+def moved(batch: Mapping[str, Tensor], device: torch.device) -> Batch:
+    return {name: column.to(device, non_blocking=True) for name, column in batch.items()}
+
+
+# -- from rows of a data set to a batch
+
+
+def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
+    """Rows with ``input_ids`` and ``loss_mask``: lists of ints, equally long. Raises UsageFault."""
+    for number, row in enumerate(rows):
+        for column in ("input_ids", "loss_mask"):
+            if row.get(column) is None:
+                raise UsageFault(f"row {number} of the batch has no {column}: it has {sorted(row)}")
+        tokens, masked = len(row["input_ids"]), len(row["loss_mask"])
+        if tokens != masked or not tokens:
+            raise UsageFault(f"row {number} of the batch has {tokens} tokens and a mask of {masked}")
+    sizes = torch.tensor([len(row["input_ids"]) for row in rows])
+    width = int(sizes.max())
+    ids, mask = (
+        torch.tensor([[*row[column], *[fill] * (width - len(row[column]))] for row in rows])
+        for column, fill in (("input_ids", pad_id), ("loss_mask", 0))
+    )
+    mask[:, 0] = 0  # the first token follows nothing
+    return {"input_ids": ids, "attention_mask": torch.arange(width) < sizes[:, None], "loss_mask": mask.bool()}
+
+
+def paired_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
+    """Preferences with ``chosen_ids`` and ``rejected_ids``: both answers of each row, one after the other. Answers
+    begin after ``prompt_length`` tokens; without it the prompt is what both have in common, as in TRL."""
+    answers: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        if missing := [name for name in ("chosen_ids", "rejected_ids") if not row.get(name)]:
+            raise UsageFault(f"row {number} of the batch has no {missing[0]}: it has {sorted(row)}")
+        chosen, rejected = list(row["chosen_ids"]), list(row["rejected_ids"])
+        shared = next(
+            (place for place, (left, right) in enumerate(zip(chosen, rejected, strict=False)) if left != right),
+            min(len(chosen), len(rejected)) - 1,
+        )
+        prompt = min(shared, row.get("prompt_length", shared))
+        for ids in (chosen, rejected):
+            answers.append({"input_ids": ids, "loss_mask": [0] * prompt + [1] * (len(ids) - prompt)})
+    return token_batch(answers, pad_id)
+
+
+# -- over ranks and minibatches, with nearly equal tokens
 
 
 def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -90,12 +125,68 @@ def spread(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]
     return [[first * group + n for first in sorted(mine) for n in range(group)] for mine in taken]
 
 
-def _within(lengths: Sequence[int], how: MicroBatches) -> list[list[int]]:
-    assert how.max_tokens is not None
-    bins = _first_fit(lengths, how, how.max_tokens)
-    if how.algorithm == "kk":
-        return _even(lengths, how, how.max_tokens, len(bins)) or bins
-    return bins
+def shared_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
+    """Rows of each rank, ascending. Raises ValueError where there are fewer groups than ranks."""
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    if len(members) < ranks:
+        raise ValueError(f"{len(members)} groups are too few for {ranks} ranks: each needs one")
+    ordered = list(members.values())
+    parts = partition([sum(lengths[row] for row in rows) for rows in ordered], ranks)
+    while any(not part for part in parts):  # few groups of very different sizes
+        parts.sort(key=len)
+        parts[0].append(parts[-1].pop())
+    return [sorted(row for number in part for row in ordered[number]) for part in parts]
+
+
+def minibatches(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """At most ``count`` sets of rows with nearly equal tokens, none empty."""
+    return [part for part in partition(lengths, min(count, len(lengths))) if part]
+
+
+# -- micro-batches
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """At least ``count`` micro-batches, a multiple of ``divisor``, none with more than ``max_tokens`` unless a single
+    row is longer. ``padded``: a micro-batch costs its rows times its widest row, not the sum of their lengths. Rows
+    come in groups of ``granularity`` neighbors that stay together (the two answers of a preference). Within
+    ``max_tokens``, ``ffd`` makes few micro-batches, ``kk`` some of nearly as many tokens each."""
+
+    count: int = 1
+    granularity: int = 1
+    divisor: int = 1
+    max_tokens: int | None = None
+    algorithm: Literal["ffd", "kk"] = "ffd"
+    padded: bool = True
+
+    def cost(self, lengths: Sequence[int]) -> int:
+        """Tokens that rows of these lengths take in one micro-batch."""
+        return max(lengths) * len(lengths) if self.padded else sum(lengths)
+
+
+def micro_batches(lengths: Sequence[int], how: MicroBatches, at_least: int = 1) -> list[list[int]]:
+    """Indices of each micro-batch, none empty: fewer than asked for when there are not enough rows.
+
+    ``at_least`` is what the other ranks need: all ranks have to make the same number of steps.
+    """
+    if (size := how.granularity) > 1:
+        if len(lengths) % size:
+            raise ValueError(f"{len(lengths)} rows are no groups of {size}")
+        costs = [how.cost(lengths[first : first + size]) for first in range(0, len(lengths), size)]
+        bins = micro_batches(costs, replace(how, granularity=1), at_least)
+        return [[number * size + n for number in members for n in range(size)] for members in bins]
+    bins = [list(range(len(lengths)))]
+    if how.max_tokens:
+        bins = _first_fit(lengths, how, how.max_tokens)
+        if how.algorithm == "kk":
+            bins = _even(lengths, how, how.max_tokens, len(bins)) or bins
+    wanted = -(-max(how.count, at_least, len(bins)) // how.divisor) * how.divisor
+    if len(bins) >= wanted:
+        return bins
+    return [part for part in partition(lengths, min(wanted, len(lengths))) if part]
 
 
 def _first_fit(lengths: Sequence[int], how: MicroBatches, limit: int) -> list[list[int]]:
@@ -120,15 +211,11 @@ def _even(lengths: Sequence[int], how: MicroBatches, limit: int, least: int) -> 
     parts = least
     while True:
         sets = [part for part in partition(lengths, parts) if part]
-        if all(len(part) == 1 or _cost([lengths[n] for n in part], how) <= limit for part in sets):
+        if all(len(part) == 1 or how.cost([lengths[n] for n in part]) <= limit for part in sets):
             return sets
         if parts == len(lengths):
             return None
         parts = min(len(lengths), -(-parts * 5 // 4))
-
-
-def _cost(inside: Sequence[int], how: MicroBatches) -> int:
-    return max(inside) * len(inside) if how.padded else sum(inside)
 
 
 # -- packed rows: samples of one prompt share its tokens, and short rows share a row. A mask gives each token what it

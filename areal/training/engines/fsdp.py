@@ -1,4 +1,4 @@
-"""``FSDPEngine``: forward passes, updates normalized over all micro-batches and ranks, weights and checkpoints.
+"""The FSDP2 engine: Hugging Face models, sharded by ``torch.distributed.fsdp.fully_shard``, from 1 to N ranks.
 
 FSDP averages gradients over ranks, hence the factor of their number in ``_backward``. Checkpoints are written by
 torch.distributed.checkpoint: each rank's shards, which any number of ranks reads back.
@@ -24,15 +24,24 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, Update, WeightFn
 from areal.errors import UsageFault
-from areal.training.data.batches import Batch, lengths, moved, rows, select
-from areal.training.data.packing import Cost, MicroBatches, PackedRows, micro_batches, pack
-from areal.training.engines.fsdp.model import (
+from areal.training.batches import (
+    Batch,
+    Cost,
+    MicroBatches,
+    PackedRows,
+    lengths,
+    micro_batches,
+    moved,
+    pack,
+    select,
+)
+from areal.training.engines import learning_rate
+from areal.training.engines.huggingface import (
     clipped_norm,
     cost_of,
     dtype_named,
     load_model,
     make_optimizer,
-    set_learning_rate,
     set_training,
     sharded,
 )
@@ -93,9 +102,10 @@ class FSDPEngine:
         """
         with self._precision():
             if packed is None:
-                return _logits(self.model(input_ids=batch["input_ids"], use_cache=False))
+                logits: Tensor = self.model(input_ids=batch["input_ids"], use_cache=False).logits
+                return logits
             inputs = {"input_ids": packed.input_ids, "position_ids": packed.positions, "attention_mask": packed.mask}
-            return packed.unpacked(_logits(self.model(**inputs, use_cache=False)))
+            return packed.unpacked(self.model(**inputs, use_cache=False).logits)
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
         """Rows of the batch, on the ranks' device."""
@@ -105,14 +115,20 @@ class FSDPEngine:
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
-        parts, results = self._cut(batch), []
+        whole: Tensor | None = None
         with self._evaluating():
-            for part, real in parts:
+            for part, counts in self._cut(batch):
                 micro, packed = self._micro(batch, part)
                 result = of(self.outputs(micro, packed), micro)
-                if real:
-                    results.append((part, result))
-        return _in_order(results, batch)
+                if whole is None:
+                    shape = batch["attention_mask"].shape[: result.dim()]
+                    whole = torch.zeros(shape, dtype=result.dtype, device=result.device)
+                if counts and result.dim() > 1:
+                    whole[part, : result.shape[1]] = result
+                elif counts:
+                    whole[part] = result
+        assert whole is not None, "every rank has a micro-batch"
+        return whole
 
     @torch.no_grad()
     def next_token_logprobs(self, input_ids: Tensor) -> Tensor:
@@ -127,7 +143,9 @@ class FSDPEngine:
                 f"the model {self.config.path} is to be trained, and its optimizer is null",
                 hint="actor.optimizer={lr: 1e-5}; a model that is trained needs one",
             )
-        rate = set_learning_rate(self.optimizer, self.config.optimizer, self.steps, self.total_steps)
+        rate = learning_rate(self.config.optimizer, self.steps, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         micros = [(*self._micro(batch, part), real) for part, real in self._cut(batch)]
         weights = [loss_weight_fn(micro).double() * real for micro, _, real in micros]
@@ -138,7 +156,12 @@ class FSDPEngine:
         ]
         norm = clipped_norm(self.optimizer, self.config.optimizer.gradient_clipping)
         loss = self.ranks.all_sum(torch.stack(losses).sum())
-        self._refuse_non_finite(loss, norm)
+        if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
+            raise NonFinite(
+                f"update {self.steps + 1} of {self.config.path}: loss {float(loss):g}, gradient norm {float(norm):g}; "
+                "stopped before the optimizer's step, the weights are those of the update before",
+                hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
+            )
         self.optimizer.step()
         self.steps += 1
         return Update(float(loss), float(norm), rate, len(micros))
@@ -148,10 +171,11 @@ class FSDPEngine:
     ) -> Tensor:
         """Add this micro-batch's gradient; its part of the whole loss. A share of 0 still runs both passes: the other
         ranks' collectives wait for them."""
-        with self._synchronized(last):
-            loss = loss_fn(self.outputs(micro, packed), micro)
-            part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
-            (part * self.ranks.size).float().backward()  # type: ignore[no-untyped-call]
+        if self.ranks.group is not None:  # gradients travel with the last micro-batch only
+            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        loss = loss_fn(self.outputs(micro, packed), micro)
+        part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
+        (part * self.ranks.size).float().backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
     @torch.no_grad()
@@ -164,14 +188,6 @@ class FSDPEngine:
                 parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
         weighted, total = self.ranks.all_sum(torch.stack(parts).sum(0))
         return float(weighted / total.clamp(min=1e-12))
-
-    def _refuse_non_finite(self, loss: Tensor, norm: Tensor) -> None:
-        if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
-            raise NonFinite(
-                f"update {self.steps + 1} of {self.config.path}: loss {float(loss):g}, gradient norm {float(norm):g}; "
-                "stopped before the optimizer's step, the weights are those of the update before",
-                hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
-            )
 
     # -- weights
 
@@ -277,13 +293,6 @@ class FSDPEngine:
         return torch.autocast(self.ranks.device.type, dtype=self.dtype)
 
     @contextlib.contextmanager
-    def _synchronized(self, last: bool) -> Iterator[None]:
-        """Gradients travel with the last micro-batch only."""
-        if self.ranks.group is not None:
-            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        yield
-
-    @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         self.model.eval()
         try:
@@ -307,24 +316,6 @@ def cut_of(spec: MicroBatchSpec, most: int | None) -> MicroBatches:
         max_tokens=spec.max_tokens_per_mb or most,
         algorithm=spec.packing_algorithm,
     )
-
-
-def _logits(result: Any) -> Tensor:
-    logits: Tensor = result.logits
-    return logits
-
-
-def _in_order(results: Sequence[tuple[list[int], Tensor]], batch: Mapping[str, Tensor]) -> Tensor:
-    width = batch["attention_mask"].shape[1]
-    first = results[0][1]
-    shape = (rows(batch), width) if first.dim() > 1 else (rows(batch),)
-    whole = torch.zeros(shape, dtype=first.dtype, device=first.device)
-    for part, result in results:
-        if result.dim() > 1:
-            whole[part, : result.shape[1]] = result
-        else:
-            whole[part] = result
-    return whole
 
 
 def _base(model: nn.Module) -> Any:

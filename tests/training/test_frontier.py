@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from areal.training.data.frontier import MOST_TRIES, DataOrder, FailureWindow, Frontier
+from areal.training.frontier import MOST_TRIES, DataOrder, FailureWindow, Frontier
 
 
 class Run(RuleBasedStateMachine):

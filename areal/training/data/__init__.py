@@ -1,1 +1,0 @@
-"""Batches of training data: plain dicts of tensors, how they are cut into micro-batches and spread over ranks."""

@@ -1,0 +1,242 @@
+"""Batches: selected, cut over ranks and micro-batches, and packed: each token sees what it saw in the padded batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal.rollout.tensors import concat_padded_tensors
+from areal.training.batches import (
+    Batch,
+    Cost,
+    Fold,
+    MicroBatches,
+    PackedRows,
+    filled,
+    lengths,
+    micro_batches,
+    minibatches,
+    pack,
+    partition,
+    plan,
+    select,
+    shared_groups,
+    spread,
+    trimmed,
+)
+
+
+def _batch(*texts: str) -> dict[str, torch.Tensor]:
+    width = max(map(len, texts))
+    ids = torch.tensor([[ord(c) for c in text.ljust(width, "\0")] for text in texts])
+    return {"input_ids": ids, "attention_mask": ids != 0, "versions": torch.zeros_like(ids), "rewards": ids[:, 0]}
+
+
+def test_concat_pads_to_the_widest_with_each_columns_own_padding() -> None:
+    got = concat_padded_tensors([_batch("ab"), _batch("wxyz")])
+    assert lengths(got) == [2, 4]
+    assert got["input_ids"].shape == (2, 4)
+    assert got["versions"].tolist() == [[0, 0, -1, -1], [0, 0, 0, 0]]
+    assert got["rewards"].tolist() == [ord("a"), ord("w")]
+
+
+def test_concat_of_different_columns_names_them() -> None:
+    with pytest.raises(ValueError, match="rewards"):
+        concat_padded_tensors([_batch("a"), {"attention_mask": torch.ones(1, 1)}])
+
+
+def test_select_is_no_wider_than_what_was_selected() -> None:
+    got = select(_batch("abcd", "xy", "z"), [2, 1])
+    assert got["input_ids"].tolist() == [[ord("z"), 0], [ord("x"), ord("y")]]
+
+
+def test_trimmed_an_empty_batch_keeps_one_column() -> None:
+    assert trimmed({"attention_mask": torch.zeros(2, 5)})["attention_mask"].shape == (2, 1)
+
+
+LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
+
+
+def _all(bins: list[list[int]], count: int) -> bool:
+    return sorted(n for members in bins for n in members) == list(range(count))
+
+
+@given(LENGTHS, st.integers(1, 120), st.booleans(), st.sampled_from(["ffd", "kk"]))
+def test_micro_batches_with_a_limit_hold_every_row_once_and_keep_it(lengths, limit, padded, algorithm) -> None:
+    bins = micro_batches(lengths, MicroBatches(max_tokens=limit, padded=padded, algorithm=algorithm))
+    assert _all(bins, len(lengths))
+    for members in bins:
+        inside = [lengths[n] for n in members]
+        cost = max(inside) * len(inside) if padded else sum(inside)
+        assert cost <= limit or len(members) == 1
+
+
+def test_micro_batches_of_kk_are_of_like_size_and_those_of_ffd_few() -> None:
+    lengths = [9, 8, 7, 6, 5, 4, 3, 2]
+    few, even = (
+        micro_batches(lengths, MicroBatches(max_tokens=20, algorithm=algorithm)) for algorithm in ("ffd", "kk")
+    )
+    sums = [[sum(lengths[n] for n in members) for members in bins] for bins in (few, even)]
+    assert max(sums[1]) - min(sums[1]) < max(sums[0]) - min(sums[0])
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4), st.integers(1, 10))
+def test_micro_batches_are_as_many_as_all_ranks_need(lengths, count, divisor, at_least) -> None:
+    bins = micro_batches(lengths, MicroBatches(count=count, divisor=divisor), at_least)
+    assert _all(bins, len(lengths))
+    assert all(bins)
+    wanted = -(-max(count, at_least) // divisor) * divisor
+    assert len(bins) == min(wanted, len(lengths))
+
+
+@given(LENGTHS, st.integers(1, 6))
+def test_partition_is_never_further_apart_than_the_longest_row(lengths, parts) -> None:
+    sets = partition(lengths, parts)
+    assert len(sets) == parts
+    assert _all(sets, len(lengths))
+    sums = [sum(lengths[n] for n in members) for members in sets]
+    assert max(sums) - min(sums) <= max(lengths)
+
+
+def test_partition_beats_taking_turns() -> None:
+    sums = sorted(sum([8, 7, 6, 5, 4][n] for n in members) for members in partition([8, 7, 6, 5, 4], 2))
+    assert sums == [14, 16]
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.data())
+def test_spread_gives_every_rank_as_many_rows_and_keeps_groups_together(ranks, group, data) -> None:
+    each = data.draw(st.integers(1, 5))
+    count = ranks * group * each
+    lengths = data.draw(st.lists(st.integers(1, 50), min_size=count, max_size=count))
+    shares = spread(lengths, ranks, group)
+    assert _all(shares, count)
+    for share in shares:
+        assert len(share) == group * each
+        for start in range(0, len(share), group):
+            assert share[start] % group == 0
+            assert share[start : start + group] == list(range(share[start], share[start] + group))
+
+
+def test_spread_what_does_not_divide_is_an_error() -> None:
+    with pytest.raises(ValueError, match="3 rows in groups of 1 cannot be shared equally by 2 ranks"):
+        spread([1, 2, 3], 2)
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(2, 3), st.integers(1, 100))
+def test_micro_batches_of_groups_keep_neighbours_together(sizes, granularity, limit) -> None:
+    lengths = [size for size in sizes for _ in range(granularity)]
+    bins = micro_batches(lengths, MicroBatches(granularity=granularity, max_tokens=limit))
+    assert _all(bins, len(lengths))
+    for members in bins:
+        assert all(members[n] % granularity == n % granularity for n in range(len(members)))
+        assert max(lengths[n] for n in members) * len(members) <= limit or len(members) == granularity
+
+
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=12), st.integers(1, 4))
+def test_shared_groups_are_whole_and_everybody_has_one(groups, ranks) -> None:
+    lengths = [length for group in groups for length in group]
+    numbers = [number for number, group in enumerate(groups) for _ in group]
+    if len(groups) < ranks:
+        with pytest.raises(ValueError, match="too few"):
+            shared_groups(lengths, numbers, ranks)
+        return
+    shares = shared_groups(lengths, numbers, ranks)
+    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
+    assert all(shares)
+    owners = [{numbers[row] for row in share} for share in shares]
+    assert sum(map(len, owners)) == len(groups)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 6))
+def test_minibatches_have_every_row_once(lengths, count) -> None:
+    parts = minibatches(lengths, count)
+    assert len(parts) == min(count, len(lengths))
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+
+
+FREE_PAIRS = Cost(token=1, pair=0)
+DEAR_PAIRS = Cost(token=1, pair=10**6)
+
+Row = tuple[list[int], list[int]]  # prompt, answer
+
+
+def batch_of(rows: list[Row]) -> Batch:
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    there, answered = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids)
+    for row, (prompt, answer) in enumerate(rows):
+        length = len(prompt) + len(answer)
+        ids[row, :length] = torch.tensor(prompt + answer)
+        there[row, :length] = True
+        answered[row, len(prompt) : length] = 1
+    return {"input_ids": ids, "attention_mask": there, "loss_mask": answered}
+
+
+def seen(rows: PackedRows, place: int) -> list[tuple[int, int]]:
+    """Position and token of all that the token at ``place`` sees, in order."""
+    row, column = divmod(place, rows.input_ids.shape[1])
+    where = rows.mask[row, 0, column].nonzero()[:, 0]
+    return sorted(zip(rows.positions[row, where].tolist(), rows.input_ids[row, where].tolist(), strict=True))
+
+
+tokens = st.integers(1, 3)
+prompts = st.lists(tokens, min_size=1, max_size=5)
+answers = st.lists(tokens, max_size=6)
+
+
+@given(st.lists(st.tuples(prompts, st.lists(answers, min_size=1, max_size=5)), min_size=1, max_size=5), st.booleans())
+def test_packed_every_token_sees_what_it_saw(groups: list[tuple[list[int], list[list[int]]]], last: bool) -> None:
+    given = [(prompt, answer) for prompt, group in groups for answer in group]
+    batch = batch_of(given)
+    rows = pack(batch, FREE_PAIRS, last=last)
+    if rows is None:
+        return
+    assert rows.input_ids.numel() < 0.9 * batch["input_ids"].numel()
+    for row, (prompt, answer) in enumerate(given):
+        whole = prompt + answer
+        wanted = len(whole) if last else max(len(prompt), len(whole) - 1) if answer else len(whole) - (not last)
+        for position in range(wanted):
+            place = int(rows.places[row, position])
+            assert seen(rows, place) == list(enumerate(whole[: position + 1]))
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
+def test_filled_has_each_once_and_no_row_longer_than_the_longest(sizes: list[int]) -> None:
+    rows = filled(sizes)
+    assert sorted(number for row in rows for number in row) == list(range(len(sizes)))
+    assert max(sum(sizes[number] for number in row) for row in rows) == max(sizes)
+
+
+def test_plan_of_a_group_has_its_prompt_once() -> None:
+    layout = plan([b"a"] * 4, [6] * 4, [2] * 4, 8, FREE_PAIRS)
+    assert layout == ((Fold(6, (0, 1, 2, 3), (2, 2, 2, 2)),),)
+
+
+def test_plan_where_pairs_are_dear_leaves_the_batch_alone() -> None:
+    assert plan([b"a"] * 4, [2] * 4, [30] * 4, 32, DEAR_PAIRS) is None
+
+
+def test_plan_between_the_two_folds_some_of_a_group() -> None:
+    """Eight answers beside their prompt would attend over a row that is too long, four do not."""
+    layout = plan([b"a"] * 8, [100] * 8, [100] * 8, 200, Cost(token=1000, pair=1))
+    assert layout is not None
+    assert {len(fold.members) for row in layout for fold in row} == {4}
+
+
+def test_plan_of_ragged_rows_fills_rows_up() -> None:
+    layout = plan([b""] * 5, [0] * 5, [10, 2, 3, 5, 9], 10, Cost(token=100, pair=1))
+    assert layout is not None
+    assert sum(len(fold.members) for row in layout for fold in row) == 5
+    assert len(layout) == 3
+
+
+def test_plan_of_rows_that_are_all_alike_in_length_and_share_nothing_is_none() -> None:
+    assert plan([bytes([n]) for n in range(4)], [3] * 4, [5] * 4, 8, Cost(token=100, pair=1)) is None
+
+
+def test_packed_without_the_column_that_tells_prompts_is_none() -> None:
+    batch = batch_of([([1, 2], [3])] * 4)
+    del batch["loss_mask"]
+    assert pack(batch, FREE_PAIRS, last=False) is None
