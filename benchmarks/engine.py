@@ -115,7 +115,7 @@ class Embedded:
 
     def run(self, prompts: Prompts) -> None:
         from areal.services.inference.engines.embedded.sampler import stream_key
-        from areal.services.inference.engines.embedded.steps import TokenSequence
+        from areal.services.inference.engines.embedded.scheduler import TokenSequence
         from areal.wire.sampling import SamplingParams
 
         self._ended.clear()
@@ -262,7 +262,7 @@ def weight_bytes(model: Model) -> int:
     """Read in one decode step: every weight once (a tied head is read as head; its embedding's rows are nothing)."""
     import math
 
-    from areal.services.inference.engines.embedded.model_config import buffer_shapes, parse
+    from areal.services.inference.engines.embedded.model_folder import buffer_shapes, parse
 
     config = parse({**model.shape, "model_type": model.family.lower()})
     width = {"float32": 4, "bfloat16": 2}[model.dtype]

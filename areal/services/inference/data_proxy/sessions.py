@@ -21,19 +21,17 @@ from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import (
     DIGEST_BYTES,
+    CallIdentity,
+    CallInFlight,
+    CallsInFlight,
     ConversationDigest,
     ModelCall,
     PrefixMatch,
     RecordedTurn,
     Sample,
     body_digest,
-    digest_conversation,
-)
-from areal.services.inference.recorder.retries import (
-    CallIdentity,
-    CallInFlight,
-    CallsInFlight,
     check_idempotency_key,
+    digest_conversation,
     read_retry_count,
 )
 from areal.services.inference.recorder.session import HITL, SessionName, SessionState, new_answer_id, tag_of_key

@@ -29,16 +29,19 @@ from areal.services.http.tasks import until_beat
 from areal.services.inference.data_proxy.control import EngineControl, engine_errors_as_api_errors
 from areal.services.inference.data_proxy.engine_state import OWN_WEIGHTS, PublishedWeights, WeightTracker
 from areal.services.inference.engines.base import (
+    FLOAT32_TOLERANCE,
+    FLOAT32_TOLERANCE,
     Broadcast,
     EngineError,
     EngineRefused,
     EngineUnavailable,
     GroupReceiver,
     TokenEngine,
+    WeightProbe,
     WeightStager,
     WeightVerifier,
+    check_weights,
 )
-from areal.services.inference.engines.checks import FLOAT32_TOLERANCE, WeightProbe, check_weights
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0

@@ -44,9 +44,9 @@ from areal.services.inference.engines.base import (
     OnFlow,
     PromptLogprobs,
     TopLogprobs,
+    logprobs_problem,
 )
-from areal.services.inference.engines.checks import logprobs_problem
-from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
+from areal.services.inference.engines.embedded.model_folder import open_checkpoint
 from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonEvents, check_event, key_refused
 
 _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"

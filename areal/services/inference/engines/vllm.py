@@ -48,8 +48,8 @@ from areal.services.inference.engines.base import (
     OnFlow,
     PromptLogprobs,
     TopLogprobs,
+    logprobs_problem,
 )
-from areal.services.inference.engines.checks import logprobs_problem
 from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonEvents, check_event, key_refused
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}

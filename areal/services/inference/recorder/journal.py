@@ -20,15 +20,17 @@ from typing import TypeVar
 
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder import changes, exporting
-from areal.services.inference.recorder.cache import (
+from areal.services.inference.recorder.changes import (
     CachedSession,
     CachedTurns,
+    EndedSession,
+    RecordedCall,
+    RewardAnswer,
     SessionCache,
     StoredTurns,
     continued_turn,
     read_session,
 )
-from areal.services.inference.recorder.changes import EndedSession, RecordedCall, RewardAnswer
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport, TrajectoryKey
 from areal.services.inference.recorder.records import (
     ConversationDigest,
@@ -39,9 +41,9 @@ from areal.services.inference.recorder.records import (
     RecordedTurn,
     TokenSample,
     TrajectoryTurns,
+    other_body,
     token_array,
 )
-from areal.services.inference.recorder.retries import other_body
 from areal.services.inference.recorder.rows import (
     Export,
     RewardOverflow,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal.services.inference.recorder.cache import read_session
+from areal.services.inference.recorder.changes import read_session
 from areal.services.inference.recorder.journal import SessionJournal, open_journal
 from areal.services.inference.recorder.records import (
     ConversationDigest,

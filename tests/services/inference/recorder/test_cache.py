@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.recorder.cache import LONGEST, CachedSession, CachedTurns, SessionCache, find_parent
+from areal.services.inference.recorder.changes import LONGEST, CachedSession, CachedTurns, SessionCache, find_parent
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.session import SessionRecord, Trajectory
 from tests.services.inference.recorder.support import Calls, answer, check_warm, journal_in, start, user

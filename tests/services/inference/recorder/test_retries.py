@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.recorder.retries import (
+from areal.services.inference.recorder.records import (
     CallIdentity,
     CallsInFlight,
     check_idempotency_key,

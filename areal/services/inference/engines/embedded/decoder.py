@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from areal.services.inference.engines.embedded.lora import Deltas
-from areal.services.inference.engines.embedded.matrix import Matrix, MatrixForms
-from areal.services.inference.engines.embedded.model_config import ModelConfig, Rope, buffer_shapes
+from areal.services.inference.engines.embedded.linear import Deltas, Matrix, MatrixForms
+from areal.services.inference.engines.embedded.model_folder import ModelConfig, Rope, buffer_shapes
 
 # -- rotary position embedding
 #
@@ -31,13 +31,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
         return frequencies / rope.parameters["factor"]
-    if rope.type == "llama3":
-        return _llama3(frequencies, rope)
-    return frequencies
-
-
-def _llama3(frequencies: Tensor, rope: Rope) -> Tensor:
-    """Long waves are stretched by ``factor``, short ones kept, those between blended by where they lie."""
+    if rope.type != "llama3":
+        return frequencies
+    # Long waves are stretched by the factor, short ones kept, those between blended by where they lie.
     low, high = rope.parameters["low_freq_factor"], rope.parameters["high_freq_factor"]
     factor, context = rope.parameters["factor"], rope.parameters["original_max_position_embeddings"]
     waves = 2 * math.pi / frequencies
@@ -53,6 +49,8 @@ def rotations(rope: Rope, head_dim: int, positions: int) -> Tensor:
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     return torch.polar(torch.ones_like(angles), angles)
 
+
+# -- KV cache
 
 _STEP = 64  # positions
 
@@ -127,25 +125,113 @@ class KVCache:
         return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
 
 
+# -- spans
+#
+# Attention over a rectangle of rows costs as much as if all of them were as long as the longest. Rows whose lengths
+# differ much are cheaper in several rectangles, each of which costs a call; rows of one length need no mask besides.
+# All rows of a batch grow together, so a cut stays the best one for as long as the batch is the same.
+
+_MOST_RUNS = 32  # looked at; beyond it, lengths count by the ``_COARSE`` of them
+_COARSE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows start:stop, the longest of which has ``width`` positions. ``even``: all of them have."""
+
+    start: int
+    stop: int
+    width: int
+    even: bool
+
+    def grown(self, by: int) -> Span:
+        return Span(self.start, self.stop, self.width + by, self.even)
+
+    def cost(self, call: int) -> int:
+        """In positions looked at; a call is worth so many, and a mask half as many."""
+        return _cost(self.stop - self.start, self.width, self.even, call)
+
+
+def _cost(rows: int, width: int, even: bool, call: int) -> int:
+    return rows * width + (call if even else call + call // 2)
+
+
+def cut(lengths: Sequence[int], call: int) -> tuple[Span, ...]:
+    """The rows 0, 1, ... of these lengths in the spans that cost least, where there are not too many lengths to tell;
+    ``call`` as in ``Span.cost``."""
+    runs = _runs(lengths, 1)
+    if len(runs) > _MOST_RUNS:
+        runs = _runs(lengths, _COARSE)
+    least = [0]  # the cost of the runs before each
+    last: list[tuple[int, Span]] = []  # the last span of the runs up to each, and where it begins
+    for end, final in enumerate(runs, 1):
+        width, even, best = 0, True, -1
+        for at in range(end - 1, -1, -1):
+            run = runs[at]
+            even = even and run.even and width in (0, run.width)
+            width = max(width, run.width)
+            cost = least[at] + _cost(final.stop - run.start, width, even, call)
+            if best < 0 or cost < best:
+                best, found = cost, (at, run.start, width, even)
+        least.append(best)
+        begin, start, width, even = found
+        last.append((begin, Span(start, final.stop, width, even)))
+    spans: list[Span] = []
+    end = len(runs)
+    while end:
+        end, span = last[end - 1]
+        spans.append(span)
+    return tuple(reversed(spans))
+
+
+def _runs(lengths: Sequence[int], coarse: int) -> list[Span]:
+    """Neighbors of one length."""
+    runs: list[Span] = []
+    start = 0
+    for _, group in groupby(lengths, key=lambda length: length // coarse):
+        of_run = list(group)
+        widest = max(of_run)
+        runs.append(Span(start, start + len(of_run), widest, min(of_run) == widest))
+        start += len(of_run)
+    return runs
+
+
+# -- decoder
+
 _MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 
 
 @dataclass(frozen=True)
-class DecoderLayer:
-    """One layer's weights."""
+class Projection:
+    """A linear layer; ``name`` is its buffer's."""
 
-    index: int
+    name: str
+    matrix: Matrix
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor, deltas: Deltas | None) -> Tensor:
+        out = self.matrix.project(rows, self.bias)
+        if deltas is not None:
+            deltas.add(self.name, rows, out)
+        return out
+
+    def add_to(self, residual: Tensor, rows: Tensor, deltas: Deltas | None) -> Tensor:
+        """``residual`` plus the output; ``residual`` may be overwritten."""
+        out = self.matrix.project_onto(residual, rows, self.bias)
+        if deltas is not None:
+            deltas.add(self.name, rows, out)
+        return out
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
     input_norm: Tensor
-    qkv: Matrix
-    qkv_bias: Tensor | None
+    qkv: Projection
     qk_norm: Tensor | None
-    output: Matrix
-    output_bias: Tensor | None
+    output: Projection
     post_norm: Tensor
-    gate_up: Matrix
-    gate_up_bias: Tensor | None
-    down: Matrix
-    down_bias: Tensor | None
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True)
@@ -168,28 +254,17 @@ class PrefillShape:
 
 @dataclass(frozen=True)
 class DecodePart:
-    """Rows start:stop of a decode step, which look at ``width`` positions of the cache. Where they are not all as long,
-    ``rows`` and ``positions`` say where each one's new position is, and ``mask`` [rows, 1, 1, width] is -inf after it.
-    """
+    """A span of a decode step's rows. Where they are not all as long, ``rows`` and ``positions`` say where each one's
+    new position is, and ``mask`` [rows, 1, 1, width] is -inf after it."""
 
-    start: int
-    stop: int
-    width: int
+    span: Span
     rows: Tensor | None = None
     positions: Tensor | None = None
     mask: Tensor | None = None
 
-    def write(self, store: Tensor, new: Tensor) -> None:
-        """``new`` [batch, 2 * kv_heads, head_dim] is that of all parts."""
-        own = new[self.start : self.stop]
-        if self.rows is None:
-            store[self.start : self.stop, :, self.width - 1] = own
-        else:
-            store[self.rows, :, self.positions] = own
-
 
 class LlamaDecoder:
-    """``deltas``, where a step has them, say what LoRA adapters add to the projections of which rows."""
+    """``deltas``, where a step has them, are added by LoRA adapters to the projections of some rows."""
 
     def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -207,6 +282,21 @@ class LlamaDecoder:
         self._embed_is_borrowed = False  # or may be: then it is not written
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
+
+    def _layer(self, index: int) -> DecoderLayer:
+        def projection(name: str) -> Projection:
+            buffer = f"{index}.{name}"
+            return Projection(buffer, self._matrices[buffer], self._tensors.get(f"{buffer}_bias"))
+
+        return DecoderLayer(
+            input_norm=self._tensors[f"{index}.input_norm"],
+            qkv=projection("qkv"),
+            qk_norm=self._tensors.get(f"{index}.qk_norm"),
+            output=projection("output"),
+            post_norm=self._tensors[f"{index}.post_norm"],
+            gate_up=projection("gate_up"),
+            down=projection("down"),
+        )
 
     def install(self, name: str, values: Tensor) -> None:
         """Give a buffer of the layout its values, which are copied; a tied head follows its embedding."""
@@ -235,8 +325,8 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def adopt(self, new: Mapping[str, Tensor | MatrixForms]) -> list[object]:
-        """Compute with these from now on: what is large changes hands, what is small is copied. What was in use is
-        returned, to be freed off the engine's thread."""
+        """Compute with these from now on: what is large changes hands, what is small is copied. Returns what was in
+        use, to be freed off the engine's thread."""
         old: list[object] = []
         for name, held in new.items():
             if isinstance(held, MatrixForms):
@@ -254,7 +344,7 @@ class LlamaDecoder:
         return any(matrix.reorders for matrix in self._matrices.values())
 
     def large(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers that hold nearly all of the memory: what ``release`` drops and ``install`` takes back."""
+        """The buffers that hold nearly all of the memory: ``release`` drops them, and ``install`` takes them back."""
         yield "embed", self._tensors["embed"]
         for name, matrix in self._matrices.items():
             if not (name == "head" and self.config.tied):
@@ -265,49 +355,30 @@ class LlamaDecoder:
         for matrix in self._matrices.values():
             matrix.release()
 
-    def _layer(self, index: int) -> DecoderLayer:
-        tensors = {
-            name.rpartition(".")[2]: held for name, held in self._tensors.items() if name.startswith(f"{index}.")
-        }
-        return DecoderLayer(
-            index=index,
-            input_norm=tensors["input_norm"],
-            qkv=self._matrices[f"{index}.qkv"],
-            qkv_bias=tensors.get("qkv_bias"),
-            qk_norm=tensors.get("qk_norm"),
-            output=self._matrices[f"{index}.output"],
-            output_bias=tensors.get("output_bias"),
-            post_norm=tensors["post_norm"],
-            gate_up=self._matrices[f"{index}.gate_up"],
-            gate_up_bias=tensors.get("gate_up_bias"),
-            down=self._matrices[f"{index}.down"],
-            down_bias=tensors.get("down_bias"),
-        )
-
     def prefill(
         self, cache: KVCache, tokens: Tensor, shape: PrefillShape, last: Tensor, deltas: Deltas | None = None
     ) -> Tensor:
-        """Compute ``tokens`` [batch, time] into the cache; logits [batch, vocab] float32 at flat indices ``last``."""
-        batch, time = tokens.shape
+        """Compute ``tokens`` [batch, time] into the cache; logits [n, vocab] float32 at flat indices ``last`` [n]."""
+        config, (batch, time) = self.config, tokens.shape
+        groups = config.heads // config.kv_heads
         hidden = F.embedding(tokens.view(-1), self._tensors["embed"])
         angles = self._rotations[shape.offsets.view(-1)].unsqueeze(1)
         for layer, store in zip(self._layers, cache.layers, strict=True):
-            qkv = self._qkv(layer, hidden, angles, deltas)
-            queries, new = self._split(qkv)
+            queries, new = self._qkv(layer, hidden, angles, deltas)
             store[shape.rows, :, shape.positions] = new[shape.valid]
             if shape.mask is None:
-                keys_values = new.view(batch, time, -1, self.config.head_dim).transpose(1, 2)
+                seen = new.view(batch, time, -1, config.head_dim).transpose(1, 2)
             else:
-                keys_values = store[shape.first_row : shape.first_row + batch, :, : shape.width]
-            keys, values = keys_values.chunk(2, dim=1)
+                seen = store[shape.first_row : shape.first_row + batch, :, : shape.width]
+            keys, values = (seen.repeat_interleave(groups, dim=1) if groups > 1 else seen).chunk(2, dim=1)
             attended = F.scaled_dot_product_attention(
-                queries.view(batch, time, self.config.heads, -1).transpose(1, 2),
-                self._repeat(keys),
-                self._repeat(values),
+                queries.view(batch, time, config.heads, -1).transpose(1, 2),
+                keys,
+                values,
                 attn_mask=shape.mask,
                 is_causal=shape.mask is None,
             )
-            hidden = self._close(layer, hidden, attended.transpose(1, 2).reshape(batch * time, -1), deltas)
+            hidden = self._residual(layer, hidden, attended.transpose(1, 2).reshape(batch * time, -1), deltas)
         return self._logits(hidden[last])
 
     def decode(
@@ -325,67 +396,46 @@ class LlamaDecoder:
         hidden = F.embedding(tokens, self._tensors["embed"])
         angles = self._rotations[positions].unsqueeze(1)
         for layer, store in zip(self._layers, cache.layers, strict=True):
-            queries, new = self._split(self._qkv(layer, hidden, angles, deltas))
+            queries, new = self._qkv(layer, hidden, angles, deltas)
             attended = [self._attend(part, store, queries, new) for part in parts]
-            hidden = self._close(layer, hidden, attended[0] if len(parts) == 1 else torch.cat(attended), deltas)
+            hidden = self._residual(layer, hidden, attended[0] if len(parts) == 1 else torch.cat(attended), deltas)
         return self._logits(hidden)
 
     def _attend(self, part: DecodePart, store: Tensor, queries: Tensor, new: Tensor) -> Tensor:
         """[rows, heads * head_dim] of a part, whose new keys and values are written."""
-        part.write(store, new)
-        own = slice(part.start, part.stop)
-        keys, values = store[own, :, : part.width].chunk(2, dim=1)
-        grouped = queries[own].view(part.stop - part.start, self.config.kv_heads, -1, self.config.head_dim)
+        span = part.span
+        own = slice(span.start, span.stop)
+        if part.rows is None:
+            store[own, :, span.width - 1] = new[own]
+        else:
+            store[part.rows, :, part.positions] = new[own]
+        keys, values = store[own, :, : span.width].chunk(2, dim=1)
+        grouped = queries[own].view(span.stop - span.start, self.config.kv_heads, -1, self.config.head_dim)
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=part.mask).flatten(1)
 
-    def _qkv(self, layer: DecoderLayer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> Tensor:
-        """[tokens, heads + 2 * kv_heads, head_dim], queries and keys normed where the model does so, and rotated."""
+    def _qkv(self, layer: DecoderLayer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> tuple[Tensor, Tensor]:
+        """Queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]; queries and keys
+        are normed where the model does so, and each adjacent pair of them is rotated, in float32."""
         config = self.config
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
-        projected = layer.qkv.project(normed, layer.qkv_bias)
-        if deltas is not None:
-            deltas.add(f"{layer.index}.qkv", normed, projected)
-        qkv = projected.view(hidden.shape[0], -1, config.head_dim)
-        rotary = qkv[:, : config.heads + config.kv_heads]
-        source = rotary
+        qkv = layer.qkv(normed, deltas).view(hidden.shape[0], -1, config.head_dim)
+        source = rotary = qkv[:, : config.heads + config.kv_heads]
         if layer.qk_norm is not None:
             source = torch.rms_norm(rotary, (config.head_dim,), None, config.norm_eps).mul_(layer.qk_norm)
-        self._rotate(source, angles, rotary)
-        return qkv
-
-    def _rotate(self, source: Tensor, angles: Tensor, target: Tensor) -> None:
-        """Rotate each adjacent pair of ``source`` [tokens, heads, head_dim] into ``target``, in float32."""
-        shape = (*source.shape[:-1], self.config.head_dim // 2, 2)
+        shape = (*rotary.shape[:-1], config.head_dim // 2, 2)
         if self.dtype == torch.float32:
-            torch.mul(torch.view_as_complex(source.view(shape)), angles, out=torch.view_as_complex(target.view(shape)))
+            torch.mul(torch.view_as_complex(source.view(shape)), angles, out=torch.view_as_complex(rotary.view(shape)))
         else:
             pairs = torch.view_as_complex(source.float().view(shape))
-            target.view(shape).copy_(torch.view_as_real(pairs * angles))
+            rotary.view(shape).copy_(torch.view_as_real(pairs * angles))
+        return qkv[:, : config.heads], qkv[:, config.heads :]
 
-    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]."""
-        return qkv[:, : self.config.heads], qkv[:, self.config.heads :]
-
-    def _repeat(self, keys: Tensor) -> Tensor:
-        groups = self.config.heads // self.config.kv_heads
-        return keys if groups == 1 else keys.repeat_interleave(groups, dim=1)
-
-    def _close(self, layer: DecoderLayer, hidden: Tensor, attended: Tensor, deltas: Deltas | None) -> Tensor:
-        """What follows attention: its output projection and the gated MLP, each added to the residual stream."""
-        config = self.config
-        hidden = layer.output.project_onto(hidden, attended, layer.output_bias)
-        if deltas is not None:
-            deltas.add(f"{layer.index}.output", attended, hidden)
-        normed = torch.rms_norm(hidden, (config.hidden_size,), layer.post_norm, config.norm_eps)
-        gate_up = layer.gate_up.project(normed, layer.gate_up_bias)
-        if deltas is not None:
-            deltas.add(f"{layer.index}.gate_up", normed, gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        inner = F.silu(gate).mul_(up)
-        hidden = layer.down.project_onto(hidden, inner, layer.down_bias)
-        if deltas is not None:
-            deltas.add(f"{layer.index}.down", inner, hidden)
-        return hidden
+    def _residual(self, layer: DecoderLayer, hidden: Tensor, attended: Tensor, deltas: Deltas | None) -> Tensor:
+        """The residual stream with the attention's output projection and the gated MLP added."""
+        hidden = layer.output.add_to(hidden, attended, deltas)
+        normed = torch.rms_norm(hidden, (self.config.hidden_size,), layer.post_norm, self.config.norm_eps)
+        gate, up = layer.gate_up(normed, deltas).chunk(2, dim=-1)
+        return layer.down.add_to(hidden, F.silu(gate).mul_(up), deltas)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = torch.rms_norm(hidden, (self.config.hidden_size,), self._tensors["norm"], self.config.norm_eps)

@@ -26,20 +26,19 @@ import numpy as np
 import torch
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded.lora import Adapter
+from areal.services.inference.engines.embedded.decoder import Span, cut
+from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner
 from areal.services.inference.engines.embedded.sampler import Batch, Sampled
-from areal.services.inference.engines.embedded.scheduler import BatchScheduler
-from areal.services.inference.engines.embedded.steps import (
+from areal.services.inference.engines.embedded.scheduler import (
+    BatchScheduler,
     Copy,
     Decode,
     Finish,
     Prefill,
     SchedulerLimits,
-    Span,
     TokenSequence,
     TopLogprobs,
-    cut,
     joined,
 )
 from areal.services.weight_update.memory import TransferProgress

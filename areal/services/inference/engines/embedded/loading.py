@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, UsageFault
 from areal.hub import model_folder
-from areal.services.inference.engines.embedded.checkpoint import open_checkpoint
-from areal.services.inference.engines.embedded.model_config import (
+from areal.services.inference.engines.embedded.model_folder import (
     ModelConfig,
     UnsupportedArchitecture,
     buffer_slices,
     check,
     end_tokens,
+    open_checkpoint,
     parse,
     read_config,
 )
-from areal.services.inference.engines.embedded.steps import SchedulerLimits
+from areal.services.inference.engines.embedded.scheduler import SchedulerLimits
 from areal.wire.processes import EmbeddedEngineConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from areal.services.inference.engines.embedded.engine import Engine
     from areal.services.inference.engines.embedded.grammar import Grammars
-    from areal.services.inference.engines.embedded.lora import Adapter
+    from areal.services.inference.engines.embedded.linear import Adapter
     from areal.services.inference.engines.embedded.runner import ModelRunner
 
 
@@ -129,7 +129,7 @@ def _open_runner(
 ) -> tuple[ModelRunner, SchedulerLimits]:
     if folder.config is None:
         return _open_fallback(folder, config, device, report)
-    from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner, position_bytes
+    from areal.services.inference.engines.embedded.runner import DecoderRunner, position_bytes
 
     dtype = _dtype(config.dtype, folder.config.dtype, device)
     limits = _limits(config, folder.config.max_positions, position_bytes(folder.config, dtype), device)
@@ -221,7 +221,7 @@ def _warm_up(runner: ModelRunner) -> None:
     """The first product of each kind sets up libraries; let no request pay for it."""
     import torch
 
-    from areal.services.inference.engines.embedded.steps import Span
+    from areal.services.inference.engines.embedded.decoder import Span
 
     runner.reserve(1, 4)
     runner.prefill([[0, 0]], [0], 0)

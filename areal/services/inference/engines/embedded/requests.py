@@ -24,10 +24,10 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
 from areal.services.http.service import json_response
 from areal.services.inference.engines.embedded.grammar import Matcher
+from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.loading import LoadedModel
-from areal.services.inference.engines.embedded.lora import Adapter
 from areal.services.inference.engines.embedded.sampler import stream_key
-from areal.services.inference.engines.embedded.steps import Finish, TokenSequence, TopLogprobs
+from areal.services.inference.engines.embedded.scheduler import Finish, TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams, parse_sampling
 
 # -- streams

@@ -1,4 +1,4 @@
-"""The contract between the engine and a model runner, and the memory that runners share.
+"""The contract between the engine and a model runner, the memory that runners share, and the own decoder's runner.
 
 Rows of a KV cache are numbered from 0. All methods but ``prepare`` are called by the engine's thread, between or in
 steps; ``prepare`` may run beside a step in another thread.
@@ -7,10 +7,11 @@ steps; ``prepare`` may run beside a step in another thread.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import math
 import mmap
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -19,11 +20,29 @@ import torch
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.lora import Adapter
-from areal.services.inference.engines.embedded.steps import Copy, Span
+from areal.services.inference.engines.embedded.decoder import DecodePart, KVCache, LlamaDecoder, PrefillShape, Span
+from areal.services.inference.engines.embedded.linear import Adapter, MatrixForms, deltas_of, read_adapter
+from areal.services.inference.engines.embedded.model_folder import (
+    BufferSlice,
+    Form,
+    MappedWeights,
+    ModelConfig,
+    TensorReader,
+    WeightFiles,
+    buffer_shapes,
+    buffer_slices,
+    check,
+    is_finite,
+    open_checkpoint,
+)
+from areal.services.inference.engines.embedded.scheduler import Copy, Drop, Keep, Move, Restore, SchedulerLimits, Spread
 from areal.services.weight_update.memory import TransferProgress
 
 Adapters = Sequence[Adapter | None]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_CGROUP = Path("/sys/fs/cgroup")
+_SCORED = 256  # tokens of a prompt that is scored at once: their logits are all in memory
+_ROOM = 1.5  # times the weights that must be free for new ones to be made ready beside those in use
 
 
 class ModelRunner(Protocol):
@@ -94,47 +113,36 @@ class ModelRunner(Protocol):
         ...
 
 
-# -- released weights
-#
-# They go to an unnamed file, which no crash leaves behind. A CUDA device's weights go to the CPU's memory instead.
-
-_CGROUP = Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True)
-class _OffloadedTensor:
-    name: str
-    offset: int
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 class WeightOffload:
-    """Holds what ``put`` was given; ``tensors`` gives it back, on the CPU."""
+    """Released weights: ``tensors`` gives them back, on the CPU. A CPU's weights go to an unnamed file, which no crash
+    leaves behind, those of a CUDA device to the CPU's memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
+        """Raises ArealError where there is no room for them."""
         self._file: IO[bytes] | None = None
         if device.type == "cpu":
             self._file = tempfile.TemporaryFile(prefix="areal-weights-")  # noqa: SIM115 (open until it is read back)
-        self._places: list[_OffloadedTensor] = []
+        self._places: list[tuple[str, int, torch.Size, torch.dtype]] = []  # name and offset of each in the file
         self._held: list[tuple[str, Tensor]] = []
         self._size = 0
-
-    def put(self, name: str, tensor: Tensor) -> None:
-        """Raises ArealError when there is no room for it."""
-        if self._file is None:
-            self._held.append((name, tensor.to("cpu", copy=True)))
-            return
-        values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
         try:
-            self._file.write(values.data)
-            self._file.flush()
+            for name, tensor in weights:
+                self._put(name, tensor)
         except OSError as error:
+            self.close()
             raise ArealError(
                 f"the weights cannot be put on disk: {error.strerror}",
                 hint=f"make room in {tempfile.gettempdir()}, or set TMPDIR to a folder that has it",
             ) from error
-        self._places.append(_OffloadedTensor(name, self._size, tensor.shape, tensor.dtype))
+
+    def _put(self, name: str, tensor: Tensor) -> None:
+        if self._file is None:
+            self._held.append((name, tensor.to("cpu", copy=True)))
+            return
+        values = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        self._file.write(values.data)
+        self._file.flush()
+        self._places.append((name, self._size, tensor.shape, tensor.dtype))
         self._size += values.nbytes
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -142,10 +150,9 @@ class WeightOffload:
         if self._file is None or not self._size:
             return
         pages = mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_COPY)  # unmapped with its last tensor
-        for place in self._places:
-            size = place.shape.numel() * place.dtype.itemsize
-            values = torch.from_numpy(np.frombuffer(pages, np.uint8, size, place.offset))
-            yield place.name, values.view(place.dtype).view(place.shape)
+        for name, offset, shape, dtype in self._places:
+            values = torch.from_numpy(np.frombuffer(pages, np.uint8, shape.numel() * dtype.itemsize, offset))
+            yield name, values.view(dtype).view(shape)
 
     def close(self) -> None:
         self._held.clear()
@@ -173,3 +180,257 @@ def return_freed_memory(device: torch.device) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere the allocator decides
     if trim is not None:
         trim(0)
+
+
+def position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    return config.layers * 2 * config.kv_heads * config.head_dim * dtype.itemsize
+
+
+class DecoderRunner:
+    """The own decoder: padding, masks, and weights read from a model folder.
+
+    Of weights in a trainer's memory it copies only those that it keeps in another layout: it computes with the rest
+    where they lie, on lease until the next weights take their place.
+    """
+
+    keeps_prefixes = True
+
+    def __init__(self, config: ModelConfig, limits: SchedulerLimits, dtype: torch.dtype, device: torch.device) -> None:
+        self.vocab_size = config.vocab_size
+        self.max_positions = config.max_positions
+        self.device = device
+        self._config = config
+        pieces = sorted(buffer_slices(config), key=lambda piece: (piece.target, piece.start))
+        self._pieces = {target: list(group) for target, group in itertools.groupby(pieces, lambda piece: piece.target)}
+        self._shapes = buffer_shapes(config)
+        self._decoder = LlamaDecoder(config, limits.max_length, dtype, device)
+        self._cache = self._new_cache(limits.kv_tokens)
+        self._offload: WeightOffload | None = None
+        self._maps = MappedWeights()
+        self._source: TensorReader | None = None  # of what we compute with, where that is borrowed
+        self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
+        size = sum(math.prod(shape) for shape in self._shapes.values())
+        self._bytes = size * dtype.itemsize
+        made = {piece.target for piece in pieces if piece.form is not Form.PLAIN}
+        self._bytes_made = sum(math.prod(self._shapes[target]) for target in made) * dtype.itemsize
+        self.description = f"own decoder, {size} parameters, {str(dtype).removeprefix('torch.')} on {device}"
+
+    def _new_cache(self, limit: int) -> KVCache:
+        config = self._config
+        return KVCache(config.layers, config.kv_heads, config.head_dim, limit, self._decoder.dtype, self.device)
+
+    def position_bytes(self) -> int:
+        return position_bytes(self._config, self._decoder.dtype)
+
+    def reserve(self, rows: int, width: int) -> None:
+        self._cache.reserve(rows, width)
+
+    def copy(self, copy: Copy) -> None:
+        match copy:
+            case Move(source, target, length):
+                self._cache.spread((source,), (target,), length)
+            case Spread(sources, targets, length):
+                self._cache.spread(sources, targets, length)
+            case Keep(row, length, number):
+                self._kept[number] = self._cache.read(row, length)
+            case Restore(number, target, length):
+                self._cache.write(target, self._kept[number], length)
+            case Drop(number):
+                del self._kept[number]
+
+    def prefill(
+        self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
+    ) -> Tensor:
+        return self._prefill(self._cache, tokens, starts, first_row, adapters)
+
+    def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
+        cache = self._new_cache(len(tokens))
+        cache.reserve(1, len(tokens))
+        for start in range(0, len(tokens), _SCORED):
+            yield self._prefill(cache, [tokens[start : start + _SCORED]], [start], 0, (adapter,), every=True)
+
+    @torch.inference_mode()
+    def _prefill(
+        self,
+        cache: KVCache,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        first_row: int,
+        adapters: Adapters,
+        *,
+        every: bool = False,
+    ) -> Tensor:
+        """``every``: logits after each token, of one sequence; otherwise after the last token of each."""
+        lengths = [len(each) for each in tokens]
+        time = max(lengths)
+        padded = torch.tensor([[*each, *[0] * (time - len(each))] for each in tokens], device=self.device)
+        count = torch.tensor(lengths, device=self.device)
+        start = torch.tensor(starts, device=self.device)
+        steps = torch.arange(time, device=self.device)
+        row, step = (steps < count[:, None]).nonzero(as_tuple=True)
+        width = max(begin + length for begin, length in zip(starts, lengths, strict=True))
+        offsets = (start[:, None] + steps).clamp_(max=width - 1)  # padding may stand anywhere
+        mask = None
+        if any(starts):
+            hidden = torch.arange(width, device=self.device) > offsets[:, :, None]
+            mask = self._additive(hidden).unsqueeze(1)
+        shape = PrefillShape(
+            first_row=first_row,
+            offsets=offsets,
+            valid=row * time + step,
+            rows=row + first_row,
+            positions=offsets[row, step],
+            mask=mask,
+            width=width,
+        )
+        last = steps if every else torch.arange(len(tokens), device=self.device) * time + count - 1
+        return self._decoder.prefill(cache, padded, shape, last, deltas_of(adapters, time, self.device))
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
+        parts = [DecodePart(span) if span.even else self._uneven(span, positions) for span in spans]
+        return self._decoder.decode(self._cache, tokens, positions, parts, deltas_of(adapters, 1, self.device))
+
+    def _uneven(self, span: Span, positions: Tensor) -> DecodePart:
+        own = positions[span.start : span.stop]
+        hidden = torch.arange(span.width, device=self.device) > own[:, None]
+        rows = torch.arange(span.start, span.stop, device=self.device)
+        return DecodePart(span, rows, own, self._additive(hidden)[:, None, None])
+
+    def _additive(self, hidden: Tensor) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._decoder.dtype, device=self.device)
+        return mask.masked_fill_(hidden, float("-inf"))
+
+    # -- weights
+
+    def load(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
+        """The first load, told by the bytes."""
+        self._copy(self._open(folder), progress)
+
+    def _open(self, folder: Path) -> WeightFiles:
+        checkpoint = open_checkpoint(folder)
+        check([piece for group in self._pieces.values() for piece in group], checkpoint, tied=self._config.tied)
+        return checkpoint
+
+    def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
+        checkpoint = self._open(folder)
+        with checkpoint.reader(self._maps) as source:
+
+            def read(name: str) -> Tensor:
+                """Of what has arrived; raises ArealError for values that are not finite."""
+                if arrival is not None:
+                    arrival.wait(name)
+                tensor = source.read(name)
+                if not is_finite(tensor):
+                    raise ArealError(f"{folder}: {name} holds values that are not finite")
+                return tensor
+
+            borrowed = source.in_memory and self.device.type == "cpu" and not self._decoder.reorders
+            wanted = self._bytes_made if borrowed else self._bytes  # beside the weights in use
+            if wanted * _ROOM < free_bytes(self.device):
+                new = self._stage(read, source.in_memory, arrival)
+                return lambda: self._adopt(new, source)
+            for group in self._pieces.values():
+                for piece in group:
+                    read(piece.source)  # reads each page once, ahead of the swap
+        return lambda: self._overwrite(checkpoint, source)
+
+    def forget(self) -> None:
+        self._maps.forget()
+
+    @torch.inference_mode()
+    def _stage(
+        self, read: Callable[[str], Tensor], in_memory: bool, arrival: TransferProgress | None
+    ) -> dict[str, Tensor | MatrixForms]:
+        """The weights as the decoder computes with them, beside those in use; in the order in which they arrive."""
+        groups = list(self._pieces.items())
+        if arrival is not None:
+            ends = arrival.ends
+            groups.sort(key=lambda group: max(ends[piece.source] for piece in group[1]))
+        new: dict[str, Tensor | MatrixForms] = {}
+        for target, pieces in groups:
+            values, is_made = self._assemble(pieces, read)
+            new |= self._decoder.stage(target, values, borrowed=is_made or in_memory)
+        return new
+
+    def _adopt(self, new: dict[str, Tensor | MatrixForms], source: TensorReader) -> object:
+        old = self._decoder.adopt(new)
+        self._end_lease()
+        self._source = source
+        return old
+
+    def _overwrite(self, checkpoint: WeightFiles, source: TensorReader) -> None:
+        """``source`` has kept it as it was found."""
+        self._copy(checkpoint)
+        source.end()
+        self._end_lease()
+
+    def _end_lease(self) -> None:
+        """Nothing is computed with borrowed weights any more."""
+        if self._source is not None:
+            self._source.end()
+            self._source = None
+
+    def read_adapter(self, name: str, folder: Path) -> Adapter:
+        return read_adapter(name, folder, self._config, self._decoder.dtype, self.device)
+
+    @torch.inference_mode()
+    def release(self) -> None:
+        self._offload = WeightOffload(self._decoder.large(), self.device)
+        self._decoder.release()
+        self._end_lease()
+        self._maps.forget()
+        self._cache.release()
+        self._kept.clear()
+        return_freed_memory(self.device)
+
+    @torch.inference_mode()
+    def restore(self) -> None:
+        assert self._offload is not None
+        for name, values in self._offload.tensors():
+            self._decoder.install(name, values)
+        self._offload.close()
+        self._offload = None
+
+    @torch.inference_mode()
+    def _copy(self, checkpoint: WeightFiles, progress: Progress = lambda done, total: None) -> None:
+        sizes = {
+            target: sum(checkpoint.entries[piece.source].size for piece in pieces)
+            for target, pieces in self._pieces.items()
+        }
+        done, total = 0, sum(sizes.values())
+        with checkpoint.reader(self._maps) as source:
+            for target, pieces in self._pieces.items():
+                self._decoder.install(target, self._assemble(pieces, source.read)[0])
+                done += sizes[target]
+                progress(done, total)
+        source.end()
+
+    def _assemble(self, pieces: list[BufferSlice], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
+        """The buffer that ``pieces`` make up, and whether it was made for us: plain pieces that follow each other in
+        memory are it already. Rotary pairs are brought together."""
+        tensors = [read(piece.source) for piece in pieces]
+        if len(tensors) == 1 and pieces[0].form is Form.PLAIN:
+            return tensors[0], False
+        if all(piece.form is Form.PLAIN for piece in pieces) and _follow_each_other(tensors):
+            first = tensors[0]
+            return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride()), False
+        whole = torch.empty(self._shapes[pieces[0].target], dtype=self._decoder.dtype)
+        half = self._config.head_dim // 2
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            place = whole[piece.start : piece.stop]
+            if piece.form is Form.PLAIN:
+                place.copy_(tensor)
+            else:
+                rest = tensor.shape[1:]
+                place.view(-1, half, 2, *rest).copy_(tensor.view(-1, 2, half, *rest).transpose(1, 2))
+        return whole, True
+
+
+def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
+    """In one storage, row after row."""
+    storages = {(tensor.untyped_storage().data_ptr(), tensor.dtype) for tensor in tensors}
+    joined = all(
+        one.storage_offset() + one.numel() == other.storage_offset() for one, other in itertools.pairwise(tensors)
+    )
+    return len(storages) == 1 and joined and all(tensor.is_contiguous() for tensor in tensors)

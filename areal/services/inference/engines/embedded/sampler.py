@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal.services.inference.engines.embedded.grammar import keep_allowed
-from areal.services.inference.engines.embedded.steps import TokenSequence, TopLogprobs
+from areal.services.inference.engines.embedded.scheduler import TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams
 
 # -- biases and penalties

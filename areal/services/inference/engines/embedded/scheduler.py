@@ -1,4 +1,4 @@
-"""What runs in the next step; pure, no tensors.
+"""The scheduler of an engine's steps: pure, no tensors.
 
 The KV cache is a rectangle of rows, one a sequence, as wide as the longest of them. Invariants:
 
@@ -12,37 +12,219 @@ The KV cache is a rectangle of rows, one a sequence, as wide as the longest of t
   prompt that shares with one being computed waits for it, and one that is the same takes part as its copy.
 * While both have work, prefill and decode alternate: a queue of prompts delays a token by one prefill of at most
   ``prefill_tokens`` padded positions.
+
+The engine's thread appends to a sequence's ``output``, ``logprobs`` and ``versions`` (equal lengths, one entry a token)
+and raises ``produced`` last; any other thread may read the first ``produced`` entries at any time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain, groupby
+from typing import TYPE_CHECKING
 
-from areal.services.inference.engines.embedded.steps import (
-    Chunk,
-    Copy,
-    Decode,
-    Drop,
-    Keep,
-    Move,
-    Prefill,
-    PromptCopy,
-    Restore,
-    SchedulerLimits,
-    TokenSequence,
-)
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# -- prefix cache
-#
-# An entry stands for keys and values that the runner holds under the same number. Entries are found by their longest
-# common prefix with a prompt, dropped when a longer one contains them, and otherwise least recently used first, so
-# that their tokens together never exceed the capacity. Tokens of different kinds (``TokenSequence.kind``) are never
-# alike.
+    from areal.services.inference.engines.embedded.grammar import Matcher
+    from areal.services.inference.engines.embedded.linear import Adapter
+    from areal.wire.sampling import SamplingParams
+
+TopLogprobs = list[tuple[int, float]]
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"  # its caller wanted no more
+    LOST = "lost"  # the engine ended first: no answer, though there may be tokens
+
+
+@dataclass(slots=True, eq=False)
+class TokenSequence:
+    prompt: list[int]
+    sampling: SamplingParams
+    allowance: int  # tokens it may generate
+    stop_ids: frozenset[int] = frozenset()
+    index: int = 0  # of the request's n choices
+    key: int = 0  # of its random numbers (sampler.stream_key)
+    adapter: Adapter | None = None
+    matcher: Matcher | None = None  # of its grammar, and at the newest token's place in it
+    row: int | None = None  # its place in the KV cache while it is admitted
+    cached: int = 0  # positions that are computed
+    arrival: int = 0  # order of arrival, given by the scheduler
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
+    produced: int = 0
+    finish: Finish | None = None
+    stop_token: int | None = None
+    counts: Tensor | None = None  # [vocabulary] times generated; kept while penalties need it
+    seen: Tensor | None = None  # [vocabulary] in prompt or output
+
+    @property
+    def kind(self) -> int:
+        """Sequences of different kinds have different keys and values for the same tokens."""
+        return self.adapter.serial if self.adapter else 0
+
+    @property
+    def length(self) -> int:
+        """Tokens known: prompt and output. The newest one is not in the cache yet."""
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Positions ``start:stop`` of prompt and output together."""
+        count = len(self.prompt)
+        if stop <= count:
+            return self.prompt[start:stop]
+        return self.prompt[start:] + self.output[max(0, start - count) : stop - count]
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    max_rows: int = 32
+    max_length: int = 2048  # positions of one sequence, prompt and output
+    kv_tokens: int = 65536  # positions of the cache, at least max_length
+    prefill_tokens: int = 2048  # padded positions of one prefill
+    kept_tokens: int = 0  # positions kept beside the cache for prompts that begin alike
+    shortest_share: int = 32  # positions; fewer are computed again rather than copied
+    copies_rows: bool = True  # whether positions can be in two rows that both go on
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copy the first ``length`` positions of row ``source`` to row ``target``."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Copy the first ``length`` positions of ``row`` aside, as ``number``."""
+
+    row: int
+    length: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Copy the first ``length`` positions of what was kept as ``number`` to row ``target``."""
+
+    number: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget what was kept as ``number``."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Copy the first ``length`` positions of each of the rows ``sources`` to the row of ``targets`` in its place, all
+    at the same time: a target may be another's source."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    length: int
+
+
+Copy = Move | Keep | Restore | Drop | Spread
+
+
+def joined(copies: Iterable[Copy]) -> Iterator[Copy]:
+    """The same copies, neighbouring moves as one: what each target has when the last of them is done."""
+    for are_moves, group in groupby(copies, key=lambda copy: isinstance(copy, Move)):
+        if not are_moves:
+            yield from group
+            continue
+        origin: dict[int, int] = {}  # of what is in a row
+        longest = 0
+        for move in group:
+            assert isinstance(move, Move)
+            origin[move.target] = origin.get(move.source, move.source)
+            longest = max(longest, move.length)
+        yield Spread(tuple(origin.values()), tuple(origin), longest)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Compute positions start:stop of a sequence; when ``stop`` is its length, its next token is sampled."""
+
+    sequence: TokenSequence
+    start: int
+    stop: int
+
+    @property
+    def completes(self) -> bool:
+        return self.stop == self.sequence.length
+
+
+@dataclass(frozen=True)
+class PromptCopy:
+    """A sequence whose tokens are those of a chunk that completes: not computed, but copied. ``chunk`` is its place."""
+
+    sequence: TokenSequence
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The chunks' sequences hold consecutive rows from ``first_row``, and their copies the rows after those.
+
+    Executed in this order: ``moves``, room for the rectangle, ``fills`` (what new rows share), the chunks, ``spread``.
+    """
+
+    chunks: tuple[Chunk, ...]
+    first_row: int
+    rows: int  # the rectangle that the step needs
+    width: int
+    moves: tuple[Copy, ...] = ()
+    fills: tuple[Copy, ...] = ()
+    copies: tuple[PromptCopy, ...] = ()
+
+    @property
+    def completed(self) -> tuple[tuple[TokenSequence, int], ...]:
+        """The sequences that have all their positions after the step, by row, and whose chunk's logits are theirs."""
+        own = [(chunk.sequence, place) for place, chunk in enumerate(self.chunks) if chunk.completes]
+        return (*own, *((copy.sequence, copy.chunk) for copy in self.copies))
+
+    @property
+    def spread(self) -> Spread | None:
+        """The copies of what was computed to the copies' rows."""
+        if not self.copies:
+            return None
+        sources = tuple(self.first_row + copy.chunk for copy in self.copies)
+        first = self.first_row + len(self.chunks)
+        longest = max(self.chunks[copy.chunk].stop for copy in self.copies)
+        return Spread(sources, tuple(range(first, first + len(self.copies))), longest)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One token more for each of ``sequences``, which hold rows 0, 1, ...; ``moves`` come before."""
+
+    sequences: tuple[TokenSequence, ...]
+    rows: int  # the rectangle that the step needs, a partial prefill's row included
+    width: int
+    moves: tuple[Copy, ...] = ()
 
 
 class PrefixCache:
+    """An entry stands for keys and values that the runner holds under the same number. Entries are found by their
+    longest common prefix with a prompt, dropped when a longer one contains them, and otherwise least recently used
+    first, so that their tokens together never exceed the capacity. Tokens of different kinds are never alike."""
+
     def __init__(self, capacity: int, shortest: int) -> None:
         self.capacity = capacity  # tokens of all entries
         self.shortest = shortest  # tokens; less is not worth a copy

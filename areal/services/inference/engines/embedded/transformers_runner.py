@@ -21,10 +21,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.checkpoint import is_finite
-from areal.services.inference.engines.embedded.lora import Adapter
+from areal.services.inference.engines.embedded.decoder import Span
+from areal.services.inference.engines.embedded.linear import Adapter
+from areal.services.inference.engines.embedded.model_folder import is_finite
 from areal.services.inference.engines.embedded.runner import Adapters, WeightOffload, return_freed_memory
-from areal.services.inference.engines.embedded.steps import Copy, Move, Span
+from areal.services.inference.engines.embedded.scheduler import Copy, Move
 from areal.services.weight_update.memory import TransferProgress
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
@@ -48,7 +49,7 @@ class TransformersRunner:
         self.vocab_size = int(text.vocab_size)
         self.max_positions = _max_positions(text)
         self._caches: list[Any] = []
-        self._spill: WeightOffload | None = None
+        self._offload: WeightOffload | None = None
         self._parameters = inspect.signature(self._model.forward).parameters
         self._cache_name = next((name for name in _CACHES if name in self._parameters), _CACHES[0])
         self._one_by_one = False  # what follows a part of a prompt
@@ -180,14 +181,8 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def release(self) -> None:
-        spill = WeightOffload(self.device)
-        try:
-            for name, parameter in self._model.named_parameters():
-                spill.put(name, parameter.data)
-        except ArealError:
-            spill.close()
-            raise
-        self._spill = spill
+        weights = ((name, parameter.data) for name, parameter in self._model.named_parameters())
+        self._offload = WeightOffload(weights, self.device)
         for parameter in self._model.parameters():
             parameter.data = parameter.data.new_empty(0)
         self._caches = []
@@ -195,12 +190,12 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def restore(self) -> None:
-        assert self._spill is not None
+        assert self._offload is not None
         parameters = dict(self._model.named_parameters())
-        for name, values in self._spill.tensors():
+        for name, values in self._offload.tensors():
             parameters[name].data = values.to(self.device, copy=True)
-        self._spill.close()
-        self._spill = None
+        self._offload.close()
+        self._offload = None
 
 
 # What models raise whose cache is not as it should be, or that miss a kernel for it.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from areal.services.inference.engines.checks import WeightProbe
+from areal.services.inference.engines.base import WeightProbe
 from tests.services.inference.engines.embedded.support import make_adapter, make_model, plain_logits
 from tests.services.tokenizer_folder import write_tokenizer
 

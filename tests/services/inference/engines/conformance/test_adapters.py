@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from areal.services.inference.engines.base import EngineError
-from areal.services.inference.engines.checks import check_weights
+from areal.services.inference.engines.base import EngineError, check_weights
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.models import TOLERANCE, gap, probe
 from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, tokens, told

@@ -12,8 +12,14 @@ import pytest
 from safetensors.torch import load_file
 
 from areal.services.http.client import HttpClient
-from areal.services.inference.engines.base import EngineError, EngineRefused, GroupReceiver, WeightsDiffer, WeightStager
-from areal.services.inference.engines.checks import check_weights
+from areal.services.inference.engines.base import (
+    EngineError,
+    EngineRefused,
+    GroupReceiver,
+    WeightsDiffer,
+    WeightStager,
+    check_weights,
+)
 from areal.services.weight_update.group import open_group, open_store
 from areal.services.weight_update.image import Image, layout_of
 from tests.services.inference.engines.conformance.conftest import Subject

@@ -14,14 +14,13 @@ import transformers
 from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 
-from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
 from areal.services.inference.engines.embedded.engine import Engine
 from areal.services.inference.engines.embedded.grammar import Matcher
-from areal.services.inference.engines.embedded.lora import Adapter
-from areal.services.inference.engines.embedded.model_config import parse, read_config
-from areal.services.inference.engines.embedded.runner import ModelRunner
+from areal.services.inference.engines.embedded.linear import Adapter
+from areal.services.inference.engines.embedded.model_folder import parse, read_config
+from areal.services.inference.engines.embedded.runner import DecoderRunner, ModelRunner
 from areal.services.inference.engines.embedded.sampler import stream_key
-from areal.services.inference.engines.embedded.steps import SchedulerLimits, TokenSequence
+from areal.services.inference.engines.embedded.scheduler import SchedulerLimits, TokenSequence
 from areal.wire.sampling import SamplingParams
 
 VOCAB = 97

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from areal.services.inference.engines.embedded.steps import SchedulerLimits
+from areal.services.inference.engines.embedded.scheduler import SchedulerLimits
 
 from .support import VOCAB, Harness, gap, make_model
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
-from areal.services.inference.engines.embedded.runner import Adapters
-from areal.services.inference.engines.embedded.steps import Finish, Span
+from areal.services.inference.engines.embedded.decoder import Span
+from areal.services.inference.engines.embedded.runner import Adapters, DecoderRunner
+from areal.services.inference.engines.embedded.scheduler import Finish
 
 from .support import Harness, gap, open_runner
 

@@ -14,8 +14,8 @@ import tokenizers
 import transformers
 
 from areal.services.inference.engines.embedded.loading import inspect_folder
-from areal.services.inference.engines.embedded.model_config import end_tokens, read_config
-from areal.services.inference.engines.embedded.steps import SchedulerLimits
+from areal.services.inference.engines.embedded.model_folder import end_tokens, read_config
+from areal.services.inference.engines.embedded.scheduler import SchedulerLimits
 
 from .process import EXAMPLE, PROMPT
 from .support import Harness

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from areal.services.inference.engines.embedded.checkpoint import is_finite
+from areal.services.inference.engines.embedded.model_folder import is_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from areal.errors import ArealError, UsageFault
 from areal.services.inference.engines.embedded.grammar import Grammars
-from areal.services.inference.engines.embedded.steps import Finish
+from areal.services.inference.engines.embedded.scheduler import Finish
 from tests.services.tokenizer_folder import write_tokenizer
 
 from .process import EXAMPLE

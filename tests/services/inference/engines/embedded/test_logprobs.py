@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from areal.services.inference.engines.embedded.steps import cut
+from areal.services.inference.engines.embedded.decoder import cut
 
 from .support import FAMILIES, VOCAB, Harness, gap, make_model, open_runner, plain_logits
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.lora import deltas_of
+from areal.services.inference.engines.embedded.linear import deltas_of
 
 from .support import FAMILIES, Harness, gap, make_adapter, make_model
 

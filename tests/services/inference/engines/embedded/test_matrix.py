@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from areal.services.inference.engines.embedded import matrix
-from areal.services.inference.engines.embedded.matrix import Matrix
+from areal.services.inference.engines.embedded import linear
+from areal.services.inference.engines.embedded.linear import Matrix
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def test_project_of_any_form_equals_product(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, int], rows: int, blocked: bool
 ) -> None:
     if not blocked:
-        monkeypatch.setattr(matrix, "blocks", lambda dtype: False)
+        monkeypatch.setattr(linear, "blocks", lambda dtype: False)
     held = Matrix(shape, dtype, CPU)
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -46,7 +46,7 @@ def test_assign_of_other_dtype_and_stride_keeps_own() -> None:
     torch.testing.assert_close(held.project(inputs), inputs @ weight.float(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not matrix.keeps_order(torch.float32), reason="oneDNN wants float32 reordered on this machine")
+@pytest.mark.skipif(not linear.keeps_order(torch.float32), reason="oneDNN wants float32 reordered on this machine")
 def test_forms_of_a_lent_weight_lie_where_it_lies_and_an_assignment_leaves_it_alone() -> None:
     held, weight, other = Matrix((64, 48), torch.float32, CPU), torch.randn(64, 48), torch.randn(64, 48)
     held.adopt(held.forms(weight, borrowed=True))

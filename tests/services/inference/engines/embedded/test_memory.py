@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded import runner as spill
+from areal.services.inference.engines.embedded import runner as offload
 from areal.services.inference.engines.embedded.engine import Engine
-from areal.services.inference.engines.embedded.steps import SchedulerLimits
+from areal.services.inference.engines.embedded.scheduler import SchedulerLimits
 from areal.services.inference.engines.embedded.transformers_runner import TransformersRunner
 
 from .support import LIMITS, Harness, gap, make_adapter, make_model
@@ -88,7 +88,7 @@ def _full() -> Any:
 def test_release_without_room_changes_nothing(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path)
     harness = start(tmp_path)
-    monkeypatch.setattr(spill.tempfile, "TemporaryFile", lambda prefix: _full())
+    monkeypatch.setattr(offload.tempfile, "TemporaryFile", lambda prefix: _full())
     with pytest.raises(ArealError, match="No space left"):
         harness.engine.release_memory().result(10)
     (sequence,) = harness.run([5, 6], max_new_tokens=4)

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.checkpoint import INDEX, open_checkpoint
 from areal.services.inference.engines.embedded.loading import inspect_folder
-from areal.services.inference.engines.embedded.model_config import (
+from areal.services.inference.engines.embedded.model_folder import (
+    INDEX,
     UnsupportedArchitecture,
     buffer_shapes,
     buffer_slices,
     end_tokens,
+    open_checkpoint,
     parse,
     read_config,
 )

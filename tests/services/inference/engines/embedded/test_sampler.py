@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from areal.services.inference.engines.embedded.sampler import Batch, Penalties, invert, keep_only, mix, stream_key
-from areal.services.inference.engines.embedded.steps import TokenSequence
+from areal.services.inference.engines.embedded.scheduler import TokenSequence
 from areal.wire.sampling import SamplingParams
 
 from .support import STEADY, make_sequence

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from areal.services.inference.engines.embedded.scheduler import BatchScheduler
-from areal.services.inference.engines.embedded.steps import (
+from areal.services.inference.engines.embedded.scheduler import (
+    BatchScheduler,
     Copy,
     Decode,
     Drop,

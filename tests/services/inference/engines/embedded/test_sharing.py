@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from areal.services.inference.engines.embedded.steps import SchedulerLimits
+from areal.services.inference.engines.embedded.scheduler import SchedulerLimits
 
 from .support import Harness, gap, make_model
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.engines.embedded.steps import Span, cut
+from areal.services.inference.engines.embedded.decoder import Span, cut
 
 from .support import STEADY
 

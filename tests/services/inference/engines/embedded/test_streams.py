@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from areal.services.inference.engines.embedded.requests import Streams
-from areal.services.inference.engines.embedded.steps import Finish, TokenSequence
+from areal.services.inference.engines.embedded.scheduler import Finish, TokenSequence
 
 from .support import make_sequence
 

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded import decoder_runner
+from areal.services.inference.engines.embedded import runner
 from areal.services.weight_update.image import Image, ends, layout_of
 from areal.services.weight_update.memory import TransferProgress
 
@@ -27,7 +27,7 @@ Start = Callable[..., Harness]
 def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether there is memory for new weights beside those in use."""
     if not request.param:
-        monkeypatch.setattr(decoder_runner, "free_bytes", lambda device: 0)
+        monkeypatch.setattr(runner, "free_bytes", lambda device: 0)
 
 
 @pytest.mark.parametrize("tied", [False, True])

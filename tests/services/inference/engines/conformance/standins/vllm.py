@@ -18,7 +18,7 @@ from aiohttp import web
 from safetensors.torch import save_file
 
 from areal.errors import ArealError
-from areal.services.inference.engines.embedded.decoder_runner import DecoderRunner
+from areal.services.inference.engines.embedded.runner import DecoderRunner
 from areal.services.inference.engines.vllm_plugin import areal_vllm
 from tests.services.inference.engines.conformance.standins.core import Core, Refused, done
 
