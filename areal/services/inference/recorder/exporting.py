@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -106,18 +107,16 @@ class StoredExport:
 
 
 def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExport | None:
-    kept = _by_digest(tables, digest)
+    kept = _stored(tables, "digest=?", digest)
     return kept if kept is not None and kept.until > now else None
 
 
-def _by_digest(tables: SessionTables, digest: bytes) -> StoredExport | None:
-    query = "SELECT number, nonce, request, until, crc FROM exports WHERE digest=?"
-    row = tables.db.execute(query, (digest,)).fetchone()
-    return _kept(tables, row) if row is not None else None
-
-
-def _kept(tables: SessionTables, row: tuple[Any, ...]) -> StoredExport:
-    """Raises CorruptRecord where its record is damaged, and nothing says that this export took it."""
+def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExport | None:
+    """Raises CorruptRecord where its record is damaged, and no trajectory's row names it."""
+    query = f"SELECT number, nonce, request, until, crc FROM exports WHERE {condition}"
+    row = tables.db.execute(query, values).fetchone()
+    if row is None:
+        return None
     number, nonce, request, until, crc = row
     name = ExportName(tables.tag, number, nonce)
     try:
@@ -217,7 +216,7 @@ def take(
             return None
     except ApiError:
         return None
-    if (outlived := _by_digest(tables, request.digest)) is not None:
+    if (outlived := _stored(tables, "digest=?", request.digest)) is not None:
         forget(tables, outlived.name)
     number, nonce = tables.counter("next_export"), secrets.token_hex(4)
     text = orjson.dumps({"items": items, "errors": errors} if errors else items).decode()
@@ -230,32 +229,23 @@ def take(
         assert trajectory is not None
         taken = replace(apply_timeout(trajectory, now), phase=TrajectoryPhase.TAKEN)
         tables.save_trajectory(item[0], taken, number)
-    if request.remove:
-        for session in dict.fromkeys(session for session, _ in items):
-            _remove_if_done(tables, session)
+    for session_number in dict.fromkeys(session for session, _ in items) if request.remove else ():
+        session = tables.session(session_number)
+        assert session is not None
+        damaged: list[CorruptRecord] = []
+        trajectories = tables.trajectories(session_number, damaged.append)
+        is_done = not damaged and all(each.phase is TrajectoryPhase.TAKEN for each in trajectories)
+        if is_done and not session.hitl:
+            tables.void_key(session_number)
+            tables.save_session(replace(session, state=SessionState.REMOVED))
     return StoredExport(ExportName(tables.tag, number, nonce), tuple(items), until, errors)
-
-
-def _remove_if_done(tables: SessionTables, number: int) -> None:
-    session = tables.session(number)
-    assert session is not None
-    damaged: list[CorruptRecord] = []
-    trajectories = tables.trajectories(number, damaged.append)
-    if session.hitl or damaged or any(item.phase is not TrajectoryPhase.TAKEN for item in trajectories):
-        return
-    tables.void_key(number)
-    tables.save_session(replace(session, state=SessionState.REMOVED))
 
 
 def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
     """Delete the trajectories that an acknowledged or expired export took, but for damaged ones. False when the export
     is gone already."""
-    query = "SELECT number, nonce, request, until, crc FROM exports WHERE number=? AND nonce=?"
-    row = tables.db.execute(query, (name.number, name.nonce)).fetchone()
-    if row is None:
-        return False
-    kept = _kept(tables, row)
-    if kept.until > now:
+    kept = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
+    if kept is None or kept.until > now:
         return False
     for session, number in kept.items:
         with contextlib.suppress(CorruptRecord):
@@ -281,18 +271,11 @@ def ready_online(
         " WHERE (t.phase=2 OR (t.phase=1 AND t.due<=?)) AND s.online=1"
         f"{'' if kind is None else of_kind} ORDER BY t.phase DESC, t.ready_at"
     )
-    found: list[TrajectoryKey] = []
-    for item in tables.db.execute(query, (now,)):
-        if item not in but:
-            found.append(item)
-        if len(found) == limit:
-            break
-    return found
+    return list(islice((item for item in tables.db.execute(query, (now,)) if item not in but), limit))
 
 
 def next_due(tables: SessionTables) -> float | None:
-    row = tables.db.execute("SELECT min(due) FROM trajectories WHERE phase=1").fetchone()
-    due: float | None = row[0]
+    due: float | None = tables.db.execute("SELECT min(due) FROM trajectories WHERE phase=1").fetchone()[0]
     return due
 
 

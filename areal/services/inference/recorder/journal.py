@@ -131,7 +131,7 @@ class SessionJournal:
                 self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return while no model call runs."""
+        """Return when no model call runs."""
         while self._calls:
             await self._idle.wait()
 
@@ -382,21 +382,20 @@ class SessionJournal:
     async def online(
         self, items: Sequence[TrajectoryKey]
     ) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
-        """Each item's rows, or why it has none; None for what was released meanwhile. Nothing is taken."""
+        """Each item's rows, or why it has none; None where it was released meanwhile. Nothing is taken."""
 
-        def load(tables: SessionTables) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
-            found: list[TrajectoryExport | CorruptRecord | RewardOverflow | None] = []
-            for item in items:
-                try:
-                    found.append(self._part(tables, item, Style.INDIVIDUAL, 1.0))
-                except (CorruptRecord, RewardOverflow) as error:
-                    self._note(error)
-                    found.append(error)
-                except ApiError:
-                    found.append(None)
-            return found
+        def load(
+            tables: SessionTables, item: TrajectoryKey
+        ) -> TrajectoryExport | CorruptRecord | RewardOverflow | None:
+            try:
+                return self._part(tables, item, Style.INDIVIDUAL, 1.0)
+            except (CorruptRecord, RewardOverflow) as error:
+                self._note(error)
+                return error
+            except ApiError:
+                return None
 
-        return await self._read_apart(load)
+        return await self._read_apart(lambda tables: [load(tables, item) for item in items])
 
     def session_id(self, number: int) -> str | None:
         """Of a session, damaged or not; None where there is none."""
@@ -431,34 +430,34 @@ class SessionJournal:
         return self._look(exporting.is_spent)
 
     def _look(self, read: Callable[[SessionTables], _T]) -> _T:
-        if self._closed:
-            raise held_elsewhere()
-        try:
+        with self._reading():
             return read(self._read)
-        except (CorruptRecord, sqlite3.Error) as error:
-            raise self._read_failure(error) from error
-
-    def _read_at_once(self, read: Callable[[SessionTables], _T]) -> _T:
-        """Run ``read`` on one snapshot: the event loop writes between two of its queries."""
-        db = self._far.db
-        db.execute("BEGIN")
-        try:
-            return read(self._far)
-        finally:
-            if db.in_transaction:  # an error of the store may have ended it
-                db.execute("ROLLBACK")
 
     async def _read_apart(self, read: Callable[[SessionTables], _T]) -> _T:
+        """In a thread, on one snapshot: the event loop writes between two queries of it."""
+
+        def read_at_once() -> _T:
+            db = self._far.db
+            db.execute("BEGIN")
+            try:
+                return read(self._far)
+            finally:
+                if db.in_transaction:  # an error of the store may have ended it
+                    db.execute("ROLLBACK")
+
+        with self._reading():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, read_at_once)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
         if self._closed:
             raise held_elsewhere()
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._read_at_once, read)
-        except (CorruptRecord, sqlite3.Error) as error:
-            raise self._read_failure(error) from error
-
-    def _read_failure(self, error: CorruptRecord | sqlite3.Error) -> ApiError:
-        return self._damaged(error) if isinstance(error, CorruptRecord) else store_failure(error)
+            yield
+        except CorruptRecord as error:
+            raise self._damaged(error) from error
+        except sqlite3.Error as error:
+            raise store_failure(error) from error
 
     def _damaged(self, error: CorruptRecord) -> ApiError:
         self._note(error)

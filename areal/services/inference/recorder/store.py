@@ -113,7 +113,9 @@ class JournalStore:
             for journal in self:
                 try:
                     if not await journal.sweep() and journal is not self.own and journal.is_spent():
-                        await self._retire(journal)
+                        del self.journals[journal.tag]
+                        await journal.close(remove=True)
+                        _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
                 except ApiError as error:  # of this journal's store; the others have their upkeep
                     _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
             if not self.leaving():
@@ -189,31 +191,20 @@ class JournalStore:
         if not folder.left and now - self._free_since.setdefault(path, now) < after_s:
             folder.release()
             return None
-        journal = await self._open(folder)
-        if journal is None:
+        try:
+            journal = await open_journal(folder, self.own.retention, self.own.clock)
+        except sqlite3.Error as error:
+            if path not in self.unreadable:
+                _log.error("the journal %s cannot be read: %s", path, error)
+            self.unreadable[path] = str(error)
+            folder.release()
             return None
+        self.unreadable.pop(path, None)
         self._free_since.pop(path, None)
         self._left.pop(path, None)
         self._serve(journal)
         _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
         return journal.tag
-
-    async def _open(self, folder: JournalFolder) -> SessionJournal | None:
-        try:
-            journal = await open_journal(folder, self.own.retention, self.own.clock)
-        except sqlite3.Error as error:
-            if folder.path not in self.unreadable:
-                _log.error("the journal %s cannot be read: %s", folder.path, error)
-            self.unreadable[folder.path] = str(error)
-            folder.release()
-            return None
-        self.unreadable.pop(folder.path, None)
-        return journal
-
-    async def _retire(self, journal: SessionJournal) -> None:
-        del self.journals[journal.tag]
-        await journal.close(remove=True)
-        _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
 
     async def close(self) -> None:
         """Leave every journal to other processes, and delete empty ones."""
@@ -244,14 +235,9 @@ async def open_journal_store(
 
 
 def _first_free(root: Path, uid: str) -> JournalFolder:
-    return next(filter(None, (wait_for_lock(path, _LOOKED_AT_S) for path in _own_folders(root, uid))))
-
-
-def _own_folders(root: Path, uid: str) -> Iterator[Path]:
-    """Folders to try: a sibling may have adopted ours while we were away."""
-    yield root / uid
-    for number in range(2, _MOST_OWN_FOLDERS):
-        yield root / f"{uid}-{number}"
+    """Of the folders to try: a sibling may have adopted ours while we were away."""
+    names = [uid, *(f"{uid}-{number}" for number in range(2, _MOST_OWN_FOLDERS))]
+    return next(filter(None, (wait_for_lock(root / name, _LOOKED_AT_S) for name in names)))
 
 
 # -- leases

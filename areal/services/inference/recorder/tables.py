@@ -1,6 +1,6 @@
-"""Rows in and out of one journal, every one with its checksum. Plain synchronous SQL on one connection.
+"""Rows in and out of one journal, every one with its checksum: plain synchronous SQL on one connection.
 
-The writer's tables runs inside changes (``commits``), a reader's sees what is committed.
+The writer's tables are used inside changes (``storage.CommitQueue``); a reader's see committed rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from areal.services.inference.recorder.records import (
     CorruptRecord,
-    PackedInteraction,
     PrefixMatch,
     RecordedTurn,
     TextTurn,
@@ -66,6 +65,11 @@ class SessionTables:
     def name(self, session: SessionRecord) -> str:
         return str(SessionName(session.task, self.tag, session.number))
 
+    def _value(self, query: str, *values: object) -> Any:
+        """The first column of the first row; None where there is none."""
+        row = self.db.execute(query, values).fetchone()
+        return row[0] if row else None
+
     # -- sessions
 
     def session(self, number: int) -> SessionRecord | None:
@@ -73,17 +77,17 @@ class SessionTables:
         return _session(row) if row else None
 
     def session_id(self, number: int) -> str | None:
-        row = self.db.execute("SELECT task FROM sessions WHERE number=?", (number,)).fetchone()
-        return str(SessionName(row[0], self.tag, number)) if row else None
+        task = self._value("SELECT task FROM sessions WHERE number=?", number)
+        return str(SessionName(task, self.tag, number)) if task is not None else None
 
     def session_by_key(self, digest: bytes) -> int | None:
-        row = self.db.execute("SELECT number FROM sessions WHERE key=?", (digest,)).fetchone()
-        return row[0] if row else None
+        number: int | None = self._value("SELECT number FROM sessions WHERE key=?", digest)
+        return number
 
     def key(self, number: int) -> bytes | None:
         """The digest of a session's key."""
-        row = self.db.execute("SELECT key FROM sessions WHERE number=?", (number,)).fetchone()
-        return row[0] if row else None
+        key: bytes | None = self._value("SELECT key FROM sessions WHERE number=?", number)
+        return key
 
     def sessions(self, after: int, limit: int, report: Report = _refuse) -> list[SessionRecord]:
         query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number"
@@ -113,16 +117,13 @@ class SessionTables:
 
     def delete_session(self, number: int) -> None:
         self._changed(number)
-        rows = session_rows(number)
-        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", rows)
-        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", rows)
+        self._delete_interactions(*session_rows(number))
         for table in ("trajectories", "failures"):
             self.db.execute(f"DELETE FROM {table} WHERE session=?", (number,))
         self.db.execute("DELETE FROM sessions WHERE number=?", (number,))
 
     def counter(self, name: str) -> int:
-        row = self.db.execute("SELECT value FROM about WHERE name=?", (name,)).fetchone()
-        return int(row[0]) if row else 0
+        return int(self._value("SELECT value FROM about WHERE name=?", name) or 0)
 
     def set_counter(self, name: str, value: int) -> None:
         self.db.execute("INSERT OR REPLACE INTO about VALUES (?,?)", (name, str(value)))
@@ -130,9 +131,7 @@ class SessionTables:
     # -- trajectories
 
     def last_trajectory(self, session: int) -> Trajectory | None:
-        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number DESC LIMIT 1"
-        row = self.db.execute(query, (session,)).fetchone()
-        return _trajectory(row) if row else None
+        return self._trajectory("session=? ORDER BY number DESC LIMIT 1", session)
 
     def trajectories(self, session: int, report: Report = _refuse) -> list[Trajectory]:
         query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? ORDER BY number"
@@ -140,13 +139,14 @@ class SessionTables:
         return list(_read_each(_trajectory, rows, report))
 
     def trajectory(self, session: int, number: int) -> Trajectory | None:
-        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND number=?"
-        row = self.db.execute(query, (session, number)).fetchone()
-        return _trajectory(row) if row else None
+        return self._trajectory("session=? AND number=?", session, number)
 
     def trajectory_of(self, session: int, seq: int) -> Trajectory | None:
-        query = f"SELECT {_TRAJECTORY} FROM trajectories WHERE session=? AND first<=? ORDER BY number DESC LIMIT 1"
-        row = self.db.execute(query, (session, seq)).fetchone()
+        """The one that turn ``seq`` lies in."""
+        return self._trajectory("session=? AND first<=? ORDER BY number DESC LIMIT 1", session, seq)
+
+    def _trajectory(self, condition: str, *values: int) -> Trajectory | None:
+        row = self.db.execute(f"SELECT {_TRAJECTORY} FROM trajectories WHERE {condition}", values).fetchone()
         return _trajectory(row) if row else None
 
     def save_trajectory(self, session: int, value: Trajectory, export: int | None = None) -> None:
@@ -158,24 +158,19 @@ class SessionTables:
     def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
         """Row ids from, and before which, the trajectory's interactions lie."""
         query = "SELECT first FROM trajectories WHERE session=? AND number>? ORDER BY number LIMIT 1"
-        row = self.db.execute(query, (session, trajectory.number)).fetchone()
-        end = row_id(session, row[0]) if row else row_id(session + 1, 0)
+        following = self._value(query, session, trajectory.number)
+        end = row_id(session + 1, 0) if following is None else row_id(session, following)
         return row_id(session, trajectory.first), end
-
-    def delete_trajectory(self, session: int, trajectory: Trajectory) -> None:
-        self._changed(session)
-        low, high = self.bounds(session, trajectory)
-        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (low, high))
-        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
-        for table, column in (("trajectories", "number"), ("failures", "trajectory")):
-            self.db.execute(f"DELETE FROM {table} WHERE session=? AND {column}=?", (session, trajectory.number))
 
     def release(self, number: int, trajectory: Trajectory) -> None:
         """Forget a trajectory. A removed session goes with its last one."""
         session = self.session(number)
         if session is None:
             return
-        self.delete_trajectory(number, trajectory)
+        self._changed(number)
+        self._delete_interactions(*self.bounds(number, trajectory))
+        for table, column in (("trajectories", "number"), ("failures", "trajectory")):
+            self.db.execute(f"DELETE FROM {table} WHERE session=? AND {column}=?", (number, trajectory.number))
         if session.state is SessionState.REMOVED and self.last_trajectory(number) is None:
             self.delete_session(number)
         else:
@@ -184,10 +179,13 @@ class SessionTables:
 
     # -- interactions
 
+    def _delete_interactions(self, low: int, high: int) -> None:
+        self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (low, high))
+        self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
+
     def newest(self, low: int, high: int) -> int | None:
         """The newest interaction's row id in a range."""
-        row = self.db.execute("SELECT max(id) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
-        newest: int | None = row[0]
+        newest: int | None = self._value("SELECT max(id) FROM interactions WHERE id>=? AND id<?", low, high)
         return newest
 
     def recorded_at(self, row: int) -> float:
@@ -203,30 +201,29 @@ class SessionTables:
         return [((found, total, tokens), after) for found, total, tokens, after in rows]
 
     def count(self, low: int, high: int) -> int:
-        row = self.db.execute("SELECT count(*) FROM interactions WHERE id>=? AND id<?", (low, high)).fetchone()
-        count: int = row[0]
+        count: int = self._value("SELECT count(*) FROM interactions WHERE id>=? AND id<?", low, high)
         return count
 
     def totals(self, session: int) -> tuple[int, float | None]:
         """How many interactions a session holds, and the sum of the rewards that were given; None when none was."""
-        between = session_rows(session)
+        rows = session_rows(session)
         query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
-        return self.count(*between), self.db.execute(query, between).fetchone()[0]
+        return self.count(*rows), self._value(query, *rows)
 
     def find(self, session: int, interaction_id: str) -> int | None:
         query = "SELECT id FROM interactions WHERE id>=? AND id<? AND name=? ORDER BY id DESC LIMIT 1"
-        row = self.db.execute(query, (*session_rows(session), interaction_id)).fetchone()
-        return row[0] if row else None
+        row: int | None = self._value(query, *session_rows(session), interaction_id)
+        return row
 
     def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
         """The newest interaction of a call, by Idempotency-Key or else by body, and the digest of its body."""
         if idempotency is not None:
-            query = "SELECT id, call FROM interactions WHERE session=? AND idempotency=? ORDER BY id DESC LIMIT 1"
-            row = self.db.execute(query, (session, idempotency)).fetchone()
+            of_call, values = "session=? AND idempotency=?", (session, idempotency)
         else:
-            query = "SELECT id, call FROM interactions WHERE id>=? AND id<? AND call=? ORDER BY id DESC LIMIT 1"
-            row = self.db.execute(query, (*session_rows(session), digest)).fetchone()
-        return (row[0], row[1]) if row else None
+            of_call, values = "id>=? AND id<? AND call=?", (*session_rows(session), digest)
+        query = f"SELECT id, call FROM interactions WHERE {of_call} ORDER BY id DESC LIMIT 1"
+        row: tuple[int, bytes] | None = self.db.execute(query, values).fetchone()
+        return row
 
     def reward(self, interaction: int) -> float | None:
         row = self.db.execute("SELECT value, at, crc FROM rewards WHERE interaction=?", (interaction,)).fetchone()
@@ -246,7 +243,7 @@ class SessionTables:
         query = "SELECT interaction, value, at, crc FROM rewards WHERE interaction>=? AND interaction<?"
         rewards = {row[0]: _reward(*row) for row in self.db.execute(query, (low, high)).fetchall()}
         try:
-            turns = list(_turns(self._packed(session, low, high), rewards))
+            turns = list(self._turns(session, low, high, rewards))
         except (LookupError, TypeError, ValueError) as error:  # its checksum is right: another version wrote it
             what = f"trajectory {trajectory.number} of session {self.name(session)}"
             raise CorruptRecord(f"{what} cannot be read: {error!r}") from error
@@ -286,47 +283,44 @@ class SessionTables:
             tokens.extend(part)
         return PrefixMatch(tokens, text)
 
-    def _packed(self, session: SessionRecord, low: int, high: int) -> Iterator[tuple[int, PackedInteraction]]:
+    def _turns(
+        self, session: SessionRecord, low: int, high: int, rewards: Mapping[int, float]
+    ) -> Iterator[RecordedTurn]:
+        whole: dict[int, array[int]] = {}  # by sequence number, all tokens of the turn
         query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? ORDER BY id"
         for found, name, data in self.db.execute(query, (low, high)):
-            packed = unpack(data, f"interaction {name} of session {self.name(session)}")
-            if packed.header["id"] != found or packed.header["name"] != name:
+            item = unpack(data, f"interaction {name} of session {self.name(session)}")
+            head, seq = item.header, found % SEQUENCES
+            if head["id"] != found or head["name"] != name:
                 raise CorruptRecord(f"interaction {name} of session {self.name(session)}: its row is another's")
-            yield found, packed
-
-
-def _turns(packed: Iterator[tuple[int, PackedInteraction]], rewards: Mapping[int, float]) -> Iterator[RecordedTurn]:
-    whole: dict[int, array[int]] = {}  # by sequence number, all tokens of the turn
-    for found, item in packed:
-        head, seq = item.header, found % SEQUENCES
-        common: dict[str, Any] = {
-            "seq": seq,
-            "interaction_id": head["name"],
-            "answer_id": head["answer"],
-            "created": head["created"],
-            "parent": head["parent"],
-            "joined": item.shared > 0,
-            "model": head["model"],
-            "finish_reason": head["finish"],
-            "reward": rewards.get(found),
-            "at": head["at"],
-            "extra": head["extra"],
-        }
-        if "messages" in head:
-            yield TextTurn(**common, messages=head["messages"], response=head["response"])
-            continue
-        prompt = item.prompt
-        if item.shared:
-            prompt = whole[head["parent"]][: item.shared] + prompt
-        whole[seq] = prompt + item.output
-        yield TokenTurn(
-            **common,
-            prompt_ids=prompt,
-            output_ids=item.output,
-            logprobs=item.logprobs,
-            versions=item.versions(),
-            temperature=head.get("temperature", 1.0),  # before it was written down, logprobs were those of 1
-        )
+            common: dict[str, Any] = {
+                "seq": seq,
+                "interaction_id": name,
+                "answer_id": head["answer"],
+                "created": head["created"],
+                "parent": head["parent"],
+                "joined": item.shared > 0,
+                "model": head["model"],
+                "finish_reason": head["finish"],
+                "reward": rewards.get(found),
+                "at": head["at"],
+                "extra": head["extra"],
+            }
+            if "messages" in head:
+                yield TextTurn(**common, messages=head["messages"], response=head["response"])
+                continue
+            prompt = item.prompt
+            if item.shared:
+                prompt = whole[head["parent"]][: item.shared] + prompt
+            whole[seq] = prompt + item.output
+            yield TokenTurn(
+                **common,
+                prompt_ids=prompt,
+                output_ids=item.output,
+                logprobs=item.logprobs,
+                versions=item.versions(),
+                temperature=head.get("temperature", 1.0),  # before it was written down, logprobs were those of 1
+            )
 
 
 def _read_each(read: Callable[[tuple[Any, ...]], _T], rows: Iterable[tuple[Any, ...]], report: Report) -> Iterator[_T]:
