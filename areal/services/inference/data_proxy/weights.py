@@ -30,7 +30,6 @@ from areal.services.inference.data_proxy.control import EngineControl, engine_er
 from areal.services.inference.data_proxy.engine_state import OWN_WEIGHTS, PublishedWeights, WeightTracker
 from areal.services.inference.engines.base import (
     FLOAT32_TOLERANCE,
-    FLOAT32_TOLERANCE,
     Broadcast,
     EngineError,
     EngineRefused,

@@ -218,9 +218,9 @@ class SessionTables:
     def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
         """The newest interaction of a call, by Idempotency-Key or else by body, and the digest of its body."""
         if idempotency is not None:
-            of_call, values = "session=? AND idempotency=?", (session, idempotency)
+            of_call, values = "session=? AND idempotency=?", [session, idempotency]
         else:
-            of_call, values = "id>=? AND id<? AND call=?", (*session_rows(session), digest)
+            of_call, values = "id>=? AND id<? AND call=?", [*session_rows(session), digest]
         query = f"SELECT id, call FROM interactions WHERE {of_call} ORDER BY id DESC LIMIT 1"
         row: tuple[int, bytes] | None = self.db.execute(query, values).fetchone()
         return row
