@@ -284,8 +284,8 @@ def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, otherwi
 
 
 class Evaluation:
-    """Rollouts of ``dataset`` from the weights that are served, and their rewards: ``eval_gconfig.n_samples`` answers to
-    each row, where it asks for several, else as many as ``gconfig`` says."""
+    """Rollouts of ``dataset`` from the weights that are served, and their rewards: ``eval_gconfig.n_samples`` answers
+    to each row, where it asks for several, else as many as ``gconfig`` says."""
 
     def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
         if not dataset:
