@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from areal import interrupt
+from areal.lazy import lazy
 
 interrupt.install()
 TYPE_CHECKING = False  # typing's own costs an import
@@ -43,7 +44,7 @@ _HOMES = {
     "RolloutWorkflow": "areal.api.workflow_api",
     "get_custom_dataset": "areal.dataset",
     "load_expr_config": "areal.api.cli_args",
-    "workflow_context": "areal.api",
+    "workflow_context": "areal.api.workflow_context",
     "DPOTrainer": "areal.training.trainers.offline",
     "PPOTrainer": "areal.training.trainers.ppo",
     "RWTrainer": "areal.training.trainers.offline",
@@ -63,14 +64,7 @@ class _Unsupported:
 
 
 sys.meta_path.append(_Unsupported)  # the last: asked for what no file has
-
-
-def __getattr__(name: str) -> object:
-    if (home := _HOMES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(home), name)
+__getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,7 @@
 
 ArealError                 exit 1   unexpected failure
 |- UsageFault                   2   wrong flags or arguments
-|- InvalidManifest              3   one or more positioned diagnostics (areal.resources.diagnostics)
+|- InvalidManifest              3   one or more positioned diagnostics (areal.resources.nodes)
 |- NotFound                     4   no such object, field, process
 |- Conflict                     5   field owner, immutable field, stale plan, protected object
 |- Locked                       6   another command holds the object; the holder is named
@@ -11,11 +11,13 @@ ArealError                 exit 1   unexpected failure
 |- Partial                      9   some objects converged, some did not
 `- NoCapacity                  10   GPUs or ports; nothing was started
 
-The message says what happened and why; ``hint`` is the next command to run. Standard library only: every floor
-imports this module.
+The message says what happened and why; ``hint`` is the next command to run. ``did_you_mean`` suggests a spelling.
+Standard library only: every floor imports this module.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class ArealError(Exception):
@@ -76,3 +78,25 @@ def worst_exit(codes: list[int]) -> int:
         if code in failures:
             return code
     return max(failures, default=0)
+
+
+def closest(word: str, options: Iterable[str]) -> str | None:
+    """The option a reader most likely meant, None when nothing is near. Case and ``_-`` are not held against them."""
+    import difflib
+
+    folded = {_fold(option): option for option in options}
+    exact = folded.get(_fold(word))
+    if exact is not None:
+        return exact
+    near = difflib.get_close_matches(_fold(word), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """`` (did you mean "x"?)``, or nothing."""
+    near = closest(word, options)
+    return f' (did you mean "{near}"?)' if near is not None else ""
+
+
+def _fold(text: str) -> str:
+    return text.lower().replace("_", "").replace("-", "")

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError, NotFound, UsageFault
-from areal.resources.suggest import did_you_mean
+from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 

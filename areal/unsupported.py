@@ -13,7 +13,7 @@ _SCHEDULER = (
 _LAUNCHER = "scheduler.type is local only: python -m areal.infra.launcher.local, or areal train run"
 _AGENTS = (
     "there is no agent service yet; in a rollout, any object with async run(data, base_url=, api_key=, **extra) is an "
-    "agent (areal.rollout.agents)"
+    "agent (areal.rollout.workflows)"
 )
 _AGENT_CLIENT = (
     "a class with async run(data, base_url=, api_key=, http_client=, **extra) is a workflow, and gets the base URL and "

@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "areal"
 @pytest.mark.parametrize(
     "name, homes",
     [
-        ("LocalBackend", {"runtime/backends/local.py", "resources/plugins.py"}),
-        ("FSDPEngine", {"training/engines/fsdp.py", "resources/plugins.py"}),
+        ("LocalBackend", {"runtime/backends/local.py", "resources/kinds.py"}),
+        ("FSDPEngine", {"training/engines/fsdp.py", "resources/kinds.py"}),
     ],
 )
 def test_implementation_is_named_by_itself_and_the_registry_only(name: str, homes: set[str]) -> None:

@@ -14,8 +14,8 @@ from areal.errors import ArealError, NotFound
 from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
 from areal.reconcilers.kinds.job_launch import _service
 from areal.reconcilers.kinds.model_files import commits_of, hub_models, require_models
-from areal.resources.inference_service import InferenceServiceSpec
-from areal.resources.registry import effective
+from areal.resources.specs import InferenceServiceSpec
+from areal.resources.validation import effective
 from areal.state.home import Home
 from areal.state.layers import Layer
 from areal.state.objects import ObjectStore

@@ -12,7 +12,9 @@ registry        names and ``module:attr``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from areal.lazy import lazy
 
 if TYPE_CHECKING:
     from areal.api import workflow_context
@@ -38,26 +40,11 @@ __all__ = [
     "workflow_context",
 ]
 _HOMES = {
-    "AgentWorkflow": "workflow_api",
-    "AllocationMode": "alloc_mode",
-    "AsyncRewardWrapper": "reward_api",
-    "FinetuneSpec": "io_struct",
-    "InferenceEngine": "engine_api",
-    "ModelAllocation": "alloc_mode",
-    "ModelRequest": "io_struct",
-    "ModelResponse": "io_struct",
-    "RolloutWorkflow": "workflow_api",
-    "StepInfo": "io_struct",
-    "TrainEngine": "engine_api",
-    "WeightUpdateMeta": "io_struct",
+    "alloc_mode": ("AllocationMode", "ModelAllocation"),
+    "engine_api": ("InferenceEngine", "TrainEngine"),
+    "io_struct": ("FinetuneSpec", "ModelRequest", "ModelResponse", "StepInfo", "WeightUpdateMeta"),
+    "reward_api": ("AsyncRewardWrapper",),
+    "workflow_api": ("AgentWorkflow", "RolloutWorkflow"),
+    "workflow_context": ("workflow_context",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name == "workflow_context":
-        return importlib.import_module(f"{__name__}.{name}")
-    if (home := _HOMES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+__getattr__ = lazy(__name__, {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names})

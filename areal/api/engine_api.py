@@ -68,7 +68,7 @@ class TrainEngine(Protocol):
     ``actor.backend: NAME:d4`` names the engine, which ``areal.training.engines.open_engine`` opens on every rank as
     ``factory(config, ranks, total_steps)``: the ``TrainEngineConfig`` of one model, the ``areal.training.ranks.Ranks``
     of the run, and the number of optimizer steps that the learning rate's schedule spans. Another package registers its
-    factory in ``areal.resources.plugins.TRAIN_ENGINES`` or as an entry point of the group ``areal.train_engines``.
+    factory in ``areal.resources.kinds.TRAIN_ENGINES`` or as an entry point of the group ``areal.train_engines``.
 
     **Batches** are mappings of tensors with B rows. ``input_ids`` int64 [B, T] is padded on the right;
     ``attention_mask`` bool [B, T] is True for real tokens, ``loss_mask`` [B, T] for those that are trained on. Other

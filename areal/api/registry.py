@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from areal.errors import UsageFault
+from areal.errors import UsageFault, did_you_mean
 from areal.loading import load_attr
-from areal.resources.suggest import did_you_mean
 
 __all__ = ["Registry", "load_attr"]
 

@@ -16,9 +16,8 @@ from areal.cli.objects import complete, home_of
 from areal.cli.options import DEFAULTS, Invocation, parse_format, parse_seconds, pass_invocation, read_config, stack
 from areal.cli.output import Column, emit_one, emit_rows, field, to_yaml, write
 from areal.cli.remote import LOCAL, checked_url
-from areal.errors import NotFound, UsageFault
+from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.resources.kinds import check_name
-from areal.resources.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -126,7 +126,7 @@ def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
     every = [f"{state.spec.component}/{state.spec.replica}" for state in _select(cli, ref, LogQuery())]
     if not every:
         return NotFound(f"{ref} has no process and no log", hint=f"areal describe {ref.kind.lower()}/{ref.name}")
-    from areal.resources.suggest import did_you_mean
+    from areal.errors import did_you_mean
 
     guess = did_you_mean(query.component, [name.partition("/")[0] for name in every]) if query.component else ""
     return NotFound(f"{ref} has no such process{guess}", hint=f"it has: {', '.join(dict.fromkeys(every))}")

@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if ctx.resilient_parsing or args[0] in self.table or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
-        from areal.resources.suggest import did_you_mean
+        from areal.errors import did_you_mean
 
         raise click.UsageError(f'no such command "{args[0]}"{did_you_mean(args[0], self.table)}', ctx)
 

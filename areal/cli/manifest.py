@@ -144,7 +144,7 @@ _ORIGINS = (
 @_stateless
 def validate(cli: Invocation, source: SourceFlags) -> int:
     """Check manifests: every error of every file, as file:line:col. Exit status 3 when there is one."""
-    from areal.resources.diagnostics import ManifestError
+    from areal.resources.nodes import ManifestError
 
     try:
         rendered = source.require("validate").render()

@@ -65,7 +65,7 @@ def names_of(home_root: str, kind: str) -> list[str]:
 
 def missing(home: Home, ref: Ref) -> NotFound:
     """The error for an object that is not there, with the name that was probably meant."""
-    from areal.resources.suggest import did_you_mean
+    from areal.errors import did_you_mean
 
     names = names_of(str(home.root), ref.kind)
     known = f"there are: {', '.join(names[:8])}" if names else f"there is no {ref.kind} in {home.root}"
@@ -398,7 +398,7 @@ def manifest(item: StoredObject | Resource) -> dict[str, Any]:
 
 def with_defaults(found: StoredObject) -> dict[str, Any]:
     """The spec that is in force. Validates, so this is the slow path."""
-    from areal.resources.registry import effective
+    from areal.resources.validation import effective
 
     dumped: dict[str, Any] = effective(found.kind, found.spec).model_dump(mode="json", by_alias=True)
     return dumped

@@ -476,7 +476,7 @@ def _condition(text: str) -> str:
             raise UsageFault(f"--for {text} names no value", hint="write jsonpath={.status.phase}=Running")
         compile_template(expression)
         return text
-    from areal.resources.suggest import did_you_mean
+    from areal.errors import did_you_mean
 
     raise UsageFault(f'no condition "{text}"{did_you_mean(text, _WORDS)}', hint=f"write {_FORMS}")
 

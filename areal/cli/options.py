@@ -44,8 +44,7 @@ def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
         return Format("jsonpath", text[len(_JSONPATH) :])
     if text in (*FORMATS, *extra):
         return Format(text)
-    from areal.errors import UsageFault
-    from areal.resources.suggest import did_you_mean
+    from areal.errors import UsageFault, did_you_mean
 
     choices = (*FORMATS, *extra, "jsonpath=EXPR")
     raise UsageFault(f'no output format "{text}"{did_you_mean(text, choices)}', hint=f"one of {', '.join(choices)}")
@@ -93,7 +92,7 @@ def _checked(path: str, config: Any) -> dict[str, Any]:
             raise _config_error(f"{path}: {section} does not hold a map", f"correct {path}")
         for key in part:
             if key not in known:
-                from areal.resources.suggest import did_you_mean
+                from areal.errors import did_you_mean
 
                 where = f"{section}." if section else ""
                 raise _config_error(f"{path}: unknown field {where}{key}{did_you_mean(str(key), known)}")

@@ -475,7 +475,7 @@ class Table(NamedTuple):
         if sort_by.lower() == "age":
             return lambda row: row.get("metadata", {}).get("createdAt") or row.get("startedAt")
         if sort_by.lower() not in titles:
-            from areal.resources.suggest import did_you_mean
+            from areal.errors import did_you_mean
 
             message = f'no column "{sort_by}"{did_you_mean(sort_by, titles)}'
             raise UsageFault(message, hint=f"one of {', '.join(titles)}")

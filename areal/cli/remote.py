@@ -119,7 +119,7 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
         return {}
     contexts = cli.config.get("contexts") or {}
     if name not in contexts:
-        from areal.resources.suggest import did_you_mean
+        from areal.errors import did_you_mean
 
         raise NotFound(
             f'no context "{name}" in {cli.home.config}{did_you_mean(str(name), [*contexts, LOCAL])}',

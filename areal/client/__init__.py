@@ -6,7 +6,9 @@ extra ``client``), imported on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from areal.lazy import lazy
 
 if TYPE_CHECKING:
     from areal.client.blocking import Group, InferenceClient, Session
@@ -32,34 +34,6 @@ if TYPE_CHECKING:
     from areal.rollout.executor import RolloutsFailed
     from areal.rollout.failures import Failure
     from areal.rollout.staleness import Rollout
-
-_ERRORS = (
-    "Blame",
-    "CallerError",
-    "ClientError",
-    "ConnectionLost",
-    "DeadlineExceeded",
-    "InfrastructureError",
-    "NotReady",
-    "Overloaded",
-    "ServiceError",
-    "StateConflict",
-    "Unauthorized",
-    "UnknownName",
-    "Unreachable",
-)
-_HOMES = {
-    **dict.fromkeys(_ERRORS, "client.errors"),
-    **dict.fromkeys(("Group", "InferenceClient", "Session"), "client.blocking"),
-    "AsyncInferenceClient": "client.inference",
-    **dict.fromkeys(("AsyncGroup", "AsyncSession", "Rewarded"), "client.inference"),
-    "RetryPolicy": "client.transport",
-    **dict.fromkeys(("RolloutController", "RolloutControllerV2"), "rollout.controller"),
-    "Failure": "rollout.failures",
-    "Rollout": "rollout.staleness",
-    "RolloutsFailed": "rollout.executor",
-    **dict.fromkeys(("Lease", "Trajectories"), "client.trajectories"),
-}
 
 __all__ = [
     "AsyncGroup",
@@ -91,14 +65,18 @@ __all__ = [
     "UnknownName",
     "Unreachable",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if (home := _HOMES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"areal.{home}"), name)
+_ELSEWHERE = {
+    "areal.client.blocking": ("Group", "InferenceClient", "Session"),
+    "areal.client.inference": ("AsyncGroup", "AsyncInferenceClient", "AsyncSession", "Rewarded"),
+    "areal.client.trajectories": ("Lease", "Trajectories"),
+    "areal.client.transport": ("RetryPolicy",),
+    "areal.rollout.controller": ("RolloutController", "RolloutControllerV2"),
+    "areal.rollout.executor": ("RolloutsFailed",),
+    "areal.rollout.failures": ("Failure",),
+    "areal.rollout.staleness": ("Rollout",),
+}
+_HOMES = {name: home for home, names in _ELSEWHERE.items() for name in names}
+__getattr__ = lazy(__name__, {**dict.fromkeys(__all__, "areal.client.errors"), **_HOMES})
 
 
 def __dir__() -> list[str]:

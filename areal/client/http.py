@@ -17,13 +17,25 @@ from urllib.parse import urlsplit
 from areal.errors import ArealError, NotFound, TimedOut
 
 
-def open_connection(base_url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """An unopened connection, and what comes before every path. ``timeout_s`` bounds the connect and each read."""
+@contextlib.contextmanager
+def _answer(
+    base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any
+) -> Iterator[http.client.HTTPResponse]:
+    """The answer to one call. ``timeout_s`` bounds the connect and each read. Raises OSError, HTTPException."""
     parts = urlsplit(base_url)
-    host, prefix = parts.hostname or "127.0.0.1", parts.path.rstrip("/")
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s), prefix
-    return http.client.HTTPConnection(host, parts.port, timeout=timeout_s), prefix
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = connect(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+    headers = {"Accept": "application/json, text/event-stream"}
+    data = None
+    if body is not None:
+        data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    try:
+        connection.request(method, parts.path.rstrip("/") + path, data, headers)
+        yield connection.getresponse()
+    finally:
+        connection.close()
 
 
 @dataclass
@@ -45,32 +57,15 @@ class AdminClient:
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """(status, decoded JSON, or the text where the answer is not JSON)."""
-        connection, prefix = open_connection(self.base_url, self.timeout_s)
         try:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, prefix + path, data, self._headers(data))
-            answer = connection.getresponse()
-            raw = answer.read()
+            with _answer(self.base_url, self.admin_key, self.timeout_s, method, path, body) as answer:
+                raw = answer.read()
         except http.client.HTTPException as error:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        return answer.status, _decoded(raw)
-
-    def _headers(self, data: bytes | None) -> dict[str, str]:
-        headers = {"Accept": "application/json"}
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        if self.admin_key:
-            headers["Authorization"] = f"Bearer {self.admin_key}"
-        return headers
-
-
-def _decoded(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except ValueError:
-        return raw.decode("utf-8", "replace")
+        try:
+            return answer.status, json.loads(raw)
+        except ValueError:
+            return answer.status, raw.decode("utf-8", "replace")
 
 
 # Chat completions for a terminal
@@ -105,7 +100,7 @@ class ChatClient:
     def models(self) -> list[str]:
         """Names of the models that the gateway serves."""
         with self._request("GET", "/v1/models", None) as response:
-            return [entry["id"] for entry in _json_of(response)["data"]]
+            return [entry["id"] for entry in json.loads(response.read())["data"]]
 
     @contextlib.contextmanager
     def stream(
@@ -123,35 +118,18 @@ class ChatClient:
     def complete(self, messages: Sequence[Message], *, model: str | None = None, **fields: Any) -> ChatDelta:
         """The whole answer. Raises as ``stream`` does."""
         with self._request("POST", "/v1/chat/completions", _body(messages, model, fields)) as response:
-            data = _json_of(response)
+            data = json.loads(response.read())
         choice = data["choices"][0]
         text = choice["message"].get("content") or ""
         return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
-        connection, prefix = open_connection(self.base_url, self.timeout_s)
-        data = None if body is None else json.dumps(body).encode()
         try:
-            with self._failures():
-                connection.request(method, prefix + path, data, self._headers())
-                response = connection.getresponse()
+            with _answer(self.base_url, self.api_key, self.timeout_s, method, path, body) as response:
                 if response.status != 200:
                     raise _refusal(response, self.base_url)
                 yield response
-        finally:
-            connection.close()
-
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        return headers
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
         except TimeoutError as error:
             raise TimedOut(f"{self.base_url} was silent for {self.timeout_s:g} s") from error
         except (OSError, http.client.HTTPException) as error:
@@ -162,10 +140,6 @@ class ChatClient:
 def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
     return {"messages": list(messages), **({"model": model} if model else {}), **given}
-
-
-def _json_of(response: http.client.HTTPResponse) -> Any:
-    return json.loads(response.read())
 
 
 def _deltas(response: http.client.HTTPResponse) -> Iterator[ChatDelta]:

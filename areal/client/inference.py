@@ -21,7 +21,7 @@ from uuid import uuid4
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import HttpCall, RetryPolicy, Transport, events
-from areal.resources.suggest import did_you_mean
+from areal.errors import did_you_mean
 
 Message = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ class AsyncSession:
     api_key: str = field(repr=False)
     group_id: str | None = None
 
-    async def chat(self, messages: Sequence[Message], **fields: Any) -> dict[str, Any]:
+    async def chat(self, /, messages: Sequence[Message], **fields: Any) -> dict[str, Any]:
         return await self.client.chat(messages, key=self.api_key, **fields)
 
     def stream_chat(
@@ -62,7 +62,7 @@ class AsyncSession:
         """The ids of its trajectories that are ready. Ending it again changes nothing."""
         return await self.client.end_session(key=self.api_key)
 
-    async def export(self, **options: Any) -> Trajectories:
+    async def export(self, /, **options: Any) -> Trajectories:
         return await self.client.export([self.session_id], **options)
 
 
@@ -74,7 +74,7 @@ class AsyncGroup:
     group_id: str
     sessions: tuple[AsyncSession, ...]
 
-    async def export(self, **options: Any) -> Trajectories:
+    async def export(self, /, **options: Any) -> Trajectories:
         return await self.client.export([each.session_id for each in self.sessions], group_id=self.group_id, **options)
 
 
@@ -259,6 +259,7 @@ class AsyncInferenceClient:
 
     async def chat(
         self,
+        /,
         messages: Sequence[Message],
         *,
         model: str | None = None,
@@ -274,6 +275,7 @@ class AsyncInferenceClient:
 
     async def complete(
         self,
+        /,
         prompt: str | Sequence[int] | Sequence[Sequence[int]],
         *,
         model: str | None = None,

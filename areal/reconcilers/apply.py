@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, Outcome, Progress
 from areal.reconcilers.converge import NO_LIMIT, Approve, Choose, CommandContext, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
@@ -19,14 +19,12 @@ from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
 from areal.reconcilers.planner import make_plan, without_ops
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.resources.diagnostics import Diagnostic, ManifestError
-from areal.resources.kinds import Ref, parse_ref
+from areal.resources.kinds import BACKENDS, Ref, parse_ref
+from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
-from areal.resources.plugins import BACKENDS
-from areal.resources.registry import references
 from areal.resources.render import RenderRequest, render, render_valid
 from areal.resources.resource import Rendered, Resource
-from areal.resources.suggest import did_you_mean
+from areal.resources.validation import references
 from areal.state.records import StoredObject
 
 

@@ -16,9 +16,9 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Drift, FieldChange, PlanBuilder, Refusal, Verb, spec_path
 from areal.resources.backend import Part, parse_backend
-from areal.resources.inference_service import InferenceServiceSpec
-from areal.resources.registry import effective, update_class
+from areal.resources.specs import InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes
+from areal.resources.validation import effective, update_class
 from areal.runtime.backends.base import Phase
 
 ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)

@@ -13,8 +13,8 @@ from typing import Any
 
 from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange, spec_path
-from areal.resources.registry import references, spec_model, update_class, validate
 from areal.resources.tree import UpdateClass, changes, path_text
+from areal.resources.validation import references, spec_model, update_class, validate
 from areal.state import layers as layering
 from areal.state.layers import Layer
 from areal.state.records import Revision, StoredObject

@@ -20,7 +20,7 @@ from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.plan import Op
 from areal.resources.kinds import parse_ref
-from areal.resources.registry import effective
+from areal.resources.validation import effective
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import RunState
 from areal.state.credentials import read_key

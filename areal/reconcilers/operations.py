@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from areal.errors import Conflict, NotFound
+from areal.errors import Conflict, NotFound, did_you_mean
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, ObjectOutcome, Outcome
 from areal.reconcilers.converge import CommandContext, Prepared, converge, plan_targets
@@ -17,7 +17,6 @@ from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.resources.kinds import Ref
-from areal.resources.suggest import did_you_mean
 from areal.runtime.backends import Backends
 from areal.state.objects import ObjectStore
 from areal.state.records import Revision, StoredObject

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from areal.resources import plugins
-from areal.resources.suggest import did_you_mean
+from areal.errors import did_you_mean
+from areal.resources import kinds
 
 if TYPE_CHECKING:
     from areal.resources.fields import Schema
@@ -102,7 +102,7 @@ class Allocation:
 
 def is_train_engine(engine: str) -> bool:
     """Built in, or registered by another package."""
-    return engine in TRAIN_ENGINES or (engine not in ENGINES and engine in plugins.TRAIN_ENGINES)
+    return engine in TRAIN_ENGINES or (engine not in ENGINES and engine in kinds.TRAIN_ENGINES)
 
 
 def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool = False) -> Allocation:

@@ -19,13 +19,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from areal.resources import registry
-from areal.resources.diagnostics import Pos, Problems
+from areal.errors import did_you_mean
 from areal.resources.expressions import OPENING, EnvironmentVariables, ExpressionError, Scope, parse_template
 from areal.resources.kinds import KINDS, Ref
 from areal.resources.nodes import (
     MappingNode,
     Node,
+    Pos,
+    Problems,
     ScalarNode,
     SequenceNode,
     child,
@@ -37,9 +38,8 @@ from areal.resources.nodes import (
     unreadable,
     with_entry,
 )
-from areal.resources.suggest import did_you_mean
 from areal.resources.tree import FieldPath, Step, merge, path_text
-from areal.resources.validation import describe
+from areal.resources.validation import describe, spec_model
 from areal.resources.yaml_io import MAX_FILE_BYTES, load_documents
 
 OVERLAY_FILE = "areal.overlay.yaml"
@@ -173,7 +173,7 @@ class Document(NamedTuple):
 
     def inline(self) -> list[Ref]:
         """The named objects that the document declares inside its spec."""
-        inline = registry.spec_model(self.kind).INLINE if self.kind in KINDS else None
+        inline = spec_model(self.kind).INLINE if self.kind in KINDS else None
         items = child(self.node.get("spec") or self.node, inline[0]) if inline is not None else None
         if inline is None or not isinstance(items, SequenceNode):
             return []

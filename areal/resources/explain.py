@@ -13,13 +13,12 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from areal.errors import NotFound
-from areal.resources import registry
+from areal.errors import NotFound, did_you_mean
+from areal.resources.fields import FieldInfo, fields_of
 from areal.resources.kinds import API_VERSION, resolve_kind
-from areal.resources.model_fields import FieldInfo, fields_of
 from areal.resources.schema import BASE_URL, field_docs, model_doc
-from areal.resources.suggest import did_you_mean
 from areal.resources.tree import ABSENT, UpdateClass
+from areal.resources.validation import spec_model
 
 if TYPE_CHECKING:
     from areal.resources.fields import SpecModel
@@ -101,7 +100,7 @@ def explain(path: str) -> str:
 
         return _explained("Overlay", Overlay, [], steps)
     kind = resolve_kind(first)
-    spec = registry.spec_model(kind)
+    spec = spec_model(kind)
     roots: dict[str, type[SpecModel]] = {"metadata": Metadata, "spec": spec}
     if not steps:
         lines = [f"KIND: {kind}", "", _wrapped(model_doc(spec)), "", "FIELDS"]
@@ -124,7 +123,7 @@ def fields_below(path: str) -> dict[str, str]:
         kind = resolve_kind(first)
     except NotFound:
         return {}
-    roots: dict[str, type[SpecModel]] = {"metadata": Metadata, "spec": registry.spec_model(kind)}
+    roots: dict[str, type[SpecModel]] = {"metadata": Metadata, "spec": spec_model(kind)}
     if not steps:
         return {name: model_doc(model) for name, model in roots.items()}
     holder = roots.get(steps[0])
@@ -208,7 +207,7 @@ _EXAMPLES: dict[str, Any] = {
 def init(kind: str, *, schema: str | None = None) -> str:
     """The manifest; ``schema`` is the URL or path for the editor's modeline."""
     url = schema or f"{BASE_URL}{kind.lower()}.schema.json"
-    model = registry.spec_model(kind)
+    model = spec_model(kind)
     fields = fields_of(model)
     name, filled = model.EXAMPLE
     order = dict.fromkeys((*filled, *fields))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from areal.resources.suggest import did_you_mean
+from areal.errors import did_you_mean
 from areal.resources.tree import ABSENT
 
 MAX_LENGTH = 2_000

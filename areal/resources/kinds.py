@@ -1,4 +1,4 @@
-"""The registry of kinds, their spellings, and references to objects. Standard library only.
+"""The registry of kinds, references to objects, and the registries of plugins. Standard library only.
 
 A kind is a spec class, a controller and one line in the registry; both are imported when they are first asked for.
 
@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from areal.errors import NotFound, UsageFault
-from areal.resources.suggest import did_you_mean
+from areal.errors import NotFound, UsageFault, did_you_mean
 
 SERVED = "servedModelName"
 API_VERSION = "areal.dev/v1alpha1"
@@ -71,7 +70,7 @@ def load(path: str) -> Any:
 
 
 def _register(kind: str, plural: str, short: tuple[str, ...], order: int, module: str) -> None:
-    spec, controller = f"areal.resources.{module}:{kind}Spec", f"areal.reconcilers.kinds.{module}:{kind}Controller"
+    spec, controller = f"areal.resources.specs:{kind}Spec", f"areal.reconcilers.kinds.{module}:{kind}Controller"
     register(KindInfo(kind, plural, short, order, spec, controller))
 
 
@@ -149,3 +148,53 @@ def served_name(name: str, spec: Mapping[str, Any]) -> str:
 def service_ref(spec: Mapping[str, Any]) -> str:
     """The InferenceService that a Model is attached to."""
     return f"InferenceService/{spec.get('service', 'default')}"
+
+
+# -- plugins: backends of ``spec.scheduler.type`` and train engines, by name. Each is a factory, ``"module:function"``,
+# imported when it is first used. A package registers its own as an entry point of the registry's group, or by
+# ``register``:
+#
+#     [project.entry-points."areal.backends"]
+#     ray = "areal_ray.backend:open_backend"
+
+_PLUGIN_NAME = re.compile(r"[a-z]([-_a-z0-9]*[a-z0-9])?")
+
+
+class PluginRegistry:
+    """Factories by name: those built in, those registered by this process, entry points of ``group``."""
+
+    def __init__(self, group: str, built_in: dict[str, str]) -> None:
+        self.group = group
+        self.factories = dict(built_in)
+
+    def register(self, name: str, factory: str) -> None:
+        """``name``: lower-case letters, digits, dashes and underscores. ``factory``: ``"module:function"``. A later
+        registration of a name replaces an earlier one. Raises ValueError."""
+        module, _, function = factory.partition(":")
+        if not _PLUGIN_NAME.fullmatch(name) or not module or not function:
+            raise ValueError(f"not the name and the factory of a plugin: {name!r}, {factory!r}")
+        self.factories[name] = factory
+
+    def __contains__(self, name: str) -> bool:
+        return self._factory(name) is not None
+
+    def make(self, name: str, *args: Any) -> Any:
+        """Call the factory of ``name`` with ``args``. Raises KeyError where nothing has the name."""
+        factory = self._factory(name)
+        if factory is None:
+            raise KeyError(name)
+        return load(factory)(*args)
+
+    def _factory(self, name: str) -> str | None:
+        if name in self.factories:
+            return self.factories[name]
+        from importlib.metadata import entry_points  # slow to import: only for a name that is not built in
+
+        return next((point.value for point in entry_points(group=self.group, name=name)), None)
+
+
+BACKENDS = PluginRegistry("areal.backends", {"local": "areal.runtime.backends.local:LocalBackend"})
+"""``factory(home_root, lease_dir, crash) -> areal.runtime.backends.base.Backend``; see ``areal.runtime.backends``."""
+
+TRAIN_ENGINES = PluginRegistry("areal.train_engines", {"fsdp": "areal.training.engines.fsdp:FSDPEngine"})
+"""``factory(config, ranks, total_steps) -> areal.api.engine_api.TrainEngine``; see ``areal.training.engines``."""

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
-from areal.errors import ArealError
-from areal.resources import registry, validation
-from areal.resources.diagnostics import Pos
+from areal.errors import ArealError, did_you_mean
+from areal.resources import validation
 from areal.resources.documents import OVERLAY_FILE, Document, Reading, read_sources, read_text, substitute
 from areal.resources.fields import SpecModel, Text
 from areal.resources.kinds import KINDS, Ref, parse_ref
 from areal.resources.nodes import (
     MappingNode,
     Node,
+    Pos,
     ScalarNode,
     SequenceNode,
     at_path,
@@ -40,8 +40,8 @@ from areal.resources.nodes import (
     text_of,
     with_entry,
 )
-from areal.resources.suggest import did_you_mean
 from areal.resources.tree import FieldPath, UpdateClass, merge, path_text
+from areal.resources.validation import references, spec_model
 from areal.resources.yaml_io import load_documents
 
 MAX_OVERLAYS = 1_000
@@ -121,11 +121,11 @@ def _prefixed_node(node: MappingNode, prefix: str, renamed: set[Ref]) -> Mapping
         return node
     written = spec if isinstance(spec, MappingNode) else mapping({}, node.key_pos("spec"))
     changed = written
-    for reference in registry.references(kind, plain(written)):
+    for reference in references(kind, plain(written)):
         if reference.ref in renamed:
             pos = (at_path(written, reference.path) or written).pos
             changed = _replaced(changed, reference.path, ScalarNode(prefix + reference.name, pos))
-    inline = registry.spec_model(kind).INLINE
+    inline = spec_model(kind).INLINE
     if inline is not None and isinstance(declared := changed.get(inline[0]), SequenceNode):
         items = tuple(
             _prefixed_name(item, prefix) if isinstance(item, MappingNode) else item for item in declared.items
@@ -289,7 +289,7 @@ def _unmatched(documents: list[Document], patch: Patch) -> tuple[str, str | None
     """The reason that a patch matched nothing: a misspelt name, or an object that is inline in another."""
     target = patch.target
     for document in documents:
-        inline = registry.spec_model(document.kind).INLINE if document.kind in KINDS else None
+        inline = spec_model(document.kind).INLINE if document.kind in KINDS else None
         if inline is not None and Ref(str(target.kind), str(target.name)) in document.inline():
             owner = f"{document.kind}/{document.name}"
             return (

@@ -15,8 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from areal.resources.registry import spec_model
-from areal.resources.suggest import did_you_mean
+from areal.errors import did_you_mean
 
 
 def looks_local(path: str) -> bool:
@@ -53,6 +52,8 @@ def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | N
         name, rest = fields[0], fields[1:]
         keys = list(value) if name == "*" else [name]
         return {**value, **{key: made(value[key], rest, first) for key in keys if key in value}}
+
+    from areal.resources.validation import spec_model  # and with it pydantic
 
     model, result = spec_model(kind), dict(spec)
     for fields in model.FILES:

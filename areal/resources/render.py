@@ -22,14 +22,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal.errors import ArealError
-from areal.resources import registry, tree
-from areal.resources.diagnostics import Diagnostic, ManifestError, Pos, Problems
+from areal.errors import ArealError, did_you_mean
+from areal.resources import tree
 from areal.resources.documents import Document, Reading, SourceText, read_sources, read_values
 from areal.resources.expressions import EnvironmentVariables
+from areal.resources.fields import resolve
 from areal.resources.kinds import KINDS, Ref, name_problem, parse_ref
-from areal.resources.model_fields import resolve
-from areal.resources.nodes import MappingNode, Node, ScalarNode, SequenceNode, item_name, mapping, plain, with_entry
+from areal.resources.nodes import (
+    Diagnostic,
+    ManifestError,
+    MappingNode,
+    Node,
+    Pos,
+    Problems,
+    ScalarNode,
+    SequenceNode,
+    item_name,
+    mapping,
+    plain,
+    with_entry,
+)
 from areal.resources.overlay import overlay_documents
 from areal.resources.resource import (
     Rendered,
@@ -39,8 +51,8 @@ from areal.resources.resource import (
     served_once,
     unique,
 )
-from areal.resources.suggest import did_you_mean
 from areal.resources.tree import FieldPath, bracketed, path_text
+from areal.resources.validation import spec_model
 from areal.resources.yaml_io import MAX_DEPTH, load_value
 
 FLAG = "--set"
@@ -288,5 +300,5 @@ def _set_item(
 def _is_list(path: FieldPath, kind: str) -> bool:
     if path[:1] != ("spec",) or kind not in KINDS:
         return False
-    fields = list(resolve(registry.spec_model(kind), path[1:]))
+    fields = list(resolve(spec_model(kind), path[1:]))
     return bool(fields) and fields[-1].repeated and fields[-1].name == path[-1]

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from areal.resources import registry, validation
-from areal.resources.diagnostics import Pos, Problems
+from areal.errors import did_you_mean
+from areal.resources import validation
 from areal.resources.documents import Document
-from areal.resources.fields import Metadata
+from areal.resources.fields import Metadata, fields_of
 from areal.resources.kinds import API_VERSION, KINDS, SERVED, Ref, parse_ref, served_name
-from areal.resources.model_fields import fields_of
 from areal.resources.nodes import (
     MappingNode,
     Node,
+    Pos,
+    Problems,
     ScalarNode,
     SequenceNode,
     at_path,
@@ -29,9 +30,8 @@ from areal.resources.nodes import (
     text_place,
     without_entry,
 )
-from areal.resources.suggest import did_you_mean
 from areal.resources.tree import FieldPath, path_text
-from areal.resources.validation import Fault
+from areal.resources.validation import Fault, references, spec_model
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def assemble(document: Document) -> list[Resource]:
     if kind is None or spec_node is None:
         return []
     spec = plain(spec_node)
-    _, faults = validation.check_model(registry.spec_model(kind), spec)
+    _, faults = validation.check_model(spec_model(kind), spec)
     _report(faults, document, spec_node, ("spec",))
     metadata_node = document.node.get("metadata")
     if metadata is None or not isinstance(metadata_node, MappingNode):
@@ -139,7 +139,7 @@ def assemble(document: Document) -> list[Resource]:
         pos=metadata_node.entries["name"].pos,
         origin=document.origin,
     )
-    inline = registry.spec_model(kind).INLINE
+    inline = spec_model(kind).INLINE
     if inline is None or inline[0] not in spec:
         return [resource]
     spec = {key: value for key, value in spec.items() if key != inline[0]}
@@ -266,7 +266,7 @@ def served_once(resources: Sequence[Resource], problems: Problems) -> None:
     """One Model for each name that a service's clients send."""
     first: dict[tuple[str, str], Resource] = {}
     for resource in resources:
-        if SERVED not in fields_of(registry.spec_model(resource.kind)):
+        if SERVED not in fields_of(spec_model(resource.kind)):
             continue
         earlier = first.setdefault(served_as(resource.name, resource.spec), resource)
         if earlier.ref != resource.ref:
@@ -282,7 +282,7 @@ def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ..
         for index, text in enumerate(resource.depends_on):
             target, pos = parse_ref(text), locate(resource.metadata_node, ("dependsOn", index))
             found.append(PlacedReference(resource.ref, target, f"metadata.dependsOn[{index}]", pos, target in declared))
-        for reference in registry.references(resource.kind, resource.spec):
+        for reference in references(resource.kind, resource.spec):
             target, pos, path = reference.ref, resource.pos_of(reference.path), resource.text_of(reference.path)
             found.append(PlacedReference(resource.ref, target, path, pos, target in declared))
     return tuple(found)

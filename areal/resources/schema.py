@@ -18,10 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal.resources import registry
-from areal.resources.fields import EXPRESSION, Schema
+from areal.resources.fields import EXPRESSION, Schema, all_fields, fields_of
 from areal.resources.kinds import API_VERSION, KINDS
-from areal.resources.model_fields import all_fields, fields_of
+from areal.resources.validation import spec_model, validate
 
 if TYPE_CHECKING:
     from areal.resources.fields import SpecModel
@@ -106,8 +105,8 @@ def _definitions(kind: str) -> Schema:
     """The envelope of a kind under its name, and the models it uses."""
     from areal.resources.fields import Metadata
 
-    spec = registry.spec_model(kind)
-    needed = bool(registry.validate(kind, {}))
+    spec = spec_model(kind)
+    needed = bool(validate(kind, {}))
     envelope: Schema = {
         "type": "object",
         "description": model_doc(spec),

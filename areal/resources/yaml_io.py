@@ -22,8 +22,7 @@ from typing import Any
 
 import yaml
 
-from areal.resources.diagnostics import Pos, Problems
-from areal.resources.nodes import MappingNode, Node, ScalarNode, SequenceNode, Value, unreadable
+from areal.resources.nodes import MappingNode, Node, Pos, Problems, ScalarNode, SequenceNode, Value, unreadable
 
 MAX_FILE_BYTES = 16 * 2**20
 MAX_DEPTH = 64

@@ -10,8 +10,7 @@ dump               consumed rollouts as files
 
 Workflows:
 
-workflows          from what a trainer names to what runs; groups of samples
-agents             agents with ``async run``, agents in environments, trajectories of real users
+workflows          agents, environments, real users, groups of samples; from what a trainer names to what runs
 rlvr               one answer or several turns, with a verifiable reward
 openai_client      OpenAI's client as a workflow's own
 tensors            training rows
@@ -20,8 +19,9 @@ tensors            training rows
 
 collection         examples in, episodes on threads, trajectories out; goes on after a kill
 collection_output  its folder and its summary
-sessions           the session routes of a gateway
 
-failures           why an episode gave no trajectory, for both
-sealing            how a reward seals a recorded session, for both
+For both:
+
+sessions           how a reward seals a recorded session; the session routes of a gateway
+failures           why an episode gave no trajectory
 """

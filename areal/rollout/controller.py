@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self
 
 from areal.api.registry import load_attr
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
@@ -28,7 +30,7 @@ from areal.rollout.engine import EpisodeEngine, PromptBatcher
 from areal.rollout.executor import EpisodeRunner, Executor, RolloutsFailed
 from areal.rollout.failures import Failure
 from areal.rollout.staleness import EpisodeEnd, EpisodeSpec, Rollout, StalenessManager, StalenessWindow
-from areal.rollout.workflows import WorkflowResolver
+from areal.rollout.workflows import WorkflowResolver, close_shared_http_client
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
@@ -121,6 +123,20 @@ _TARGET_TTL_S = 30.0
 
 Accept = Callable[[Any], bool] | str | None
 Row = Mapping[str, Any]
+P = ParamSpec("P")
+
+
+def _trajectories(
+    take: Callable[Concatenate[RolloutController, P], list[Rollout]],
+) -> Callable[Concatenate[RolloutController, P], list[Any]]:
+    """The same call for the trajectories alone, written to files where the configuration has ``dump_to_file``."""
+
+    @wraps(take)
+    def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
+        return [each.trajectory for each in self._dumped(take(self, *args, **kwargs))]
+
+    call.__signature__ = inspect.signature(take).replace(return_annotation="list[Any]")  # type: ignore[attr-defined]
+    return call
 
 
 class RolloutController:
@@ -175,7 +191,7 @@ class RolloutController:
             raise
 
     def service(self) -> ServiceAddress:
-        """Address, admin key and model that episodes are sampled from. Raises UsageFault, NotFound."""
+        """The service that episodes are sampled from. Raises UsageFault, NotFound."""
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
 
     async def _open(self, service: ServiceAddress) -> None:
@@ -192,7 +208,7 @@ class RolloutController:
         self._executor = Executor(staleness, runner, most_failures, self._failed)
 
     def destroy(self) -> None:
-        """EpisodeRunner that run are given up. Idempotent; the service goes on."""
+        """Cancel running episodes. Idempotent; the service goes on."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -208,7 +224,7 @@ class RolloutController:
             await batcher.close()
         if (client := getattr(self, "_client", None)) is not None:
             await client.close()
-        await self._workflows.close()
+        await close_shared_http_client()
         await close_pool_of_this_loop()
 
     def _engine(self, item: EpisodeSpec) -> EpisodeEngine:
@@ -306,21 +322,6 @@ class RolloutController:
         del self._tasks[task_id]
         return rollout.trajectory if rollout is not None else None
 
-    def rollout_batch(
-        self,
-        data: Sequence[Row],
-        workflow: Any = None,
-        workflow_kwargs: Mapping[str, Any] | None = None,
-        should_accept_fn: Accept = None,
-        group_size: int = 1,
-        timeout: float | None = None,
-        is_eval: bool = False,
-    ) -> list[Any]:
-        """Run these and wait for all, outside the staleness window: the trajectories of the accepted, in the order of
-        ``data``. Failures are logged and kept (``failures``). Raises RolloutsFailed where all failed."""
-        taken = self.run_batch(data, workflow, workflow_kwargs, should_accept_fn, group_size, timeout, is_eval)
-        return [each.trajectory for each in self._dumped(taken)]
-
     def run_batch(
         self,
         data: Sequence[Row],
@@ -331,7 +332,10 @@ class RolloutController:
         timeout: float | None = None,
         is_eval: bool = False,
     ) -> list[Rollout]:
-        """Like ``rollout_batch``, with versions, prompts and task ids; ``dump_to_file`` is the caller's business."""
+        """Run these and wait for all, outside the staleness window: the accepted ones, in the order of ``data``.
+        ``rollout_batch`` gives trajectories; ``run_batch`` gives versions, prompts and task ids too, and leaves
+        ``dump_to_file`` to its caller. Failures are logged and kept (``failures``). Raises RolloutsFailed where all
+        failed."""
         make = self._item_factory(
             workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=True, is_eval=is_eval
         )
@@ -344,24 +348,7 @@ class RolloutController:
             _log.warning("episode %s failed by fault of the %s: %r", failure.task_id, failure.blame, failure.error)
         return [end for end in ends if isinstance(end, Rollout)]
 
-    def prepare_batch(
-        self,
-        dataloader: Iterable[Any] | None,
-        workflow: Any = None,
-        workflow_kwargs: Mapping[str, Any] | None = None,
-        should_accept_fn: Accept = None,
-        group_size: int = 1,
-        dynamic_bs: bool = False,
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """The next batch of ``consumer_batch_size`` trajectories, while episodes for later ones run on. ``dataloader``
-        gives rows or lists of rows, over and over; None in online mode, where users make the episodes.
-        ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the prompts that are
-        submitted by this call."""
-        taken = self.take_prepared(
-            dataloader, workflow, workflow_kwargs, should_accept_fn, group_size, dynamic_bs, timeout
-        )
-        return [each.trajectory for each in self._dumped(taken)]
+    rollout_batch = _trajectories(run_batch)
 
     def take_prepared(
         self,
@@ -373,7 +360,11 @@ class RolloutController:
         dynamic_bs: bool = False,
         timeout: float | None = None,
     ) -> list[Rollout]:
-        """Like ``prepare_batch``, with versions, prompts and task ids; ``dump_to_file`` is the caller's business."""
+        """The next batch of ``consumer_batch_size``, while episodes for later ones run on. ``prepare_batch`` gives
+        trajectories; ``take_prepared`` gives versions, prompts and task ids too, and leaves ``dump_to_file`` to its
+        caller. ``dataloader`` gives rows or lists of rows, over and over; None in online mode, where users make the
+        episodes. ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the
+        prompts that are submitted by this call."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
@@ -384,6 +375,8 @@ class RolloutController:
             take = executor.take(count, self._timeout(timeout), completed=dynamic_bs, low_water=max(1, count // 2))
             if (taken := self._loop.run(take)) is not None:
                 return taken
+
+    prepare_batch = _trajectories(take_prepared)
 
     def _rows(self, dataloader: Iterable[Any] | None) -> Iterator[Row]:
         """One endless stream for each loader, continued from call to call."""
@@ -454,7 +447,7 @@ class RolloutController:
         return self._loop.call(lambda: list(self._executor.staleness.failures))
 
     def export_stats(self) -> dict[str, float]:
-        """EpisodeCounts since the start, and how many run, wait, and are ready."""
+        """Counts since the start, and how many run, wait, and are ready."""
 
         def read() -> dict[str, float]:
             state = self._executor.staleness
@@ -464,7 +457,7 @@ class RolloutController:
         return self._loop.call(read)
 
     def ends(self) -> list[EpisodeEnd]:
-        """EpisodeRunner since the last call that give nothing to train on, and why. The first call starts it."""
+        """Episodes since the last call that give nothing to train on, and why. The first call starts the record."""
         return self._loop.call(lambda: self._executor.staleness.drain_ends())
 
     def served_version(self) -> int | None:

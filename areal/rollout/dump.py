@@ -1,5 +1,5 @@
-"""Consumed rollouts as files that ``areal inf trajectories show`` reads: a line for each sample of a prompt; and staged
-them ``failures.jsonl``, a line for each rollout that failed, with whose fault it was.
+"""Consumed rollouts as files that ``areal inf trajectories show`` reads: a line for each sample of a prompt; and
+``failures.jsonl`` beside them, a line for each rollout that failed, with whose fault it was.
 
 A trainer writes a file a step, once it knows the advantages, and one for each evaluation: a step that is taken again
 replaces its file. Programs that are no training job append to a file a version of the weights.

@@ -7,16 +7,13 @@ meant, and the rows are fetched when the episode has returned them: several clie
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import openai
 
-from areal.rollout.agents import export_session, reward_session
-from areal.rollout.tensors import concat_padded_tensors
+from areal.rollout.workflows import export_session, reward_session, shared_http_client
 
 if TYPE_CHECKING:
     from areal.client.inference import AsyncSession
@@ -40,7 +37,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         engine_max_tokens: int | None = None,
         **how: Any,
     ) -> None:
-        how.setdefault("http_client", _http_of_this_loop())
+        how.setdefault("http_client", shared_http_client())
         super().__init__(base_url=engine.base_url, api_key=self._key, **how)
         self._engine = engine
         self._session: AsyncSession | None = None
@@ -111,18 +108,6 @@ class ArealOpenAI(openai.AsyncOpenAI):
         return await export_session(self._session, discount=self._discount, style=style)
 
 
-_HTTP: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
-
-
-def _http_of_this_loop() -> Any:
-    """Shared by all clients of an event loop: each of its own would read the machine's certificates again, which takes
-    longer than a short answer."""
-    loop = asyncio.get_running_loop()
-    if loop not in _HTTP:
-        _HTTP[loop] = openai.DefaultAsyncHttpxClient()
-    return _HTTP[loop]
-
-
 @dataclass(frozen=True)
 class InteractionWithTokenLogpReward:
     """A call and its reward, None where it has none of its own."""
@@ -131,9 +116,3 @@ class InteractionWithTokenLogpReward:
     reward: float | None
     client: ArealOpenAI = field(repr=False)
     style: Style = "individual"
-
-
-async def rows_of_interactions(given: Mapping[str, InteractionWithTokenLogpReward]) -> Any:
-    """One trajectory of all clients' calls."""
-    clients = {id(each.client): each for each in given.values()}
-    return concat_padded_tensors([await each.client.rows(each.style) for each in clients.values()])

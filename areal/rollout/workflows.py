@@ -1,28 +1,231 @@
-"""From what a trainer calls a workflow (a class, an instance, ``module:attr``, or an agent) to what runs; and several
-episodes of one prompt at once: the group that a baseline is computed over."""
+"""What a trainer calls a workflow: an agent, an environment, real users, or code of its own; alone or in groups.
+
+An agent (an object with ``async run``) talks to the base URL of a recorded session; what the engine sampled comes back
+as training rows. The session's key alone ties a call to an episode, so any client of any framework will do. Each turn
+may have a reward, by its id; the newest turn's is given last, because it seals the trajectory. In an environment a
+step's reward goes to the newest model call before it, so the rows of earlier turns have returns by the discount along
+the conversation, as in any other reinforcement learning.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
+import os
+import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from areal.api.env_api import Agent, Environment
 from areal.api.registry import Registry
-from areal.api.workflow_api import RolloutWorkflow, Trajectory
-from areal.errors import UsageFault
-from areal.rollout.agents import AgentEpisodes, OnlineEpisodes, SharedHttpClient
+from areal.api.workflow_api import AgentWorkflow, RolloutWorkflow, Trajectory
+from areal.errors import ArealError, UsageFault
+from areal.rollout.sessions import seal
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import AgentConfig
+    from areal.client.inference import AsyncSession
+    from areal.client.trajectories import Trajectories
 
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+_CLEAN_UP_S = 10.0
+_ONLINE_WAIT_S = 30.0
+
+
+_http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+
+
+def shared_http_client() -> Any:
+    """The HTTP client of this event loop for the SDKs of agents; None where no such library is installed. A client of
+    its own would open connections for each episode, and read the machine's certificates again."""
+    loop = asyncio.get_running_loop()
+    if loop not in _http_clients:
+        try:
+            import openai
+        except ImportError:
+            _http_clients[loop] = None
+        else:
+            _http_clients[loop] = openai.DefaultAsyncHttpxClient()
+    return _http_clients[loop]
+
+
+async def close_shared_http_client() -> None:
+    client = _http_clients.pop(asyncio.get_running_loop(), None)
+    if client is not None:
+        await client.aclose()
+
+
+class SessionWorkflow(RolloutWorkflow):
+    """One recorded session an episode: run, reward, export, acknowledge. Without a reward (None) it is rejected."""
+
+    def __init__(self, *, discount: float = 1.0, style: Literal["individual", "concat"] = "individual") -> None:
+        self._discount = discount
+        self._style = style
+
+    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+        """The episode itself; its reward: one number, some by interaction, or None."""
+        raise NotImplementedError
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        (session,) = (await engine.start_sessions(1)).sessions
+        try:
+            reward = await self.play(session, engine, data)
+            if reward is None:
+                await _discard(session)
+                return None
+            await reward_session(session, reward)
+        except BaseException:
+            await _discard_quietly(session)
+            raise
+        return await export_session(session, discount=self._discount, style=self._style)
+
+
+async def export_session(session: AsyncSession, **how: Any) -> Trajectory | dict[str, Any]:
+    """Everything of a session that is sealed, taken out of the service. ``how``: ``discount`` and ``style``."""
+    try:
+        taken = await session.export(**how)
+    except ArealError as error:
+        if getattr(error, "param", None) != "format":
+            raise
+        taken = await session.export(**how, format="json")  # an external model's: text, no columns
+    await session.client.acknowledge(taken)
+    return trajectory_rows(taken) if taken.columns else {"interactions": list(taken.interactions)}
+
+
+def trajectory_rows(exported: Trajectories) -> Trajectory:
+    """The columns as tensors, which rows ended because there was no more room, and which row each continues."""
+    import torch
+
+    rows = exported.token_rows
+    places = {about["interaction_id"]: place for place, about in enumerate(rows)}
+    columns: Trajectory = exported.torch()
+    return {
+        **columns,
+        "truncated": torch.tensor([bool(about["truncated"]) for about in rows]),
+        "parents": torch.tensor([places.get(about.get("parent_id"), -1) for about in rows], dtype=torch.int32),
+    }
+
+
+async def reward_session(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
+    """Reward the episode and seal it, whatever time the service leaves for further rewards."""
+    steps, answer = seal(reward), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            call = steps.send(answer)  # type: ignore[arg-type]  # None starts it
+            if call.kind == "describe":
+                answer = await session.client.session(session.session_id)
+            elif call.kind == "reward":
+                answer = vars(await session.reward(call.reward, call.interaction_id))
+            else:
+                await session.end()
+
+
+async def _discard(session: AsyncSession) -> None:
+    """Leave nothing of the session in the service."""
+    if await session.end():
+        await session.client.acknowledge(await session.export(format="json"))
+
+
+async def _discard_quietly(session: AsyncSession) -> None:
+    """After a failure, which the caller gets. What is left in the service expires."""
+    with contextlib.suppress(ArealError, TimeoutError):
+        async with asyncio.timeout(_CLEAN_UP_S):
+            await _discard(session)
+
+
+class OnlineEpisodes(RolloutWorkflow):
+    """Trajectories of real users: whatever session has one ready. An episode waits until there is one."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
+        while True:
+            leases = await engine.client.lend(1, wait_s=_ONLINE_WAIT_S, kind="tokens")
+            if leases:
+                trajectory = trajectory_rows(leases[0].trajectories)
+                await engine.client.acknowledge_leases(leases)
+                return trajectory
+
+
+class AgentEpisodes(SessionWorkflow):
+    """``agent.run(data, base_url=, api_key=, model=, http_client=)``. The base URL is the service's root: what OpenAI's
+    client needs for chat, and Anthropic's for messages; OpenAI responses are below ``/v1`` of it."""
+
+    def __init__(self, agent: AgentWorkflow, **how: Any) -> None:
+        super().__init__(**how)
+        self._agent = agent
+        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK: its session's, not theirs
+
+    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+        return await self._agent.run(
+            data,
+            base_url=engine.base_url,
+            api_key=session.api_key,
+            model=engine.model,
+            http_client=shared_http_client(),
+        )
+
+
+@dataclass
+class _SessionChat:
+    """A session's chats, and which of them came last."""
+
+    session: AsyncSession
+    model: str | None
+    newest: str | None = None
+    rewards: dict[str, float] = field(default_factory=dict)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+        answer = await self.session.chat(messages, **{"model": self.model, **fields})
+        self.newest = answer["id"]
+        return answer
+
+    def reward(self, value: float) -> None:
+        if self.newest is None:
+            raise UsageFault("the agent acted without asking the model: its reward belongs to no answer")
+        self.rewards[self.newest] = self.rewards.get(self.newest, 0.0) + value
+
+
+class EnvironmentWorkflow(SessionWorkflow):
+    """``agent`` and ``environment`` make a new one each episode; the environment gets the row as ``options``. Its
+    methods run on a thread. ``max_steps`` ends an episode that the environment does not."""
+
+    def __init__(
+        self,
+        agent: Callable[[], Agent],
+        environment: Callable[[], Environment],
+        *,
+        max_steps: int = 64,
+        **how: Any,
+    ) -> None:
+        super().__init__(**how)
+        self._make_agent = agent
+        self._make_environment = environment
+        self._max_steps = max_steps
+
+    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+        agent, chat = self._make_agent(), _SessionChat(session, engine.model)
+        environment = await asyncio.to_thread(self._make_environment)
+        try:
+            observation, _ = await asyncio.to_thread(environment.reset, seed=data.get("seed"), options=data)
+            for _ in range(self._max_steps):
+                action = await agent.act(observation, chat)
+                observation, reward, terminated, truncated, _ = await asyncio.to_thread(environment.step, action)
+                chat.reward(float(reward))
+                if terminated or truncated:
+                    break
+        finally:
+            await asyncio.to_thread(environment.close)
+        return chat.rewards
+
+
+# Groups: several episodes of one prompt, which a baseline is computed over
 
 
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
@@ -30,9 +233,8 @@ async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     given = await workflow.arun_episode(engine, data)
     if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
         return given
-    from areal.rollout.openai_client import rows_of_interactions
-
-    return await rows_of_interactions(given)
+    interactions = {id(each.client): each for each in given.values()}  # one of each client: it exports all of its own
+    return concat_padded_tensors([await each.client.rows(each.style) for each in interactions.values()])
 
 
 @runtime_checkable
@@ -119,7 +321,6 @@ class WorkflowResolver:
     def __init__(self, agent: AgentConfig | None = None, *, whole: bool = False) -> None:
         self._agent = agent
         self._whole = whole
-        self._http = SharedHttpClient()
         self._made: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_REMEMBERED)
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
@@ -136,43 +337,38 @@ class WorkflowResolver:
         for known, arguments, size, made in self._made:
             if size == group_size and _same(known, workflow) and _same(arguments, given):
                 return made
-        made = self._grouped(self._single(workflow, given), given, group_size)
+        made = self._single(workflow, given)
+        if group_size > 1:
+            configured = bool(getattr(given.get("gconfig"), "drop_incomplete_group", False))
+            made = GroupedWorkflow(made, group_size, whole=self._whole or configured)
         self._made.append((workflow, given, group_size, made))
         return made
-
-    def _grouped(self, single: RolloutWorkflow, kwargs: Mapping[str, Any], size: int) -> RolloutWorkflow:
-        if size == 1:
-            return single
-        configured = bool(getattr(kwargs.get("gconfig"), "drop_incomplete_group", False))
-        return GroupedWorkflow(single, size, whole=self._whole or configured)
 
     def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
         found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow
         if inspect.isclass(found):
-            found = _made(found, kwargs)
-        elif kwargs and _runs(found):
+            try:
+                inspect.signature(found).bind(**kwargs)
+            except TypeError as error:
+                hint = "workflow_kwargs are its constructor's arguments"
+                raise UsageFault(f"{found.__name__}: {error}", hint=hint) from error
+            found = found(**kwargs)
+        elif kwargs and (_has(found, "arun_episode") or _has(found, "run")):
             raise UsageFault(f"workflow_kwargs are for a class; {type(found).__name__} is made already")
         if isinstance(found, RolloutWorkflow) or _has(found, "arun_episode"):
             runs: RolloutWorkflow = found
             return runs
         if _has(found, "run"):
             how = {"discount": self._agent.turn_discount, "style": self._agent.export_style} if self._agent else {}
-            return AgentEpisodes(found, self._http, **how)
+            return AgentEpisodes(found, **how)
         raise UsageFault(
             f"{type(found).__name__} is no workflow: it has neither async arun_episode(engine, data) nor "
             "async run(data, **extra)"
         )
 
-    async def close(self) -> None:
-        await self._http.close()
-
 
 def _has(found: Any, method: str) -> bool:
     return inspect.iscoroutinefunction(getattr(found, method, None))
-
-
-def _runs(found: Any) -> bool:
-    return _has(found, "arun_episode") or _has(found, "run")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -180,11 +376,3 @@ def _same(one: Any, other: Any) -> bool:
         return one is other or bool(one == other)
     except (TypeError, ValueError, RuntimeError):  # tensors have no one truth
         return False
-
-
-def _made(cls: type, kwargs: dict[str, Any]) -> Any:
-    try:
-        inspect.signature(cls).bind(**kwargs)
-    except TypeError as error:
-        raise UsageFault(f"{cls.__name__}: {error}", hint="workflow_kwargs are its constructor's arguments") from error
-    return cls(**kwargs)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from areal.lazy import lazy
 
 if TYPE_CHECKING:
     from areal.training.trainers.offline import DPOTrainer, RWTrainer, SFTTrainer
     from areal.training.trainers.ppo import PPOTrainer
 
 __all__ = ["DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import areal
-
-    return getattr(areal, name)
+__getattr__ = lazy(__name__, dict.fromkeys(__all__, "areal"))

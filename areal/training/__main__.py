@@ -37,6 +37,7 @@ from areal.training.launch import is_quiet_rank, is_rank, leave_note
 
 _TERMINATED = 128 + signal.SIGTERM
 _FAILED = 1
+_HTTP_CLIENTS = ("httpx", "httpx2", "openai", "anthropic")  # of agents: a line for every call of every episode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     level = "ERROR" if is_quiet_rank() else os.environ.get("AREAL_LOG_LEVEL", "INFO").upper()
     logging.basicConfig(level=level, format=_FORMAT)
+    if level != "DEBUG":
+        for client in _HTTP_CLIENTS:
+            logging.getLogger(client).setLevel(logging.WARNING)
     if is_quiet_rank():
         warnings.simplefilter("ignore")
     stopping.on_sigterm()

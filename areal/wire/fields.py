@@ -1,8 +1,8 @@
 """JSON objects as dataclasses and back: each field is checked against its annotation, an unknown one is refused.
 
 An annotation is made of bool, int, float, str, None, Literal, unions of these, ``tuple[T, ...]``, ``Mapping[str, T]``
-and dataclasses. An int is taken for a float; nothing else is converted. A field's metadata may bound its number:
-``above`` (exclusive) and ``least`` (inclusive).
+and dataclasses. An int is taken for a float; nothing else is converted. A field's metadata may bound its value:
+``above`` (exclusive), ``least`` and ``most`` (inclusive), or ``valid``, a predicate, with the ``problem`` it names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from reprlib import repr as short
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -40,16 +41,21 @@ def default_of(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def read_fields(cls: type[T], data: object, path: str = "") -> T:
-    """``data`` as an instance of the dataclass ``cls``; ``path`` is the object's own. Raises FieldError."""
+def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = False) -> T:
+    """``data`` as an instance of the dataclass ``cls``; ``path`` is the object's own. ``lenient``: unknown fields are
+    ignored, and null stands for a default, as in a request's body. Raises FieldError."""
     if not isinstance(data, Mapping):
         raise FieldError(path, "must be an object")
     prefix, kinds = f"{path}." if path else "", field_types(cls)
-    if unknown := [name for name in data if name not in kinds]:
+    unknown = [name for name in data if name not in kinds]
+    if unknown and not lenient:
         raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(kinds)}")
     values = {}
     for field in fields(cls):  # type: ignore[arg-type]
-        if field.name in data:
+        given = field.name in data
+        if lenient and data.get(field.name) is None and not _fits(kinds[field.name], None):
+            given = False
+        if given:
             values[field.name] = _read(kinds[field.name], data[field.name], prefix + field.name)
             _check_bounds(field, values[field.name], prefix + field.name)
         elif default_of(field) is MISSING:
@@ -66,7 +72,7 @@ def write_fields(value: Any) -> dict[str, Any]:
 def _read(kind: Any, value: object, path: str) -> Any:
     if _fits(kind, value):
         return _built(kind, value, path)
-    raise FieldError(path, f"must be {_described(kind)}, not {value!r}")
+    raise FieldError(path, f"must be {_described(kind)}, not {short(value)}")
 
 
 def _fits(kind: Any, value: object) -> bool:
@@ -83,7 +89,7 @@ def _fits(kind: Any, value: object) -> bool:
     if origin is Mapping or is_dataclass(kind):
         return isinstance(value, Mapping)
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+        return type(value) is int or (type(value) is float and math.isfinite(value))
     return type(value) is kind
 
 
@@ -102,11 +108,17 @@ def _built(kind: Any, value: Any, path: str) -> Any:
 
 
 def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
-    above, least = field.metadata.get("above"), field.metadata.get("least")
-    if value is not None and above is not None and not value > above:
-        raise FieldError(path, f"must be above {above}, not {value}")
-    if value is not None and least is not None and value < least:
-        raise FieldError(path, f"must be at least {least}, not {value}")
+    bounds = field.metadata
+    if value is None:
+        return
+    if "above" in bounds and not value > bounds["above"]:
+        raise FieldError(path, f"must be above {bounds['above']}, not {value}")
+    if "least" in bounds and value < bounds["least"]:
+        raise FieldError(path, f"must be at least {bounds['least']}, not {value}")
+    if "most" in bounds and value > bounds["most"]:
+        raise FieldError(path, f"must be at most {bounds['most']}, not {value}")
+    if "valid" in bounds and not bounds["valid"](value):
+        raise FieldError(path, bounds["problem"])
 
 
 def _described(kind: Any) -> str:

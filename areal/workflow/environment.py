@@ -1,5 +1,5 @@
 """An agent in a gymnasium-compatible environment."""
 
-from areal.rollout.agents import EnvironmentWorkflow
+from areal.rollout.workflows import EnvironmentWorkflow
 
 __all__ = ["EnvironmentWorkflow"]

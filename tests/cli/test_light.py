@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Spawner
 
 LIBRARIES = ("pydantic", "yaml", "httpx", "http.client", "asyncio", "jsonschema", "torch", "aiohttp", "numpy", "ray")
-MODELS = tuple(f"areal.resources.{name}" for name in ("model", "inference_service", "registry", "render"))
+MODELS = tuple(f"areal.resources.{name}" for name in ("specs", "fields", "validation", "render"))
 HEAVY = (
     *LIBRARIES,
     *MODELS,

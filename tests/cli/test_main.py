@@ -7,7 +7,7 @@ import pytest
 from areal.cli import main as entry
 from areal.cli.options import Invocation
 from areal.errors import ArealError, Conflict, Locked, NoCapacity, NotFound, Partial, TargetFailed, TimedOut
-from areal.resources.diagnostics import Diagnostic, ManifestError, Pos
+from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from tests.cli.conftest import Areal, Spawner
 
 

@@ -20,7 +20,7 @@ from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.resources.registry import effective
+from areal.resources.validation import effective
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
 from tests.reconcilers.simulator import Relay, Simulation, answers

@@ -15,9 +15,9 @@ from areal.reconcilers.observe import Observed, RouteTable
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.resources.model_fields import fields_of
-from areal.resources.registry import spec_model
+from areal.resources.fields import fields_of
 from areal.resources.tree import UpdateClass
+from areal.resources.validation import spec_model
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import (

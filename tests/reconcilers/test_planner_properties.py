@@ -15,7 +15,7 @@ from areal.reconcilers.converge import MAX_PASSES
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.model_replicas import gpus_per_replica, replica_count
 from areal.reconcilers.plan import Op, Plan, Verb
-from areal.resources.registry import effective
+from areal.resources.validation import effective
 from tests.reconcilers.histories import Chances, Wish, rollouts, wishes, worlds
 from tests.reconcilers.simulator import Pick, Simulation, answers
 from tests.reconcilers.worlds import SERVICE

@@ -9,7 +9,7 @@ from typing import Any
 from areal.reconcilers.desired import Target, Wanted, target_for
 from areal.reconcilers.kinds.model_replicas import gpus_per_replica
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
-from areal.resources.registry import effective
+from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.layers import Layer
 from areal.state.records import StoredObject

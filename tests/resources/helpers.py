@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from areal.resources.diagnostics import Diagnostic, ManifestError
+from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.render import RenderRequest, render
 from areal.resources.resource import Rendered
 

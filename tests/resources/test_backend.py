@@ -19,7 +19,7 @@ from areal.resources.backend import (
     flag_name,
     parse_backend,
 )
-from areal.resources.registry import validate
+from areal.resources.validation import validate
 from areal.wire.processes import EmbeddedEngineConfig
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.resources.diagnostics import ManifestError
+from areal.resources.nodes import ManifestError
 from areal.resources.render import RenderRequest, render
 from areal.resources.yaml_io import MAX_FILE_BYTES
 

@@ -17,7 +17,7 @@ from .helpers import HEAD, faults, model, rendered
 
 _PRINT = """
 import sys
-from areal.resources.diagnostics import ManifestError
+from areal.resources.nodes import ManifestError
 from areal.resources.resource import graph
 from areal.resources.render import RenderRequest, render
 try:

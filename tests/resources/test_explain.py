@@ -7,12 +7,12 @@ import re
 import pytest
 
 from areal.errors import NotFound
-from areal.resources import registry
 from areal.resources.explain import explain, init
+from areal.resources.fields import all_fields, fields_of
 from areal.resources.kinds import KINDS
-from areal.resources.model_fields import all_fields, fields_of
 from areal.resources.resource import graph
 from areal.resources.tree import path_text
+from areal.resources.validation import spec_model
 
 from .helpers import HEAD, model, rendered
 
@@ -54,7 +54,7 @@ def test_explain_accepts_every_way_down(path: str) -> None:
 
 def test_explain_knows_every_field() -> None:
     for kind in KINDS:
-        for path, _ in all_fields(registry.spec_model(kind)):
+        for path, _ in all_fields(spec_model(kind)):
             dotted = path_text(path).replace("[]", "").replace("[*]", ".any").replace("*", "any")
             assert "FIELD:" in explain(f"{kind.lower()}.spec.{dotted}")
 
@@ -81,14 +81,14 @@ def test_init_renders_and_shows_every_field(kind: str) -> None:
     assert text.startswith("# yaml-language-server: $schema=https://areal.dev/schemas/")
     (found,) = rendered(text).resources
     assert found.kind == kind
-    for name in fields_of(registry.spec_model(kind)):
+    for name in fields_of(spec_model(kind)):
         assert re.search(rf"^  (# )?{name}:", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_init_each_comment_can_be_uncommented(kind: str) -> None:
     lines = init(kind).splitlines()
-    for name in fields_of(registry.spec_model(kind)):
+    for name in fields_of(spec_model(kind)):
         start = next((at for at, line in enumerate(lines) if line.startswith(f"  # {name}:")), None)
         if start is None or name in ("external", "engineApiKeyFrom"):  # they go with other fields than the rest
             continue

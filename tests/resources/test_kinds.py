@@ -73,7 +73,7 @@ def test_name_of_63_is_the_longest() -> None:
 
 
 def test_light_modules_import_neither_pydantic_nor_yaml() -> None:
-    modules = "addresses, backend, diagnostics, jsonpath, kinds, paths, registry, suggest, tree"
+    modules = "addresses, backend, jsonpath, kinds, nodes, paths, tree"
     heavy = "[m for m in ('pydantic', 'yaml', 'click') if m in sys.modules]"
     code = f"import sys; from areal.resources import {modules}; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.resources import tree
-from areal.resources.diagnostics import Pos, Problems
-from areal.resources.nodes import MappingNode, locate, patched, plain, to_node
+from areal.resources.nodes import MappingNode, Pos, Problems, locate, patched, plain, to_node
 
 BASE, OVER = Pos("base", 1, 1), Pos("over", 2, 2)
 

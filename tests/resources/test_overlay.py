@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from areal.resources.diagnostics import Diagnostic
+from areal.resources.nodes import Diagnostic
 from areal.resources.render import RenderRequest, render
 from areal.resources.resource import Rendered
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal.resources import registry
 from areal.resources.backend import engine_arg_faults
 from areal.resources.kinds import API_VERSION, Ref
 from areal.resources.render import RenderRequest, render
 from areal.resources.resource import Rendered
 from areal.resources.tree import leaves
+from areal.resources.validation import validate
 from areal.resources.yaml_io import dump_documents
 
 from .helpers import HEAD, diagnostics, faults, model, rendered
@@ -71,7 +71,7 @@ def test_inline_models_become_owned_models_after_their_service() -> None:
     assert qwen.labels == {"team": "rl"}
     assert str(qwen.pos_of(("path",))) == "<stdin>:11:11"
     assert qwen.text_of(("path",)) == "spec.models[qwen].path"
-    assert registry.validate("Model", qwen.spec) == []
+    assert validate("Model", qwen.spec) == []
 
 
 def test_several_documents_and_a_list_keep_file_order() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from areal.resources.diagnostics import ManifestError
 from areal.resources.explain import init
 from areal.resources.kinds import API_VERSION, KINDS
+from areal.resources.nodes import ManifestError
 from areal.resources.render import RenderRequest, render
 
 _TEMPLATED = """\

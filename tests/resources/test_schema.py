@@ -19,14 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.errors import ArealError
-from areal.resources import registry
 from areal.resources.backend import embedded_flags
 from areal.resources.explain import init
-from areal.resources.fields import SpecModel
+from areal.resources.fields import SpecModel, fields_of
 from areal.resources.kinds import API_VERSION, KINDS
-from areal.resources.model_fields import fields_of
 from areal.resources.render import RenderRequest, render
 from areal.resources.schema import combined_schema, json_schema, main, schema_files, stale_files
+from areal.resources.validation import spec_model, validate
 
 ROOT = Path(__file__).parents[2]
 KIND_NAMES = [*KINDS, "Overlay"]
@@ -74,7 +73,7 @@ def _refs(schema: Any) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_valid_manifest_is_accepted_by_its_schema_and_the_combined_one(kind: str) -> None:
-    assert registry.validate(kind, _VALID[kind]) == []
+    assert validate(kind, _VALID[kind]) == []
     for schema in (_SCHEMAS[kind], json_schema(kind, 2020), _COMBINED):
         assert _accepts(schema, _manifest(kind, _VALID[kind]))
         assert not _accepts(schema, {**_manifest(kind, _VALID[kind]), "extra": 1})
@@ -84,7 +83,7 @@ def test_valid_manifest_is_accepted_by_its_schema_and_the_combined_one(kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_expressions_are_accepted_wherever_a_value_is(kind: str) -> None:
-    spec: dict[str, Any] = dict.fromkeys(fields_of(registry.spec_model(kind)), "${{ values.x }}")
+    spec: dict[str, Any] = dict.fromkeys(fields_of(spec_model(kind)), "${{ values.x }}")
     errors = list(jsonschema.Draft7Validator(_SCHEMAS[kind]).iter_errors(_manifest(kind, spec)))
     assert not errors, [(list(error.path), error.message) for error in errors]
 
@@ -127,10 +126,10 @@ _ANY = st.recursive(
 
 @given(st.data(), st.sampled_from(list(KINDS)))
 def test_what_the_model_accepts_the_schema_accepts(data: st.DataObject, kind: str) -> None:
-    names = list(fields_of(registry.spec_model(kind)))
+    names = list(fields_of(spec_model(kind)))
     changed = data.draw(st.dictionaries(st.sampled_from(names), _ANY, max_size=2))
     spec = {**_VALID[kind], **changed}
-    if registry.validate(kind, spec) == []:
+    if validate(kind, spec) == []:
         assert _accepts(_SCHEMAS[kind], _manifest(kind, spec))
 
 
@@ -233,10 +232,10 @@ def with_value(spec: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[
 def test_every_field_with_every_odd_value_is_judged_alike(kind: str) -> None:
     found = []
     for base in BASES[kind]:
-        for number, path in enumerate(fields(registry.spec_model(kind))):
+        for number, path in enumerate(fields(spec_model(kind))):
             for value in VALUES[number % 11 :: 11]:  # of fields of one type, each meets others
                 spec = with_value(base, path, value)
-                faults = [] if spec is None else registry.validate(kind, spec)
+                faults = [] if spec is None else validate(kind, spec)
                 if spec is not None and (not faults) != _VALIDATORS[kind].is_valid(manifest(kind, spec)):
                     found.append(f"{spec}: {faults or 'only the schema refuses it'}")
     assert not found, f"{len(found)}: " + "\n".join(found[:20])

@@ -9,8 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.resources.diagnostics import Pos, Problems
-from areal.resources.nodes import MappingNode, ScalarNode, locate, plain
+from areal.resources.nodes import MappingNode, Pos, Problems, ScalarNode, locate, plain
 from areal.resources.yaml_io import MAX_DEPTH, dump_documents, load_documents, load_value
 
 from .helpers import rendered

@@ -13,9 +13,8 @@ from areal.api.cli_args import AgentConfig, GenerationHyperparameters, Inference
 from areal.api.env_api import ChatModel, Environment
 from areal.client import InferenceClient, RolloutController, RolloutsFailed
 from areal.errors import UsageFault
-from areal.rollout.agents import EnvironmentWorkflow
 from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
-from areal.rollout.workflows import WorkflowResolver
+from areal.rollout.workflows import EnvironmentWorkflow, WorkflowResolver
 from areal.utils.hf_utils import load_hf_tokenizer
 from tests.client.conftest import Place
 from tests.reward.rewards import never_right, reverse_reward

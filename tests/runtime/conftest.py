@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from areal.resources.plugins import BACKENDS
+from areal.resources.kinds import BACKENDS
 from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import Backend
 from areal.runtime.backends.local import LocalBackend

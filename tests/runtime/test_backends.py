@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from areal.errors import NotFound, UsageFault
-from areal.resources.plugins import BACKENDS
-from areal.resources.registry import effective, validate
+from areal.resources.kinds import BACKENDS
+from areal.resources.validation import effective, validate
 from areal.runtime.backends import Backends, open_backend
 from areal.runtime.backends.base import Phase, StopReport, Trouble
 

@@ -18,8 +18,8 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from areal.api.config.fields import Absent, Inert
+from areal.errors import did_you_mean
 from areal.resources.overrides import KeyPath
-from areal.resources.suggest import did_you_mean
 
 T = TypeVar("T")
 

@@ -28,10 +28,9 @@ import yaml
 
 from areal.api.config.building import Faults, build, hints_of, over
 from areal.api.config.experiment import BaseExperimentConfig
-from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault
+from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
 from areal.resources.overrides import BadOverride, KeyPath, apply, dotted, parse_override
-from areal.resources.suggest import closest
 
 Mark = tuple[int, int]
 """Line and column, from 1."""

@@ -19,7 +19,7 @@ from areal.api.config.fields import (
     check_numbers,
 )
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
-from areal.resources.plugins import TRAIN_ENGINES
+from areal.resources.kinds import TRAIN_ENGINES
 
 # Where processes run, as AReaL's drivers say it. Manifests say it here: these fields are read, not acted upon.
 

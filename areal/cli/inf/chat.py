@@ -185,7 +185,7 @@ class Conversation:
     def set(self, name: str, text: str) -> None:
         """Raises UsageFault for a setting or a value that does not exist. An empty text unsets."""
         if name not in SETTINGS:
-            from areal.resources.suggest import did_you_mean
+            from areal.errors import did_you_mean
 
             raise UsageFault(
                 f'no setting "{name}"{did_you_mean(name, SETTINGS)}', hint=f"settings: {', '.join(SETTINGS)}"
@@ -312,7 +312,7 @@ class Repl:
         if name in _LEAVING:
             return True
         if name not in self._commands:
-            from areal.resources.suggest import did_you_mean
+            from areal.errors import did_you_mean
 
             known = (*self._commands, *_LEAVING)
             raise UsageFault(f'no command "/{name}"{did_you_mean(name, known)}', hint="/? lists them")

@@ -24,10 +24,9 @@ from areal.reconcilers.kinds.model_replicas import ENGINE, gpus_per_replica, rep
 from areal.reconcilers.launch import Slot, restart_policy, run_spec, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.resources.backend import flag_name
-from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import parse_ref, service_ref
-from areal.resources.model import ModelSpec
 from areal.resources.paths import resolve_model_path
+from areal.resources.specs import InferenceServiceSpec, ModelSpec
 from areal.runtime.backends.base import RestartPolicy, RunSpec
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from areal.errors import NotFound, UsageFault
+from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.reconcilers.health import Health, best_run, judge, serves
 from areal.reconcilers.kinds.base import Endpoint, KindController
 from areal.resources.kinds import Ref
-from areal.resources.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from areal.reconcilers.effect_context import EffectContext
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
-    from areal.resources.inference_service import InferenceServiceSpec
+    from areal.resources.specs import InferenceServiceSpec
     from areal.runtime.backends.base import RunSpec
     from areal.state.home import Home
     from areal.state.objects import ObjectStore
@@ -47,7 +46,7 @@ class InferenceServiceController(KindController):
         return InferenceServicePlan(planning, self.kind)
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
-        from areal.resources.registry import effective
+        from areal.resources.validation import effective
 
         full: InferenceServiceSpec = effective(self.kind, spec)
         if component == "gateway":

@@ -24,18 +24,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from areal.errors import InvalidManifest, UsageFault
+from areal.errors import InvalidManifest, UsageFault, did_you_mean
 from areal.installation import install_command
 from areal.reconcilers.desired import Wanted
 from areal.resources.backend import Allocation, BackendError, Part, areal_sets, parse_backend
-from areal.resources.diagnostics import Diagnostic, ManifestError, Pos
-from areal.resources.kinds import Ref
+from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
+from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.overrides import BadOverride, apply, dotted, parse_override
 from areal.resources.paths import file_fault, import_fault, looks_local, module_of
-from areal.resources.plugins import BACKENDS, TRAIN_ENGINES
 from areal.resources.resource import Resource
-from areal.resources.suggest import did_you_mean
-from areal.resources.train_job import DRIVER
+from areal.resources.specs import DRIVER
 from areal.resources.tree import path_text
 
 BUILT_IN = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")}

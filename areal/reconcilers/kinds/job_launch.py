@@ -18,10 +18,9 @@ from areal.reconcilers.kinds.model_files import commits_of
 from areal.reconcilers.launch import Slot, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.resources.addresses import base_url
-from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import check_name, parse_ref, served_name
-from areal.resources.registry import effective
-from areal.resources.train_job import TrainJobSpec
+from areal.resources.specs import InferenceServiceSpec, TrainJobSpec
+from areal.resources.validation import effective
 from areal.runtime.backends.base import RestartPolicy, RunSpec
 from areal.state.files import read_json, write_atomic, write_json
 from areal.state.home import Home

@@ -28,8 +28,8 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork
 from areal.resources.kinds import name_problem
-from areal.resources.registry import effective
-from areal.resources.train_job import JobRestart, TrainJobSpec
+from areal.resources.specs import JobRestart, TrainJobSpec
+from areal.resources.validation import effective
 from areal.runtime.backends.base import RunState
 from areal.state.records import StoredObject
 

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from areal.errors import NotFound
+from areal.errors import NotFound, did_you_mean
 from areal.reconcilers.health import Health, best_run, judge, serves
 from areal.reconcilers.kinds.base import Endpoint, KindController, Told
 from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
-from areal.resources.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from areal.reconcilers.effect_context import EffectContext
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
     from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
-    from areal.resources.diagnostics import Diagnostic
     from areal.resources.fields import Strategy
-    from areal.resources.model import ModelSpec
+    from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
+    from areal.resources.specs import ModelSpec
     from areal.runtime.backends.base import RunSpec
     from areal.state.home import Home
     from areal.state.objects import ObjectStore
@@ -45,7 +44,7 @@ class ModelController(KindController):
         self, resources: Sequence[Resource], stored: Sequence[StoredObject]
     ) -> dict[Ref, list[Diagnostic]]:
         from areal.reconcilers.kinds.model_files import missing_folders
-        from areal.resources.diagnostics import Diagnostic
+        from areal.resources.nodes import Diagnostic
         from areal.resources.resource import served_as, served_twice
 
         taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
@@ -118,7 +117,7 @@ class ModelController(KindController):
 
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
         from areal.reconcilers.kinds.model_replicas import gpus_per_replica
-        from areal.resources.registry import effective
+        from areal.resources.validation import effective
 
         return gpus_per_replica(effective(self.kind, spec)) > 0
 
@@ -129,7 +128,7 @@ class ModelController(KindController):
 
     def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
         from areal.reconcilers.kinds.model_files import require_models
-        from areal.resources.registry import effective
+        from areal.resources.validation import effective
 
         require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, told)
 

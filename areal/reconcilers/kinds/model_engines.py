@@ -25,8 +25,8 @@ from areal.client.http import AdminClient
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
 from areal.reconcilers.components import inference_part
 from areal.resources.backend import engine_arg_faults
-from areal.resources.diagnostics import Diagnostic
 from areal.resources.kinds import Ref
+from areal.resources.nodes import Diagnostic
 from areal.resources.resource import Resource
 from areal.runtime.ports import ports_of
 from areal.state.files import write_atomic

@@ -24,11 +24,11 @@ from pathlib import Path
 from areal.errors import ArealError
 from areal.hub import MAIN, TOKENIZER_FILES, Hub, Told, is_id
 from areal.reconcilers.launch import secret_of, source_file
-from areal.resources.diagnostics import Diagnostic
 from areal.resources.kinds import Ref, check_name
-from areal.resources.model import ModelSpec
+from areal.resources.nodes import Diagnostic
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.resource import Resource
+from areal.resources.specs import ModelSpec
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject

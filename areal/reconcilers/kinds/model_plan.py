@@ -32,8 +32,8 @@ from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Drift, Verb
 from areal.reconcilers.planning import KindPlan, Planning
 from areal.resources.kinds import service_ref
-from areal.resources.model import ModelSpec
-from areal.resources.registry import effective
+from areal.resources.specs import ModelSpec
+from areal.resources.validation import effective
 
 # -- replacement of outdated replicas
 

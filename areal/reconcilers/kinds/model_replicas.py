@@ -31,10 +31,9 @@ from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import ObjectWork
 from areal.resources.fields import Strategy
-from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import service_ref
-from areal.resources.model import ModelSpec
-from areal.resources.registry import effective
+from areal.resources.specs import InferenceServiceSpec, ModelSpec
+from areal.resources.validation import effective
 
 ENGINE, PROXY = "engine", "data-proxy"
 ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")

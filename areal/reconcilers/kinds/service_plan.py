@@ -33,9 +33,9 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, Planning
-from areal.resources.inference_service import InferenceServiceSpec
 from areal.resources.kinds import served_name
-from areal.resources.registry import effective
+from areal.resources.specs import InferenceServiceSpec
+from areal.resources.validation import effective
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
-    from areal.resources.diagnostics import Diagnostic
     from areal.resources.kinds import Ref
+    from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
     from areal.runtime.backends.base import RunSpec, RunState
     from areal.state.home import Home

@@ -1,6 +1,6 @@
 """The one place that opens backends, and all backends of a home as one.
 
-``base`` has the contract, ``local`` the processes of this machine; ``areal.resources.plugins`` says how a package
+``base`` has the contract, ``local`` the processes of this machine; ``areal.resources.kinds`` says how a package
 registers its own. A factory is called as ``factory(home_root, lease_dir, crash)``: the home's folder (``Path``), the
 folder of machine-wide leases (``Path``, or None for the default one), and a function that fault-injection tests give a
 name of each point where a caller may die.
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from areal.errors import UsageFault
-from areal.resources.plugins import BACKENDS
+from areal.resources.kinds import BACKENDS
 from areal.runtime.backends.base import Backend, Capacity, Problem, RunControl, RunSpec, RunState, Stage, StopReport
 
 LOCAL = "local"

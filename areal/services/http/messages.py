@@ -16,6 +16,7 @@ import orjson
 
 from areal.services.http.errors import ApiError
 from areal.services.http.headers import REQUEST_ID, Headers, unique_id
+from areal.wire.fields import FieldError, read_fields
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID.encode()
@@ -392,3 +393,16 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 async def read_object(request: Request, limit: int = DEFAULT_MAX_BODY_BYTES) -> dict[str, Any]:
     return decode_object(await request.read(limit))
+
+
+async def read_body(request: Request, cls: type[T], limit: int = DEFAULT_MAX_BODY_BYTES) -> T:
+    """The request's body as ``cls``, one of ``areal.wire.bodies``. Raises 400 naming the field."""
+    return body_as(cls, await read_object(request, limit))
+
+
+def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
+    """``path`` is that of an object within the body. Raises 400 naming the field."""
+    try:
+        return read_fields(cls, data, path, lenient=True)
+    except FieldError as error:
+        raise ApiError(400, str(error), code="invalid_value", param=error.field) from error

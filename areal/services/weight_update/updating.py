@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -25,6 +25,7 @@ import orjson
 from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState
+from areal.wire.bodies import CheckWeights, ConnectPair, WeightOrder
 
 # Calls to the workers of a pair: each with its deadline, each failure with the worker's own words.
 
@@ -51,10 +52,8 @@ class WorkerClient:
         self.parting_s = min(control_s, _PARTING_S)
         self._headers = {**headers, "Content-Type": "application/json"}
 
-    async def post(
-        self, url: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
-    ) -> dict[str, Any]:
-        """The worker's answer. Raises WorkerFailed."""
+    async def post(self, url: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
+        """The worker's answer. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""
         return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
 
     async def get(self, url: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
@@ -80,7 +79,7 @@ class WorkerClient:
         return False
 
     async def post_all(
-        self, urls: Sequence[str], path: str, body: Mapping[str, Any], timeout_s: float | None = None
+        self, urls: Sequence[str], path: str, body: object, timeout_s: float | None = None
     ) -> dict[str, dict[str, Any]]:
         """Every worker's answer, by its address. Waits for all, then raises WorkerFailed naming each that failed."""
         answers = await asyncio.gather(*(self.post(url, path, body, timeout_s) for url in urls), return_exceptions=True)
@@ -125,7 +124,7 @@ class WorkerSet:
         self.urls = list(urls)
         self.lost: set[str] = set()
 
-    async def all(self, path: str, body: Mapping[str, Any], timeout_s: float | None = None) -> None:
+    async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
         """Post to all. Raises WorkerFailed naming each that is there and failed."""
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
@@ -253,12 +252,14 @@ class Updater:
 
     async def _introduce(self, pair: Pair, workers: WorkerSet) -> None:
         """Tell inference workers of the pair; each proves that it reaches what the training side offered."""
-        about = {**self._hello(pair, workers.urls), "offer": pair.settings["offer"]}
+        about = ConnectPair(
+            pair_name=pair.name, mode=pair.mode.value, offer=pair.settings["offer"], gateway=self._address()
+        )
         ranks = {url: rank for rank, url in enumerate(workers.urls, start=1)}
         pair.connected |= set(workers.urls)
 
         async def hello(url: str) -> None:
-            await self._client.post(url, "/weights/connect", {**about, "rank": ranks[url]})
+            await self._client.post(url, "/weights/connect", replace(about, rank=ranks[url]))
 
         if pair.mode is not Mode.XCCL:
             await workers.each(hello)
@@ -302,7 +303,7 @@ class Updater:
         return done
 
     async def _update(self, pair: Pair, version: int, began: float) -> UpdateResult:
-        order = {"pair_name": pair.name, "version": version}
+        order = WeightOrder(pair_name=pair.name, version=version)
         carry = self._broadcast if pair.mode is Mode.XCCL else self._hand_out
         while True:
             workers = await self._participants(pair)
@@ -320,7 +321,7 @@ class Updater:
         return UpdateResult(version, (time.monotonic() - began) * 1e3, taken.paused_ms, taken.bytes)
 
     async def _take_back(
-        self, pair: Pair, workers: Sequence[str], order: dict[str, Any], error: WorkerFailed
+        self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
     ) -> WorkerFailed:
         """Have the workers that took this version go back: the error, with their names."""
         tell = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
@@ -335,15 +336,15 @@ class Updater:
         old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
         return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
 
-    async def _hand_out(self, pair: Pair, workers: WorkerSet, order: dict[str, Any]) -> _Transfer:
+    async def _hand_out(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> _Transfer:
         """Publish a folder, and have each worker take it."""
         await self._introduce_newcomers(pair, workers)
         published = await self._client.post(pair.train[0], "/weights/publish", order, TRANSFER_S)
-        taken = {**order, "source": published["source"]}
+        taken = replace(order, source=published["source"])
         await workers.all("/weights/prepare", taken, TRANSFER_S)
         return await self._swap(workers, taken, published)
 
-    async def _broadcast(self, pair: Pair, workers: WorkerSet, order: dict[str, Any]) -> _Transfer:
+    async def _broadcast(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> _Transfer:
         """Where a worker is lost in the middle: once more, in a group of those that are left."""
         before = len(workers.lost)
         try:
@@ -355,13 +356,13 @@ class Updater:
             _log.warning("the process group of %s is formed anew: %s", pair.name, error)
         return await self._broadcast_once(pair, workers, order)
 
-    async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: dict[str, Any]) -> _Transfer:
+    async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> _Transfer:
         """Both sides at once: one sends while the others receive. When one fails the pair is taken apart, or the others
         would wait for it; then the next one builds the process group anew."""
         await self._introduce_newcomers(pair, workers)
         manifest = await self._client.post(pair.train[0], "/weights/manifest", order, TRANSFER_S)
-        taken = {**order, "source": manifest["source"]}
-        await workers.all("/weights/prepare", {**taken, "verify": True})
+        taken = replace(order, source=manifest["source"])
+        await workers.all("/weights/prepare", replace(taken, verify=True))
         calls = [self._client.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
         calls += [self._client.post(url, "/weights/prepare", taken, TRANSFER_S) for url in workers.urls]
         try:
@@ -371,12 +372,12 @@ class Updater:
             raise
         return await self._swap(workers, taken, manifest)
 
-    async def _swap(self, workers: WorkerSet, taken: dict[str, Any], published: dict[str, Any]) -> _Transfer:
+    async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: dict[str, Any]) -> _Transfer:
         """All have it ready: each stands still for as long as its swap takes."""
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, TRANSFER_S))
         if (probe := published.get("probe")) is not None:
-            await workers.all("/weights/check", {"probe": probe})
-        await workers.all("/weights/commit", {**taken, "gateway": self._address()})
+            await workers.all("/weights/check", CheckWeights(probe=probe))
+        await workers.all("/weights/commit", replace(taken, gateway=self._address()))
         pauses = [float(answer["paused_ms"]) for answer in reply.values()]
         return _Transfer(int(published["bytes"]), max(pauses, default=0.0))
 
@@ -420,7 +421,7 @@ class Updater:
             await self.sync(pair)
             return
         async with _named("join"):
-            order = {"pair_name": pair.name, "version": pair.version}
+            order = WeightOrder(pair_name=pair.name, version=pair.version)
             try:
                 await self._hand_out(pair, WorkerSet(self._client, [worker], may_lose=False), order)
             except WorkerFailed as error:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from areal.api.alloc_mode import train_backend
-from areal.resources.plugins import TRAIN_ENGINES
+from areal.resources.kinds import TRAIN_ENGINES
 
 if TYPE_CHECKING:
     from areal.api.cli_args import OptimizerConfig, TrainEngineConfig

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from areal.errors import NotFound, UsageFault
+from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.hub import model_folder
 from areal.installation import install_command
-from areal.resources.suggest import did_you_mean
 from areal.training.batches import Cost
 from areal.training.ranks import Ranks
 

@@ -12,8 +12,8 @@ import pytest
 from areal.reconcilers.kinds.inference_launch import Launch, data_proxy, engine, gateway, router
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import key_file, setting
-from areal.resources.inference_service import InferenceServiceSpec
-from areal.resources.registry import effective
+from areal.resources.specs import InferenceServiceSpec
+from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec
 from areal.wire.fields import read_fields
 from areal.wire.processes import DataProxyConfig, EmbeddedEngineConfig, GatewayConfig, RouterConfig

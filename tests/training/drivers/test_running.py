@@ -65,6 +65,14 @@ def test_driver_of_ones_own_is_found_in_the_working_folder(tmp_path: Path) -> No
     assert done.returncode == 7
 
 
+def test_drivers_own_lines_are_logged_and_not_a_line_for_every_call_of_its_clients(tmp_path: Path) -> None:
+    names = ("mine", "httpx", "openai")
+    lines = "".join(f"    logging.getLogger('{name}').info('from {name}')\n" for name in names)
+    (tmp_path / "mine.py").write_text(f"import logging\ndef main(args):\n{lines}    return 0\n")
+    logged = _run(tmp_path, "--driver", "mine:main").stderr
+    assert [name for name in names if f"from {name}" in logged] == ["mine"]
+
+
 @pytest.mark.parametrize(
     ("driver", "says"),
     [

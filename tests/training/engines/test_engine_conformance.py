@@ -16,7 +16,7 @@ from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, TrainEngineConfi
 from areal.api.engine_api import CheckpointUnreadable, NonFinite, TrainEngine
 from areal.errors import UsageFault
 from areal.resources.backend import BackendError
-from areal.resources.plugins import TRAIN_ENGINES
+from areal.resources.kinds import TRAIN_ENGINES
 from areal.training.algorithms.losses import token_logprobs
 from areal.training.batches import Batch
 from areal.training.engines import open_engine

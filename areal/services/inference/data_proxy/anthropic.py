@@ -21,7 +21,7 @@ from areal.services.inference.data_proxy.dialects import (
     string_of,
 )
 from areal.services.inference.data_proxy.fields import MAX_STOPS, Fields, unsupported
-from areal.services.inference.data_proxy.parsers import (
+from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
     CallStart,

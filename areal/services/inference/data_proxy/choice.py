@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from areal.services.inference.data_proxy.parsers import PLAIN, Content, Piece, Reply, ResponseReader, joined
-from areal.services.inference.data_proxy.parsers.reader import first_marker, possible_start
+from areal.services.inference.data_proxy.parsers.reader import (
+    PLAIN,
+    Content,
+    Piece,
+    Reply,
+    ResponseReader,
+    first_marker,
+    joined,
+    possible_start,
+)
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TextStream
 from areal.services.inference.engines.base import EngineDelta, FinishReason, PromptLogprobs, TopLogprobs
 

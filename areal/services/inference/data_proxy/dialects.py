@@ -12,7 +12,7 @@ import orjson
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.data_proxy.choice import ChoiceUpdate
 from areal.services.inference.data_proxy.openai import ResponseState, chat_finish_reason
-from areal.services.inference.data_proxy.parsers import Piece, Reply
+from areal.services.inference.data_proxy.parsers.reader import Piece, Reply
 
 TemplateUses = Callable[[str], bool]
 """Whether the model's chat template has a variable of this name."""

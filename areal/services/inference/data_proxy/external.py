@@ -37,7 +37,7 @@ from areal.services.inference.data_proxy.external_recording import (
 )
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import progress_timeout_s
-from areal.services.inference.data_proxy.parsers import (
+from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
     CallStart,

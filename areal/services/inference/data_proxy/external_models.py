@@ -10,21 +10,21 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
 from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_body, read_object
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect
+from areal.wire.bodies import RegisterExternal
 
 if TYPE_CHECKING:  # a data proxy at which none is registered starts without a client that speaks to the outside
     import aiohttp
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # a data proxy at which none is registered starts without a c
     from areal.services.inference.engines.external import ExternalApi
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
 _BODY_BYTES = 64 * 1024
 
 
@@ -101,16 +100,16 @@ class ExternalModels:
     async def register(self, request: Request) -> Response:
         """With ``dry_run`` the registration is only tried: the API must answer and accept the key. Raises 400, 409,
         502."""
-        data = await read_object(request, _BODY_BYTES)
-        registered = _registered(data, self.own)
+        body = await read_body(request, RegisterExternal, _BODY_BYTES)
+        registered = _registered(body, self.own)
         async with self._lock:
             served = self._open(registered)
             why = (await served.api.state()).not_ready
-            if why is not None or data.get("dry_run") is True:
+            if why is not None or body.dry_run:
                 await served.http.close()
             if why is not None:
                 raise ApiError(502, f"the external API cannot be used: {why}", code="external_unavailable", param="url")
-            if data.get("dry_run") is not True:
+            if not body.dry_run:
                 self._sessions.push_async_callback(served.http.close)
                 await self._put(registered.name, served)
         return json_response({"status": "ok", "name": registered.name})
@@ -163,39 +162,21 @@ class ExternalModels:
             yield
 
 
-def _registered(data: Mapping[str, Any], own: str) -> Registered:
-    """``name`` (else ``model``) is our name, ``model`` the provider's. Raises 400, 409."""
-    model = _text(data, "model") or _text(data, "name")
-    name = _text(data, "name") or model
-    if name is None or model is None or not _NAME.fullmatch(name):
+def _registered(body: RegisterExternal, own: str) -> Registered:
+    """Raises 400, 409."""
+    if body.names is None:
         raise bad_request("name must be the model's: letters, digits and -._:/", param="name")
+    name, model = body.names
     if name == own:
         raise ApiError(409, f"{own!r} is what this data proxy serves itself", code="model_exists", param="name")
-    url, api, private = _text(data, "url"), data.get("api", Dialect.OPENAI), data.get("allow_private", False)
-    if url is None:
+    if not body.url:
         raise bad_request("url is required: the base URL of an external API", param="url", code="missing_field")
-    if api not in list(Dialect):
-        raise bad_request(f"api must be one of {', '.join(Dialect)}", param="api")
-    if not isinstance(private, bool):
-        raise bad_request("allow_private must be true or false", param="allow_private")
-    key = _text(data, "api_key")
-    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        raise bad_request("api_key has characters that no key has", param="api_key")
-    registered = Registered(name, url, model, key, api, private)
+    registered = Registered(name, body.url, model, body.api_key or None, body.api, body.allow_private)
     try:
         _ = registered.parsed_url
     except UrlError as error:
         raise bad_request(f"url {error}", param="url") from error
     return registered
-
-
-def _text(data: Mapping[str, Any], name: str) -> str | None:
-    value = data.get(name)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise bad_request(f"{name} must be a string", param=name)
-    return value
 
 
 def _read(file: Path | None) -> list[Registered]:

@@ -26,7 +26,7 @@ from areal.services.inference.data_proxy.fields import (
     read_sampling,
     unsupported,
 )
-from areal.services.inference.data_proxy.parsers import (
+from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
     CallStart,

@@ -19,7 +19,7 @@ from areal.services.inference.data_proxy.dialects import (
     string_of,
 )
 from areal.services.inference.data_proxy.fields import Fields, unsupported
-from areal.services.inference.data_proxy.parsers import (
+from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
     CallStart,

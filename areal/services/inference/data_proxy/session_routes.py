@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -13,11 +12,11 @@ import orjson
 from areal.services.http import headers as names
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import Request, Response, decode_object, read_object
+from areal.services.http.messages import Request, Response, body_as, decode_object, read_body, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.inference.data_proxy.sessions import Caller, CallerResolver
 from areal.services.inference.recorder.changes import HITL_SESSION
-from areal.services.inference.recorder.exporting import ExportRequest, read_export_request
+from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import CorruptRecord, TrajectoryTurns
 from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz
@@ -35,13 +34,12 @@ from areal.services.inference.recorder.session import (
     parse_kind,
     tag_of_key,
 )
-from areal.services.inference.recorder.storage import held_elsewhere
+from areal.services.inference.recorder.storage import SEQUENCES, held_elsewhere
 from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases
+from areal.wire.bodies import EndSession, ExportTrajectories, SetReward, StartSession
 
-MAX_GROUP = 1024
 _BODY_BYTES = 1024 * 1024
 _PAGE = 100
-_OWN_KEY = re.compile(r"[!-~]{8,512}")
 
 
 class JournalSessionRoutes:
@@ -74,69 +72,48 @@ class JournalSessionRoutes:
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
-        data = await read_object(request, _BODY_BYTES)
-        self._check_model(data)
-        task, size, online = data.get("task_id"), data.get("group_size", 1), data.get("online", True)
-        if not isinstance(task, str) or not 1 <= len(task) <= 256 or not task.isprintable():
-            raise bad_request("task_id must be a string of 1 to 256 printable characters", param="task_id")
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_GROUP:
-            raise bad_request(f"group_size must be a whole number from 1 to {MAX_GROUP}", param="group_size")
-        own_key = self._own_key(data)
-        if not isinstance(online, bool):
-            raise bad_request("online must be true or false", param="online")
+        body = await read_body(request, StartSession, _BODY_BYTES)
+        self._check_name(body.model)
+        self._check_key(body.api_key)
         journal = self._store.own
-        if own_key is not None and (held := self._store.holder_of_key(own_key.encode())) is not None:
+        if body.api_key is not None and (held := self._store.holder_of_key(body.api_key.encode())) is not None:
             journal = held[0]
-        group, started = await journal.start(task, size, own_key, online)
+        group, started = await journal.start(body.task_id, body.group_size, body.api_key, body.online)
         self._started.inc(len(started))
         sessions = [{"session_id": each.session_id, "session_api_key": each.key} for each in started]
         return json_response({"group_id": group, "sessions": sessions}, status=201)
 
-    def _check_model(self, data: dict[str, Any]) -> None:
-        name = data.get("model")
-        if name is not None and not isinstance(name, str):
-            raise bad_request("model must be a string", param="model")
-        self._check_name(name)
-
-    def _own_key(self, data: dict[str, Any]) -> str | None:
+    def _check_key(self, key: str | None) -> None:
         """The key that the caller wants for its first session. A session that had the admin key would be no session."""
-        key = data.get("api_key")
         if key is None:
-            return None
-        if not isinstance(key, str) or not _OWN_KEY.fullmatch(key):
-            raise bad_request("api_key must be 8 to 512 printable ASCII characters without spaces", param="api_key")
+            return
         if self._key is not None and self._key.matches(key.encode()):
             raise bad_request("api_key must not be the admin key", param="api_key")
         tag = tag_of_key(key)
         if tag is not None and self._store.journal(tag) is None:
             raise bad_request("api_key looks like a key of this service, but of no session here", param="api_key")
-        return key
 
     async def reward(self, request: Request) -> Response:
         caller = self._callers.resolve(request.headers)
-        data = await read_object(request, _BODY_BYTES)
-        self._check_model(data)
-        value = check_reward(data.get("reward"))
-        interaction_id = data.get("interaction_id")
-        if interaction_id is not None and not isinstance(interaction_id, str):
-            raise bad_request("interaction_id must be a string", param="interaction_id")
-        caller = self._callers.selected(caller, data.get("session_id"))
-        answer = await caller.journal.reward(caller.session, value, interaction_id)
+        body = await read_body(request, SetReward, _BODY_BYTES)
+        self._check_name(body.model)
+        caller = self._callers.selected(caller, body.session_id)
+        answer = await caller.journal.reward(caller.session, check_reward(body.reward), body.interaction_id)
         self._rewards.inc()
         return json_response(asdict(answer))
 
     async def end(self, request: Request) -> Response:
         caller = self._callers.resolve(request.headers)
-        data = decode_object(await request.read(_BODY_BYTES) or b"{}")
-        if data.get("group_id") is not None:
-            return json_response({"ended": [await self._end(each) for each in self._group(caller, data["group_id"])]})
-        return json_response(await self._end(self._callers.selected(caller, data.get("session_id"))))
+        body = body_as(EndSession, decode_object(await request.read(_BODY_BYTES) or b"{}"))
+        if body.group_id is not None:
+            return json_response({"ended": [await self._end(each) for each in self._group(caller, body.group_id)]})
+        return json_response(await self._end(self._callers.selected(caller, body.session_id)))
 
     async def _end(self, caller: Caller) -> dict[str, Any]:
         ended = await caller.journal.end(caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
 
-    def _group(self, caller: Caller, group_id: object) -> list[Caller]:
+    def _group(self, caller: Caller, group_id: str) -> list[Caller]:
         if not caller.admin:
             raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
         journal, members = _group_members(self._store, group_id)
@@ -207,9 +184,9 @@ class JournalSessionRoutes:
         return json_response({**_summary(caller.journal, session), "trajectories": trajectories})
 
 
-def _group_members(store: JournalStore, group_id: object) -> tuple[SessionJournal, list[tuple[int, str]]]:
+def _group_members(store: JournalStore, group_id: str) -> tuple[SessionJournal, list[tuple[int, str]]]:
     """The group's journal, and number and id of each of its sessions. Raises 404."""
-    group = GroupName.parse(group_id) if isinstance(group_id, str) else None
+    group = GroupName.parse(group_id)
     journal = store.journal(group.tag) if group is not None else None
     if group is None or journal is None:
         raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
@@ -281,7 +258,6 @@ _EXPORT_BODY_BYTES = 4 * 1024 * 1024
 _LONGEST_WAIT_S = 300.0
 _MOST_ITEMS = 1024
 _MOST_SKIPPED = 100
-JSON, NPZ = "json", "npz"
 
 
 class TrajectoryRoutes:
@@ -304,16 +280,10 @@ class TrajectoryRoutes:
 
     async def export(self, request: Request) -> Response:
         """With ``dry_run`` nothing is exported: the response tells whether it could be."""
-        data = await read_object(request, _EXPORT_BODY_BYTES)
-        form = data.get("format") or JSON
-        if form not in (JSON, NPZ):
-            raise bad_request(f"format must be {JSON} or {NPZ}", param="format")
-        group_id = data.get("group_id")
-        if group_id is not None and not data.get("session_ids"):  # a group alone stands for all its sessions
-            data["session_ids"] = [name for _, name in _group_members(self._store, group_id)[1]]
-        wanted = replace(read_export_request(data), columns_only=form == NPZ)
+        body = await read_body(request, ExportTrajectories, _EXPORT_BODY_BYTES)
+        wanted = self._export_request(body)
         journal = self._journal(wanted)
-        if data.get("dry_run") is True:
+        if body.dry_run:
             await journal.check_export(wanted)
             return json_response({"status": "ok"})
         kept, export = await journal.export(wanted)
@@ -321,7 +291,19 @@ class TrajectoryRoutes:
         self._rows.inc(len(export.rows))
         for error in export.errors:
             self._errors.labels(error["code"]).inc()
-        return await asyncio.to_thread(_answer, str(kept.name), export, form)
+        return await asyncio.to_thread(_answer, str(kept.name), export, body.format)
+
+    def _export_request(self, body: ExportTrajectories) -> ExportRequest:
+        ids = body.session_ids
+        if not ids and body.group_id is not None:
+            ids = tuple(name for _, name in _group_members(self._store, body.group_id)[1])
+        if not ids:
+            raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
+        if body.trajectory_id is not None and body.trajectory_id >= SEQUENCES:
+            message = f"no trajectory {body.trajectory_id}"
+            raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
+        style, columns_only = Style(body.style), body.format == "npz"
+        return ExportRequest(ids, body.trajectory_id, body.discount, style, body.remove_session, columns_only)
 
     def _journal(self, wanted: ExportRequest) -> SessionJournal:
         """The one journal of all these sessions. Raises 404, 421, and 400 for sessions of several journals, which only
@@ -403,7 +385,7 @@ def _answer(export_id: str, export: Export, form: str) -> Response:
         "errors": export.errors,
         "export_id": export_id,
     }
-    if form == JSON:
+    if form == "json":
         return json_response({"traj": export.traj(), **more})
     body = npz(export.columns, {"about.json": orjson.dumps({**more, "interactions": export.interactions})})
     headers = {names.EXPORT_ID: export_id}

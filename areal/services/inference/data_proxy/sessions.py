@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from areal.services.http.auth import AdminKey, presented_key, unknown_key
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import (
@@ -102,12 +102,10 @@ class CallerResolver:
             raise held_elsewhere()
         return Caller(journal, journal.session_by_name(name).number, admin=True)
 
-    def selected(self, caller: Caller, session_id: object) -> Caller:
-        """The caller's own session, or the one that an admin names. Raises 400, 403, 404."""
+    def selected(self, caller: Caller, session_id: str | None) -> Caller:
+        """The caller's own session, or the one that an admin names. Raises 403, 404."""
         if session_id is None:
             return caller
-        if not isinstance(session_id, str):
-            raise bad_request("session_id must be a string", param="session_id")
         if not caller.admin:
             own = caller.journal.session(caller.session)
             if own is not None and caller.journal.name(own) == session_id:

@@ -14,19 +14,21 @@ from typing import Any
 from areal.errors import UsageFault
 from areal.services.http.errors import bad_request
 from areal.services.inference.data_proxy.fields import Fields, unsupported
-from areal.services.inference.data_proxy.parsers import (
-    NO_PARSER,
+from areal.services.inference.data_proxy.parsers.reader import (
     PLAIN,
     ReasoningFormat,
     ResponseReader,
-    ToolFormat,
     Tools,
+    is_name_char,
+)
+from areal.services.inference.data_proxy.parsers.registry import (
+    NO_PARSER,
+    ToolFormat,
     detect_tool_format,
     reasoning_format,
     tool_format,
     whole_format,
 )
-from areal.services.inference.data_proxy.parsers.pieces import is_name_char
 from areal.services.inference.data_proxy.template import ChatTemplate, read_tools
 from areal.services.inference.engines.base import Capabilities
 

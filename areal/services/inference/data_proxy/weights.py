@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import orjson
 from areal.services.http.auth import Access
 from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.messages import Request, Response, body_as, read_body
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
 from areal.services.inference.data_proxy.control import EngineControl, engine_errors_as_api_errors
@@ -40,6 +40,15 @@ from areal.services.inference.engines.base import (
     WeightStager,
     WeightVerifier,
     check_weights,
+)
+from areal.wire.bodies import (
+    CheckWeights,
+    ConnectPair,
+    DisconnectPair,
+    FolderOffer,
+    FolderSource,
+    GroupOffer,
+    WeightOrder,
 )
 
 _log = logging.getLogger(__name__)
@@ -162,25 +171,23 @@ class WeightRoutes:
         service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
     async def connect(self, request: Request) -> Response:
-        data = await read_object(request, _BODY_BYTES)
-        name, mode = _text(data, "pair_name"), _text(data, "mode")
-        offer, gateway = _map(data, "offer"), _text(data, "gateway") if data.get("gateway") is not None else None
-        if mode == XCCL:
-            await self._require_alone(name, gateway)
-            await self._join(name, offer, data.get("rank"), gateway)
-            return json_response({"status": "ok", "pair_name": name})
-        if mode not in FOLDER_MODES:
-            raise bad_request(f"mode must be one of disk, shm, xccl, not {mode!r}", param="mode")
-        root, mark, word = Path(_text(offer, "root")), _text(offer, "mark"), _text(offer, "word")
-        found = await asyncio.to_thread(_read, root / mark)
-        if found != word:
-            message = (
-                f"{root} is not here what it is on the training side: {found if found is None else 'another file'}"
-            )
-            raise ApiError(409, message, code="not_shared", param="offer")
-        await self._require_alone(name, gateway)
-        self._pairs[name] = WeightPair(name, mode, root, self._control.losses, gateway)
-        return json_response({"status": "ok", "pair_name": name})
+        body = await read_body(request, ConnectPair, _BODY_BYTES)
+        root = Path() if body.mode == XCCL else await _shared_folder(body_as(FolderOffer, body.offer, "offer"))
+        await self._require_alone(body.pair_name, body.gateway)
+        pair = WeightPair(body.pair_name, body.mode, root, self._control.losses, body.gateway)
+        self._pairs[pair.name] = pair
+        if body.mode == XCCL:
+            try:
+                await self._join(pair, body_as(GroupOffer, body.offer, "offer"), body.rank)
+            except BaseException:
+                self._pairs.pop(pair.name, None)
+                raise
+        return json_response({"status": "ok", "pair_name": pair.name})
+
+    async def _join(self, pair: WeightPair, group: GroupOffer, rank: int | None) -> None:
+        """Returns when the whole group is there."""
+        with engine_errors_as_api_errors():  # not exclusively: the others may take their time
+            await self._receiver().join_group(pair.name, {**asdict(group), "rank": rank})
 
     async def _require_alone(self, name: str, gateway: str | None) -> None:
         """Two trainers of one model would overwrite each other's weights. A trainer's weight-update gateway dies with
@@ -204,25 +211,25 @@ class WeightRoutes:
     async def prepare(self, request: Request) -> Response:
         """Have the engine read or receive the weights that ``update`` will swap in. An engine that cannot stage weights
         swaps a broadcast at once; with ``verify`` it only tells whether it would refuse the weights."""
-        data = await read_object(request, _BODY_BYTES)
-        pair, version, source = self._order(data)
+        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        pair, source = self._pair(body.pair_name), self._source(body)
         self._early = None
-        only_verify = data.get("verify") is True
         with engine_errors_as_api_errors():
             if isinstance(self._engine, WeightVerifier):
                 await self._engine.verify_weights(source)
-            if only_verify:
+            if body.verify:
                 pass
             elif isinstance(self._engine, WeightStager):
-                await self._engine.stage_weights(source, version)
+                await self._engine.stage_weights(source, body.version)
             elif isinstance(source, Broadcast):
-                receive = partial(self._receiver().receive_weights, source.group, source.layout, version)
-                self._early = pair.name, version, await self._swap(pair, version, receive)
-        return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+                receive = partial(self._receiver().receive_weights, source.group, source.layout, body.version)
+                self._early = pair.name, body.version, await self._swap(pair, body.version, receive)
+        return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
     async def update(self, request: Request) -> Response:
         """Swap the weights; ``paused_ms``: how long generation stood still."""
-        pair, version, source = self._order(await read_object(request, _BODY_BYTES))
+        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        pair, source, version = self._pair(body.pair_name), self._source(body), body.version
         early, self._early = self._early, None
         with engine_errors_as_api_errors():
             if early is not None and early[:2] == (pair.name, version):
@@ -250,22 +257,19 @@ class WeightRoutes:
 
         return await self._control.swap_weights(swap)
 
-    def _order(self, data: Mapping[str, Any]) -> tuple[WeightPair, int, str | Broadcast]:
-        pair, version = self._pair(data), data.get("version")
-        if type(version) is not int or not 0 <= version < 2**63:
-            raise bad_request(f"version must be a whole number from 0, not {version!r}", param="version")
+    def _source(self, body: WeightOrder) -> str | Broadcast:
+        pair = self._pair(body.pair_name)
         if pair.mode == XCCL:
-            return pair, version, Broadcast(pair.name, _map(data, "source").get("layout"))
-        folder = Path(_text(_map(data, "source"), "path"))
+            return Broadcast(pair.name, body.source.get("layout"))
+        folder = Path(body_as(FolderSource, body.source, "source").path)
         if not folder.is_relative_to(pair.root) or ".." in folder.parts:
             raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
-        return pair, version, str(folder)
+        return str(folder)
 
     async def check(self, request: Request) -> Response:
         """Compare with a plain forward pass; 502 where the engine computes with other weights. It needs a token: while
         somebody holds generation still there is none, and ``largest_gap`` is null."""
-        data = await read_object(request, _BODY_BYTES)
-        probe = _probe(_map(data, "probe"))
+        probe = _probe((await read_body(request, CheckWeights, _BODY_BYTES)).probe)
         if self._control.paused:
             return json_response({"status": "ok", "largest_gap": None})
         async with self._control.exclusively():
@@ -274,29 +278,26 @@ class WeightRoutes:
 
     async def commit(self, request: Request) -> Response:
         """Every worker of the pair has this version: workers that start serve no other."""
-        data = await read_object(request, _BODY_BYTES)
-        pair, gateway, version = self._pair(data), data.get("gateway"), data.get("version")
-        if type(version) is not int or not (gateway is None or isinstance(gateway, str)):
-            raise bad_request("version must be a whole number, gateway an address", param="version")
-        path = (
-            _text(_map(data, "source"), "path") if pair.mode == "disk" else None
-        )  # shared memory ends with its trainer
+        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        pair = self._pair(body.pair_name)
+        # Shared memory ends with its trainer.
+        path = body_as(FolderSource, body.source, "source").path if pair.mode == "disk" else None
         with _storage_errors():
-            self._tracker.commit(self._tracker.record(pair.name, version, path, gateway))
+            self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway))
         self._uncommitted = None
-        return json_response({"status": "ok", "pair_name": pair.name, "version": version})
+        return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
     async def revert(self, request: Request) -> Response:
         """A worker of the pair refused this version: return to the published weights. A worker without any of the
         version (``reverted`` false) serves on; the others serve nothing until they have returned."""
-        data = await read_object(request, _BODY_BYTES)
-        name, version = _text(data, "pair_name"), data.get("version")
+        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        order = body.pair_name, body.version
         async with self._control.exclusively():  # waits for a running swap
-            reverted = self._uncommitted is not None and self._uncommitted == (name, version)
+            reverted = self._uncommitted == order
             if reverted:
                 self._uncommitted = None
                 self._tracker.invalidate()
-        return json_response({"status": "ok", "pair_name": name, "version": version, "reverted": reverted})
+        return json_response({"status": "ok", "pair_name": order[0], "version": order[1], "reverted": reverted})
 
     async def pairs(self, request: Request) -> Response:
         """The pairs that an update may use: a process group is lost with its engine. ``?look`` polls the engine first.
@@ -310,19 +311,17 @@ class WeightRoutes:
     async def disconnect(self, request: Request) -> Response:
         """Idempotent, however far the connecting came; a pair that another ``gateway`` connected stays. ``left``: the
         trainer is done, and these weights remain (null: none)."""
-        data = await read_object(request, _BODY_BYTES)
-        name = _text(data, "pair_name")
-        there, gateway = self._pairs.get(name), data.get("gateway")
-        if there is not None and None not in (there.gateway, gateway) and there.gateway != gateway:
+        body = await read_body(request, DisconnectPair, _BODY_BYTES)
+        name, there = body.pair_name, self._pairs.get(body.pair_name)
+        if there is not None and None not in (there.gateway, body.gateway) and there.gateway != body.gateway:
             return json_response({"status": "ok", "pair_name": name, "known": False})
         pair = self._pairs.pop(name, None)
-        if "left" in data:
+        if body.left != "unknown":
             with _storage_errors():
-                self._tracker.end(name, data["left"] if isinstance(data["left"], dict) else None)
+                self._tracker.end(name, body.left)
         if pair is not None:
             await self._forget(pair)
-        known = pair is not None
-        return json_response({"status": "ok", "pair_name": name, "known": known})
+        return json_response({"status": "ok", "pair_name": name, "known": pair is not None})
 
     async def release(self, request: Request) -> Response:
         """Give up the published weights when no trainer will deliver them. Engines that start serve their own weights;
@@ -342,17 +341,6 @@ class WeightRoutes:
             await self._forget(pair)
         return json_response({"status": "ok", "released": {"pair_name": record.pair, "version": record.version}})
 
-    async def _join(self, name: str, offer: Mapping[str, Any], rank: object, gateway: str | None) -> None:
-        """Returns when the whole group is there."""
-        place = {field: offer.get(field) for field in ("port", "world_size", "backend")}
-        self._pairs[name] = WeightPair(name, XCCL, Path(), self._control.losses, gateway)
-        try:
-            with engine_errors_as_api_errors():  # not exclusively: the others may take their time
-                await self._receiver().join_group(name, {**place, "host": _text(offer, "host"), "rank": rank})
-        except BaseException:
-            self._pairs.pop(name, None)
-            raise
-
     async def _forget(self, pair: WeightPair) -> None:
         """A lost engine has nothing to forget."""
         with engine_errors_as_api_errors(), contextlib.suppress(EngineUnavailable):
@@ -367,11 +355,23 @@ class WeightRoutes:
             raise ApiError(400, message, code="unsupported_by_engine", param="mode")
         return self._engine
 
-    def _pair(self, data: Mapping[str, Any]) -> WeightPair:
-        name = _text(data, "pair_name")
+    def _pair(self, name: str) -> WeightPair:
         if name not in self._pairs:
             raise ApiError(404, f"pair {name!r} is not connected here", code="pair_not_found", param="pair_name")
         return self._pairs[name]
+
+
+async def _shared_folder(offer: FolderOffer) -> Path:
+    """The folder of the offer. Raises 409 unless it has the training side's mark."""
+    root = Path(offer.root)
+    try:
+        found = await asyncio.to_thread((root / offer.mark).read_text)
+        if found == offer.word:
+            return root
+        seen = "another file"
+    except (OSError, UnicodeDecodeError):
+        seen = "the trainer's file is not there"
+    raise ApiError(409, f"{root} is not here what it is on the training side: {seen}", code="not_shared", param="offer")
 
 
 @contextlib.contextmanager
@@ -384,29 +384,8 @@ def _storage_errors() -> Iterator[None]:
 
 def _probe(data: Mapping[str, Any]) -> WeightProbe:
     try:
-        expected = {int(token): float(logprob) for token, logprob in _map(data, "expected").items()}
+        expected = {int(token): float(logprob) for token, logprob in data["expected"].items()}
         input_ids = tuple(int(token) for token in data["input_ids"])
         return WeightProbe(input_ids, expected, float(data.get("tolerance", FLOAT32_TOLERANCE)))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise bad_request(f"probe is not one: {error}", param="probe") from error
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _text(data: Mapping[str, Any], field: str) -> str:
-    value = data.get(field)
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise bad_request(f"{field} must be a text, not an empty one", param=field)
-    return value
-
-
-def _map(data: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    value = data.get(field)
-    if not isinstance(value, dict):
-        raise bad_request(f"{field} must be an object", param=field)
-    return value

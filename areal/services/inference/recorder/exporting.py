@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
@@ -43,7 +43,6 @@ from areal.wire.processes import Retention
 
 TrajectoryKey = tuple[int, int]  # session, trajectory
 Errors = tuple[dict[str, Any], ...]
-_MOST_SESSIONS = 4096
 NOTHING_TO_EXPORT = "nothing_to_export"
 
 
@@ -62,36 +61,6 @@ class ExportRequest:
     def digest(self) -> bytes:
         parts = [list(self.session_ids), self.trajectory, self.discount, self.style.value, self.remove]
         return blake2b(orjson.dumps(parts), digest_size=16).digest()
-
-
-def read_export_request(data: Mapping[str, Any]) -> ExportRequest:
-    """Raises 400 naming the field."""
-    ids = data.get("session_ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(item, str) for item in ids):
-        raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
-    if len(ids) > _MOST_SESSIONS or len(set(ids)) != len(ids):
-        message = f"session_ids must be different ones, {_MOST_SESSIONS} at most"
-        raise bad_request(message, param="session_ids")
-    trajectory = _default(data, "trajectory_id", None)
-    if trajectory is not None and (isinstance(trajectory, bool) or not isinstance(trajectory, int) or trajectory < 0):
-        raise bad_request("trajectory_id must be a whole number, not below 0", param="trajectory_id")
-    if trajectory is not None and trajectory >= SEQUENCES:
-        raise ApiError(404, f"no trajectory {trajectory}", code="trajectory_not_found", param="trajectory_id")
-    discount = _default(data, "discount", 1.0)
-    if isinstance(discount, bool) or not isinstance(discount, int | float) or not 0.0 <= discount <= 1.0:
-        raise bad_request("discount must be between 0 and 1", param="discount")
-    style = _default(data, "style", Style.INDIVIDUAL.value)
-    if style not in list(Style):
-        raise bad_request(f"style must be one of {', '.join(Style)}", param="style")
-    remove = _default(data, "remove_session", True)
-    if not isinstance(remove, bool):
-        raise bad_request("remove_session must be true or false", param="remove_session")
-    return ExportRequest(tuple(ids), trajectory, float(discount), Style(style), remove)
-
-
-def _default(data: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = data.get(name)
-    return default if value is None else value
 
 
 @dataclass(frozen=True)

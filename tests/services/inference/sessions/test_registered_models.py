@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from areal.client.inference import AsyncInferenceClient
-from areal.rollout.agents import reward_session, trajectory_rows
+from areal.rollout.workflows import reward_session, trajectory_rows
 from tests.services.inference.houses import CHAT
 from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
 from tests.services.inference.sessions.test_online import take

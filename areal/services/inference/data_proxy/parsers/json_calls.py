@@ -10,8 +10,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from areal.services.inference.data_proxy.parsers.pieces import Output, Tools, is_name_char
-from areal.services.inference.data_proxy.parsers.reader import Steps, TextSource, discard, read_run
+from areal.services.inference.data_proxy.parsers.reader import (
+    Output,
+    Steps,
+    TextSource,
+    Tools,
+    discard,
+    is_name_char,
+    read_run,
+)
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")

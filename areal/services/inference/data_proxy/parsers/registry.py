@@ -19,8 +19,7 @@ from areal.services.inference.data_proxy.parsers.json_calls import (
     parse_llama,
     parse_mistral,
 )
-from areal.services.inference.data_proxy.parsers.pieces import NewId
-from areal.services.inference.data_proxy.parsers.reader import Parse, ReasoningFormat
+from areal.services.inference.data_proxy.parsers.reader import NewId, Parse, ReasoningFormat
 from areal.services.inference.data_proxy.parsers.text_calls import (
     HARMONY_MARKERS,
     PairCalls,

@@ -1,21 +1,105 @@
-"""Calls with a tag for each parameter: Qwen3-Coder's, MiniMax-M2's, DeepSeek-V3.2's, GLM-4.5's.
+"""Calls whose arguments are not JSON: a tag for each parameter, Python's literals, gpt-oss's channels.
 
-Values are text; the tool's schema says what they are. What is between a parameter's tags is its value, other tags too.
+Between tags values are text; the tool's schema says what they are. What is between a parameter's tags is its value,
+other tags too.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from dataclasses import dataclass
 
-from areal.services.inference.data_proxy.parsers.pieces import (
-    ArgumentsWriter,
+from areal.services.inference.data_proxy.parsers.reader import (
     Output,
+    Steps,
+    TextSource,
     Tools,
+    discard,
     is_name_char,
-    json_of_python,
+    read_run,
 )
-from areal.services.inference.data_proxy.parsers.reader import Steps, TextSource, discard, read_run
+
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
+def json_of_text(text: str) -> str:
+    """A parameter's value as JSON: valid JSON stays as it is, any other text becomes a string."""
+    if text.strip() in _PYTHON_WORDS:
+        return json.dumps(_PYTHON_WORDS[text.strip()])
+    try:
+        return _compact(json.loads(text))
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+
+
+def json_of_python(text: str) -> str:
+    """A Python literal as JSON; other text as ``json_of_text`` reads it."""
+    try:
+        return _compact(ast.literal_eval(text.strip()))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return json_of_text(text)
+
+
+def _compact(value: object) -> str:
+    """Raises ValueError for values that JSON cannot write."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
+# Arguments in other markup than JSON, written as a JSON object while they arrive.
+
+
+class ArgumentsWriter:
+    """Writes into the open call. Strings are written as they arrive, other values once they are complete.
+
+    ``framed``: a value's first and last line break are the markup's.
+    """
+
+    def __init__(self, output: Output, *, framed: bool) -> None:
+        self._output = output
+        self._framed = framed
+        self._empty = True
+        self._as_text = False
+        self._begun = False
+        self._held = ""
+
+    def key(self, name: str, *, as_text: bool) -> None:
+        self._output.arguments(("{" if self._empty else ", ") + json.dumps(name, ensure_ascii=False) + ": ")
+        self._empty = False
+        self._as_text = as_text
+        self._begun = not self._framed
+        self._held = ""
+        if as_text:
+            self._output.arguments('"')
+
+    def text(self, text: str) -> None:
+        """More of the value."""
+        self._held += text
+        if not self._begun:
+            self._begun = True
+            self._held = self._held.removeprefix("\n")
+        if self._as_text:
+            kept = len(self._held) - 1 if self._framed and self._held.endswith("\n") else len(self._held)
+            self._output.arguments(json.dumps(self._held[:kept], ensure_ascii=False)[1:-1])
+            self._held = self._held[kept:]
+
+    def end_value(self) -> None:
+        text = self._held.removesuffix("\n") if self._framed else self._held
+        self._output.arguments('"' if self._as_text else json_of_text(text))
+
+    def written(self, name: str, value: str) -> None:
+        """A whole argument, its value JSON already."""
+        self.key(name, as_text=False)
+        self._output.arguments(value)
+
+    def close(self) -> None:
+        self._output.arguments("{}" if self._empty else "}")
+
+
+# Qwen3-Coder's, MiniMax-M2's, DeepSeek-V3.2's and GLM-4.5's calls have a tag for each parameter.
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.external import ChatDeltaReader, chat_body
-from areal.services.inference.data_proxy.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
+from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallEnd, CallStart, Content, Reasoning
 from tests.services.inference.data_proxy.dialects.talks import ROME, THOUGHT, TWO_CALLS, WEATHER
 from tests.services.inference.houses import House
 from tests.services.processes import Process, Processes, script, wait_ready

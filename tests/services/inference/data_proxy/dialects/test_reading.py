@@ -14,7 +14,7 @@ from areal.errors import UsageFault
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.choice import Choice
 from areal.services.inference.data_proxy.fields import Fields
-from areal.services.inference.data_proxy.parsers import CallArguments, CallStart, Content
+from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallStart, Content
 from areal.services.inference.data_proxy.template import ChatTemplate
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.data_proxy.tools import Parsers, ResponseParsing, ToolUse, load_parsers, read_tool_use

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
 from typing import Any
 
-from areal.services.inference.data_proxy.parsers import (
+from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -16,8 +16,8 @@ from areal.services.inference.data_proxy.parsers import (
     Reply,
     ResponseReader,
     Tools,
-    tool_format,
 )
+from areal.services.inference.data_proxy.parsers.registry import tool_format
 
 Call = tuple[str, dict[str, Any]]
 

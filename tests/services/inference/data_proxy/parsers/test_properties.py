@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.services.inference.data_proxy.parsers import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
+from areal.services.inference.data_proxy.parsers.reader import ReasoningFormat
+from areal.services.inference.data_proxy.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tests.services.inference.data_proxy.parsers.reading import (
     OTHER_WRITERS,
     WRITERS,

@@ -3,7 +3,12 @@ from __future__ import annotations
 import pytest
 
 from areal.errors import UsageFault
-from areal.services.inference.data_proxy.parsers import TOOL_FORMATS, detect_tool_format, reasoning_format, tool_format
+from areal.services.inference.data_proxy.parsers.registry import (
+    TOOL_FORMATS,
+    detect_tool_format,
+    reasoning_format,
+    tool_format,
+)
 
 
 @pytest.mark.parametrize(

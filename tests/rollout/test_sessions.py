@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from areal.errors import UsageFault
-from areal.rollout.sealing import SessionCall, seal
+from areal.rollout.sessions import SessionCall, seal
 
 DESCRIBE, END = SessionCall("describe"), SessionCall("end")
 

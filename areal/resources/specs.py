@@ -1,4 +1,8 @@
-"""``Model``: weights served by engine processes, or a model behind an external HTTP endpoint."""
+"""The specs of the kinds: InferenceService, Model, AgentService and TrainJob.
+
+The maps that several of them share are in ``fields``; their cross-field rules come twice, as ``problems`` for manifests
+and as ``schema_rules`` for editors, and tests hold the two together.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,24 @@ from areal.resources.backend import (
 )
 from areal.resources.fields import (
     EXPRESSION,
+    Auth,
+    Backoff,
+    Bytes,
+    Count,
+    Gateway,
+    LogLevel,
+    ModelRef,
     Name,
+    Port,
+    PositiveCount,
+    PositiveSeconds,
     Probes,
     Replicas,
     Resources,
     Restart,
+    Scheduler,
     Schema,
+    Seconds,
     SecretFrom,
     SpecModel,
     Strategy,
@@ -37,6 +53,8 @@ from areal.resources.fields import (
     written,
 )
 from areal.resources.tree import FieldPath, UpdateClass
+
+# -- Model
 
 SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # without ":", which tells an adapter from its model
 _ENGINE_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/?")
@@ -221,3 +239,199 @@ class InlineModel(ServedModel):
 
     name: Annotated[Name, UpdateClass.IMMUTABLE]
     """Name of the Model; clients ask for it by this name, or by its `servedModelName`."""
+
+
+# -- InferenceService
+
+
+class Router(SpecModel):
+    """How a replica is chosen for a request."""
+
+    strategy: Annotated[Literal["auto", "round_robin", "least_loaded", "prefix"], UpdateClass.HOT] = "auto"
+    """`auto`: sticky by session, else by shared prefix, else the less loaded of two. The others force one rule."""
+    port: Annotated[Port | None, UpdateClass.RECREATE] = None
+    """TCP port of the router, which listens on loopback. Absent: a free one, kept across restarts."""
+
+
+class Limits(SpecModel):
+    """Limits of the gateway."""
+
+    max_body_bytes: Annotated[Bytes, UpdateClass.HOT] = 64 * 2**20
+    """Longest request body; a longer one is answered 413."""
+    request_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 3600.0
+    """Longest time for one request, streaming included."""
+    max_queued_requests: Annotated[Count, UpdateClass.HOT] = 4096
+    """Requests that may wait for a replica; one more is answered 503."""
+
+
+class InferenceServiceSpec(SpecModel):
+    """One address for many models: OpenAI-compatible HTTP in, engines behind."""
+
+    INLINE: ClassVar = ("models", "Model", "service")
+    FILES: ClassVar = (("auth", "adminKeyFrom", "file"),)
+    EXAMPLE: ClassVar = ("default", {"gateway": {"host": "127.0.0.1", "port": 8080}})
+
+    gateway: Annotated[Gateway, UpdateClass.ROLL] = Gateway()
+    """The address clients talk to."""
+    router: Annotated[Router, UpdateClass.HOT] = Router()
+    """How a replica is chosen for a request."""
+    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth()
+    """Keys of the service."""
+    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler()
+    """Backend of the processes of the service and its models."""
+    strategy: Annotated[Strategy, UpdateClass.META] = Strategy()
+    """Rollout of changes."""
+    limits: Annotated[Limits, UpdateClass.HOT] = Limits()
+    """Limits of the gateway."""
+    models: Annotated[list[InlineModel], UpdateClass.HOT] = []
+    """Models of this service, written here for short. Each becomes a Model object owned by the service."""
+    log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
+    """Least severe level that the gateway and the router log."""
+    restart: Annotated[Restart, UpdateClass.META] = Restart()
+    """Restart of a gateway or router that exits by itself."""
+    suspend: Annotated[bool, UpdateClass.HOT] = False
+    """True: no process runs, the models' neither; nothing else is forgotten."""
+
+
+# -- AgentService
+
+ENTRY_POINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+"""``package.module:Name``."""
+
+
+class SessionSettings(SpecModel):
+    """One conversation with the agent."""
+
+    idle_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1800.0
+    """A session without a turn for this long is closed."""
+    max_concurrent_per_pair: Annotated[PositiveCount, UpdateClass.HOT] = 64
+    """Sessions that one pair may hold; further ones wait."""
+
+
+class AgentGateway(Gateway):
+    """The address clients of the agent talk to."""
+
+    port: Annotated[Port, UpdateClass.RECREATE] = 8090
+    """TCP port. It is never picked automatically: clients have it in their configuration."""
+
+
+class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses the field with __init__'s **kwargs
+    """Runs `agent` in `pairs` worker processes and keeps each session on its pair."""
+
+    REFERENCES: ClassVar = ((("inference",), "service", "InferenceService"), (("inference",), "model", "Model"))
+    FILES: ClassVar = (("auth", "adminKeyFrom", "file"), ("envFrom", "*", "file"))
+    EXAMPLE: ClassVar = (
+        "my-agent",
+        {"agent": "my_package.agent:MyAgent", "pairs": 1, "inference": {"service": "default"}},
+    )
+
+    agent: Annotated[str, Field(pattern=ENTRY_POINT), UpdateClass.ROLL]
+    """The agent's class, as `module:Class`."""
+    kwargs: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
+    """Keyword arguments of the class."""
+    pairs: Annotated[Replicas, UpdateClass.HOT] = 1
+    """Number of worker and data proxy pairs."""
+    inference: Annotated[ModelRef | None, UpdateClass.ROLL] = None
+    """The model the agent calls. Absent: the agent brings its own."""
+    session: Annotated[SessionSettings, UpdateClass.HOT] = SessionSettings()
+    """Lifetime and number of sessions."""
+    setup_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 120.0
+    """A pair not ready after this long has failed to start."""
+    drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
+    """Longest time for running turns of a stopping pair to finish."""
+    health_poll_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 5.0
+    """Time between two health checks of a pair."""
+    env: Annotated[dict[str, str], UpdateClass.ROLL] = {}
+    """Environment of the workers. Quote numbers: every value is text."""
+    env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
+    """Environment of the workers that must not be written down: `SEARCH_KEY: {env: SEARCH_KEY}`."""
+    working_dir: Annotated[Text | None, UpdateClass.ROLL] = None
+    """Folder the workers start in, also on their import path. Absent: where `apply` was run."""
+    gateway: Annotated[AgentGateway, UpdateClass.ROLL] = AgentGateway()
+    """The address clients talk to."""
+    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth()
+    """Keys of the service."""
+    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler()
+    """Backend of the processes."""
+    strategy: Annotated[Strategy, UpdateClass.META] = Strategy()
+    """Rollout of changes."""
+    restart: Annotated[Restart, UpdateClass.META] = Restart()
+    """Restart of a process that exits by itself."""
+    log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
+    """Least severe level that the processes log."""
+    suspend: Annotated[bool, UpdateClass.HOT] = False
+    """True: no process runs, nothing else is forgotten."""
+
+
+# -- TrainJob: its spec cannot change under a run, another spec is another run
+
+_FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+DRIVER = rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$"
+
+
+class JobResources(SpecModel):
+    """Resources of the job's training processes."""
+
+    gpus: Annotated[Count | None, UpdateClass.IMMUTABLE] = None
+    """GPUs of each process. Absent: 1 where the machine has GPUs, else 0."""
+    nodes: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
+    """Machines."""
+    processes_per_node: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
+    """Training processes on each machine."""
+
+
+class JobRestart(SpecModel):
+    """Restart after the driver fails. A restarted job resumes from its newest checkpoint."""
+
+    policy: Annotated[Literal["OnFailure", "Never"], UpdateClass.RECREATE] = "OnFailure"
+    """`OnFailure`: start again. `Never`: the first failure is final."""
+    max_restarts: Annotated[Count, UpdateClass.RECREATE] = 3
+    """Restarts before the job is `Failed`."""
+    backoff: Annotated[Backoff, UpdateClass.RECREATE] = Backoff()
+    """Pauses between restarts."""
+
+
+class TrainJobSpec(SpecModel):
+    """A training run: a driver, its configuration, and the models it samples from."""
+
+    REPLACEABLE: ClassVar = True
+    REFERENCES: ClassVar = ((("rollout",), "service", "InferenceService"), (("rollout",), "model", "Model"))
+    FILES: ClassVar = (("workingDir",), ("envFrom", "*", "file"), ("config",))
+    FILES_FROM: ClassVar = {"config": "workingDir"}
+    EXAMPLE: ClassVar = ("my-job", {"driver": "my_package.train:main", "config": "config.yaml"})
+
+    driver: Annotated[str | None, Field(pattern=DRIVER), UpdateClass.IMMUTABLE] = None
+    """The driver, as `module:function` or as a script, `path/driver.py`. Absent: the config's `driver:`, else the
+    built-in of its trainer type."""
+    config: Annotated[Text | dict[str, JsonValue] | None, UpdateClass.IMMUTABLE] = None
+    """The driver's configuration: a file, or the map itself."""
+    overrides: Annotated[list[Text], UpdateClass.IMMUTABLE] = []
+    """Changes to the configuration, as `key=value`, passed to the driver as they are."""
+    rollout: Annotated[ModelRef | None, UpdateClass.IMMUTABLE] = None
+    """The model the job samples from and updates. Absent: the job brings its own where its configuration lays out an
+    inference engine (`rollout.backend`, `allocation_mode`), and owns it."""
+    scheduler: Annotated[Scheduler, UpdateClass.IMMUTABLE] = Scheduler()
+    """Backend of the processes."""
+    resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources()
+    """Resources of the training processes."""
+    env: Annotated[dict[str, str], UpdateClass.IMMUTABLE] = {}
+    """Environment of the driver. Quote numbers: every value is text."""
+    env_from: Annotated[dict[str, SecretFrom], UpdateClass.IMMUTABLE] = {}
+    """Environment of the driver that must not be written down: `WANDB_API_KEY: {env: WANDB_API_KEY}`."""
+    working_dir: Annotated[Text | None, UpdateClass.IMMUTABLE] = None
+    """Folder the driver starts in, also on its import path. Absent: where `apply` was run."""
+    restart: Annotated[JobRestart, UpdateClass.RECREATE] = JobRestart()
+    """Restart after the driver fails."""
+    ttl_seconds_after_finished: Annotated[Seconds | None, UpdateClass.HOT] = None
+    """A finished job is deleted by the first `areal reconcile` after this long. Absent: it stays until deleted."""
+    suspend: Annotated[bool, UpdateClass.HOT] = False
+    """True: no process runs; the job resumes from its newest checkpoint."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        overrides: Schema = {"required": ["overrides"], "properties": {"overrides": {"not": {"enum": [[]]}}}}
+        return [{"anyOf": [given("driver"), given("config"), overrides]}]
+
+    def problems(self) -> Iterator[tuple[FieldPath, str]]:
+        if self.driver is None and self.config is None and not self.overrides:
+            yield (), 'one of "driver" and "config" is needed'

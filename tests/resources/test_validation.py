@@ -8,37 +8,35 @@ from collections.abc import Iterator
 import pytest
 
 from areal.errors import InvalidManifest
-from areal.resources import registry
 from areal.resources.explain import default_text, field_docs, model_doc, plain_default, type_text
-from areal.resources.fields import Metadata, SpecModel, quantity_bytes
-from areal.resources.kinds import KINDS
-from areal.resources.model_fields import FieldInfo, all_fields, fields_of
+from areal.resources.fields import FieldInfo, Metadata, SpecModel, all_fields, fields_of, quantity_bytes
+from areal.resources.kinds import KINDS, Any
 from areal.resources.overlay import Overlay
-from areal.resources.registry import Reference
 from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
+from areal.resources.validation import Reference, effective, references, spec_model, update_class, validate
 
 
 def test_effective_fills_defaults_and_keeps_what_is_set() -> None:
-    spec = registry.effective("InferenceService", {"gateway": {"port": 9000}})
+    spec = effective("InferenceService", {"gateway": {"port": 9000}})
     assert (spec.gateway.host, spec.gateway.port, spec.gateway.relays) == ("127.0.0.1", 9000, 1)
     assert spec.router.strategy == "auto" and spec.scheduler.type == "local" and spec.models == []
     assert spec.limits.max_body_bytes > 0 and spec.strategy.drain_timeout_seconds == 600
 
 
 def test_effective_is_a_value_that_cannot_be_changed() -> None:
-    spec = registry.effective("Model", {"backend": "embedded", "path": "x"})
+    spec = effective("Model", {"backend": "embedded", "path": "x"})
     with pytest.raises(ValueError, match="frozen"):
         spec.path = "y"
 
 
 def test_effective_integers_are_fine_where_seconds_are_wanted() -> None:
-    spec = registry.effective("InferenceService", {"limits": {"requestTimeoutSeconds": 30}})
+    spec = effective("InferenceService", {"limits": {"requestTimeoutSeconds": 30}})
     assert spec.limits.request_timeout_seconds == 30.0
 
 
 def test_effective_invalid_names_every_path() -> None:
     with pytest.raises(InvalidManifest, match=r"spec\.gateway\.port.*spec\.routerr") as caught:
-        registry.effective("InferenceService", {"gateway": {"port": "x"}, "routerr": {}})
+        effective("InferenceService", {"gateway": {"port": "x"}, "routerr": {}})
     assert caught.value.exit_code == 3
 
 
@@ -71,22 +69,22 @@ def test_effective_invalid_names_every_path() -> None:
     ],
 )
 def test_update_class_of_a_leaf_is_the_most_its_fields_say(kind: str, path: str, update: UpdateClass) -> None:
-    assert registry.update_class(kind, parse_path(path)) is update
+    assert update_class(kind, parse_path(path)) is update
 
 
 def test_references_include_implied_ones() -> None:
-    assert registry.references("Model", {}) == (Reference(("service",), "InferenceService", "default"),)
-    assert registry.references("InferenceService", {}) == ()
-    assert registry.references("AgentService", {"agent": "a:B"}) == ()
-    assert registry.references("TrainJob", {"rollout": {"model": "q"}}) == (
+    assert references("Model", {}) == (Reference(("service",), "InferenceService", "default"),)
+    assert references("InferenceService", {}) == ()
+    assert references("AgentService", {"agent": "a:B"}) == ()
+    assert references("TrainJob", {"rollout": {"model": "q"}}) == (
         Reference(("rollout", "service"), "InferenceService", "default"),
         Reference(("rollout", "model"), "Model", "q"),
     )
 
 
 def test_validate_returns_paths_and_messages() -> None:
-    assert registry.validate("Model", {"backend": "embedded", "path": "x"}) == []
-    assert registry.validate("Model", {"external": {"url": "http://x", "apiKeyFrom": {"env": "A", "file": "b"}}}) == [
+    assert validate("Model", {"backend": "embedded", "path": "x"}) == []
+    assert validate("Model", {"external": {"url": "http://x", "apiKeyFrom": {"env": "A", "file": "b"}}}) == [
         (("external", "apiKeyFrom"), 'needs exactly one of "file" and "env"')
     ]
 
@@ -128,11 +126,11 @@ def test_validate_returns_paths_and_messages() -> None:
     ],
 )
 def test_validate_message_says_what_to_write(spec: dict[str, object], path: tuple[str, ...], message: str) -> None:
-    assert registry.validate("Model", {"backend": "embedded", "path": "x", **spec}) == [(path, message)]
+    assert validate("Model", {"backend": "embedded", "path": "x", **spec}) == [(path, message)]
 
 
 def test_validate_reports_all_faults_of_a_spec() -> None:
-    found = registry.validate("Model", {"backend": "vlm:d2", "path": 1, "replicaz": 1, "suspend": "no"})
+    found = validate("Model", {"backend": "vlm:d2", "path": 1, "replicaz": 1, "suspend": "no"})
     assert sorted(path[0] for path, _ in found) == ["backend", "path", "replicaz", "suspend"]
 
 
@@ -166,23 +164,23 @@ def test_validate_reports_all_faults_of_a_spec() -> None:
     ],
 )
 def test_validate_model_is_served_or_external(spec: dict[str, object], words: list[str]) -> None:
-    found = [message for _, message in registry.validate("Model", spec)]
+    found = [message for _, message in validate("Model", spec)]
     assert len(found) == len(words) and all(word in message for word, message in zip(words, found, strict=True))
 
 
 def test_validate_union_names_every_alternative() -> None:
-    found = registry.validate("TrainJob", {"config": 3})
+    found = validate("TrainJob", {"config": 3})
     assert found == [(("config",), "expected text, got 3: quote it; or expected a map, got 3")]
 
 
 def test_validate_scheduler_settings_belong_to_its_type() -> None:
-    assert registry.validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"partition": "a"}}}) == []
-    ((path, message),) = registry.validate("InferenceService", {"scheduler": {"ray": {}}})
+    assert validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"partition": "a"}}}) == []
+    ((path, message),) = validate("InferenceService", {"scheduler": {"ray": {}}})
     assert path == ("scheduler",) and '"ray" settings need "type: ray"' in message
 
 
 _ROOTS: dict[str, type[SpecModel]] = {
-    **{kind: registry.spec_model(kind) for kind in KINDS},
+    **{kind: spec_model(kind) for kind in KINDS},
     "Metadata": Metadata,
     "Overlay": Overlay,
 }
@@ -236,7 +234,7 @@ def test_model_has_a_docstring_and_valid_defaults(model: type[SpecModel]) -> Non
     assert not [fault for fault in errors if fault.path], "a default that its own validation refuses"
 
 
-def _faults(model: type[SpecModel], value: dict[str, object]) -> list[registry.Any]:
+def _faults(model: type[SpecModel], value: dict[str, object]) -> list[Any]:
     from areal.resources.validation import check_model
 
     return check_model(model, value)[1]
@@ -257,7 +255,7 @@ def test_update_classes_follow_the_design() -> None:
         ("AgentService", ("pairs",)): UpdateClass.HOT,
         ("TrainJob", ("config",)): UpdateClass.IMMUTABLE,
     }
-    assert {key: registry.update_class(*key) for key in expected} == expected
+    assert {key: update_class(*key) for key in expected} == expected
 
 
 def test_quantity_reads_binary_and_decimal_multiples() -> None:

@@ -1,0 +1,168 @@
+"""Bodies of control requests: callers send these dataclasses as JSON, services read them with ``read_body``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal
+
+MAX_GROUP = 1024
+MAX_EXPORTED = 4096  # sessions in one export
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
+_SESSION_KEY = re.compile(r"[!-~]{8,512}")
+
+
+def checked(problem: str, valid: Callable[[Any], object], default: Any = MISSING) -> Any:
+    """A field whose value is refused with ``problem`` unless it is ``valid``."""
+    return field(default=default, metadata={"problem": problem, "valid": valid})
+
+
+def text(default: Any = MISSING) -> Any:
+    return checked("must be a text, not an empty one", lambda value: value != "" and "\0" not in value, default)
+
+
+def bounded(least: int, most: int, default: Any = MISSING) -> Any:
+    return field(default=default, metadata={"least": least, "most": most})
+
+
+# Weight updates, from a weight-update gateway to the data proxies of a pair.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectPair:
+    """``gateway``: address of the weight-update gateway. ``offer``: what proves that both sides see one folder
+    (``FolderOffer``), or the process group that ``rank`` joins (``GroupOffer``)."""
+
+    pair_name: str = text()
+    mode: Literal["disk", "shm", "xccl"]
+    offer: Mapping[str, Any]
+    rank: int | None = None
+    gateway: str | None = text(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOffer:
+    """``mark`` is a file below ``root`` that holds ``word``."""
+
+    root: str = text()
+    mark: str = text()
+    word: str = text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOffer:
+    host: str = text()
+    port: Any = None  # the engine checks the rest
+    world_size: Any = None
+    backend: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOrder:
+    """One version of a pair's weights. ``source``: ``path`` of their folder, or ``layout`` of their broadcast.
+    ``verify``: the engine only says whether it would refuse them."""
+
+    pair_name: str = text()
+    version: int = bounded(0, 2**63 - 1)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    verify: bool = False
+    gateway: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSource:
+    path: str = text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckWeights:
+    """``probe``: ``input_ids``, the ``expected`` log-probabilities by token, and their ``tolerance``."""
+
+    probe: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisconnectPair:
+    """``left``: the trainer is done, and these weights remain (null: none)."""
+
+    pair_name: str = text()
+    gateway: str | None = None
+    left: Mapping[str, Any] | Literal["unknown"] | None = "unknown"
+
+
+# Sessions.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSession:
+    """``api_key``: the key that the first session is to have. ``online``: its trajectories are offered to leases."""
+
+    task_id: str = checked(
+        "must be a string of 1 to 256 printable characters", lambda task: 1 <= len(task) <= 256 and task.isprintable()
+    )
+    group_size: int = bounded(1, MAX_GROUP, 1)
+    api_key: str | None = checked(
+        "must be 8 to 512 printable ASCII characters without spaces", lambda key: _SESSION_KEY.fullmatch(key), None
+    )
+    model: str | None = None
+    online: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetReward:
+    reward: Any = None  # checked where it is recorded
+    interaction_id: str | None = None
+    session_id: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndSession:
+    """Ends one session, or all of a group."""
+
+    session_id: str | None = None
+    group_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportTrajectories:
+    """``group_id`` alone stands for all its sessions. ``trajectory_id`` null: every ready one. ``dry_run``: the answer
+    tells whether it could be exported."""
+
+    session_ids: tuple[str, ...] = checked(
+        f"must be different session ids, {MAX_EXPORTED} at most",
+        lambda ids: len(ids) <= MAX_EXPORTED and len(set(ids)) == len(ids),
+        (),
+    )
+    group_id: str | None = None
+    trajectory_id: int | None = field(default=None, metadata={"least": 0})
+    discount: float = bounded(0, 1, 1.0)
+    style: Literal["individual", "concat"] = "individual"
+    remove_session: bool = True
+    format: Literal["json", "npz"] = "json"
+    dry_run: bool = False
+
+
+# External models.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterExternal:
+    """``model``: the provider's name of the model, ``name`` ours; each defaults to the other."""
+
+    name: str | None = None
+    model: str | None = None
+    url: str | None = None
+    api_key: str | None = checked(
+        "has characters that no key has", lambda key: key.isascii() and key.isprintable() and " " not in key, None
+    )
+    api: Literal["openai", "anthropic"] = "openai"
+    allow_private: bool = False
+    dry_run: bool = False
+
+    @property
+    def names(self) -> tuple[str, str] | None:
+        """Our name and the provider's; None unless ours can be one."""
+        name, model = self.name or self.model or "", self.model or self.name or ""
+        return (name, model) if _MODEL_NAME.fullmatch(name) else None
