@@ -60,15 +60,17 @@ def test_id_is_downloaded_once_and_its_commit_stays_when_the_branch_moves(
     asked = len(standin.asked)
     box.ok("restart", "model/reverse")
     assert status(box)["commits"] == {f"{NAME}@main": commit} and len(standin.asked) == asked
-    assert f"snapshots/{commit}" in " ".join(_command_lines(box))
+    assert f"snapshots/{commit}" in _configurations(box)
     second = standin.repository(NAME).revisions["main"]
     box.ok("apply", "-f", manifest(box, model=f"revision: {second}"))
     assert status(box)["commits"][f"{NAME}@{second}"] == second
-    assert f"snapshots/{commit}" not in " ".join(_command_lines(box))
+    assert f"snapshots/{commit}" not in _configurations(box)
 
 
-def _command_lines(box: Box) -> list[str]:
-    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in box.pids().values()]
+def _configurations(box: Box) -> str:
+    """Of the running processes, as each was given by ``--config``."""
+    words = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in box.pids().values()]
+    return "".join(Path(argv[argv.index("--config") + 1]).read_text() for argv in words)
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,23 @@ class Relay:
         async with self.http.post(f"{self.engine}/generate", json=body, timeout=aiohttp.ClientTimeout()) as said:
             out = web.StreamResponse(status=said.status, headers={"Content-Type": said.headers["Content-Type"]})
             await out.prepare(request)
+            if not body.get("stream"):
+                whole = await said.read()
+                for place, choice in enumerate(json.loads(whole).get("choices", ())):
+                    for line in _token_by_token({"index": place, **choice}):
+                        await self._take(name, line)
+                await out.write(whole)
+                return out
             async for text in said.content:
                 for line in _token_by_token(json.loads(text)):
-                    if self.hold_after is not None and self.counts[name] >= self.hold_after:
-                        await self.released.wait()
-                    self._note(name, line)
+                    await self._take(name, line)
                     await out.write(json.dumps(line).encode() + b"\n")
         return out
+
+    async def _take(self, name: str, line: dict[str, Any]) -> None:
+        if self.hold_after is not None and self.counts[name] >= self.hold_after:
+            await self.released.wait()
+        self._note(name, line)
 
     def _note(self, name: str, line: dict[str, Any]) -> None:
         for token, logprob, version in zip(*(line.get(each, ()) for each in _EACH), strict=True):
