@@ -6,10 +6,12 @@ shortcut has never seen a manifest.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -20,13 +22,14 @@ from areal.cli.objects import (
     manifest,
     one_ref,
     parse_refs,
+    recorded,
     select,
     source_text,
     stored,
     targets_argument,
 )
 from areal.cli.operate import approver, mutate, mutation
-from areal.cli.options import Invocation, Seconds, change_options, gather, interactive, read_options
+from areal.cli.options import Invocation, Seconds, change_options, gather, interactive
 from areal.cli.output import (
     Column,
     clock,
@@ -42,9 +45,8 @@ from areal.cli.output import (
     to_yaml,
     write,
 )
-from areal.cli.remote import not_remote
+from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault
-from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import ApplyRequest, Context, Outcome
@@ -107,7 +109,7 @@ def apply(
 
     request = _request(cli, plan, source, policy, wait=not no_wait)
     if not dry_run:
-        return mutate(cli, lambda context: reconciler.apply(context, request, approver(cli, "this apply")))
+        return mutate(cli, reconciler.apply, request, approver(cli, "this apply"))
     with mutation(cli) as context:
         made = reconciler.diff(context, request)
     if cli.format.is_table:
@@ -157,12 +159,20 @@ def diff(
         _check(None, source, policy, "diff")
         with mutation(cli) as context:
             made = reconciler.diff(context, _request(cli, None, source, policy))
-    _print(cli, made, style)
+    if cli.format.kind == "name":
+        write("\n".join(item.ref for item in made.objects if item.action != "unchanged"))
+    elif cli.format.is_table:
+        show(_markdown(made) if style == "github" else _readable(made))
+    else:
+        document = made.to_json()
+        write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
     refused = _refused(made)
     if out and refused == _INVALID:
         cli.say(f"{out} was not written: a saved plan is one of valid manifests")
     elif out:
-        _save(out, made)
+        from areal.state.files import write_atomic
+
+        write_atomic(Path(out).absolute(), json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n")
         cli.say(f"saved; run it with `areal apply {out}`")
     return refused or (0 if made.is_empty and not made.drift else 1)
 
@@ -209,26 +219,6 @@ def _request(
     return ApplyRequest(source=source.read(), wait=wait, timeout_s=cli.deadline_s(), plan_file=plan, **policy._asdict())
 
 
-def _save(path: str, plan: Plan) -> None:
-    import json
-    from pathlib import Path
-
-    from areal.state.files import write_atomic
-
-    write_atomic(Path(path).absolute(), json.dumps(plan.to_json(), indent=2, ensure_ascii=False) + "\n")
-
-
-def _print(cli: Invocation, plan: Plan, style: str) -> None:
-    if cli.format.kind == "name":
-        write("\n".join(item.ref for item in plan.objects if item.action != "unchanged"))
-    elif cli.format.kind == "jsonl":
-        write(compact(plan.to_json()))
-    elif not cli.format.is_table:
-        write(dump(cli.format, plan.to_json()))
-    else:
-        show(_markdown(plan) if style == "github" else _readable(plan))
-
-
 def _readable(plan: Plan) -> str:
     if plan.objects or plan.ops or plan.drift:
         return f"{plan.summary}\n\n{plan.to_text()}"
@@ -253,9 +243,11 @@ def _markdown(plan: Plan) -> str:
 
 # -- manifests that the flags of a shortcut stand for
 
+Manifest = Mapping[str, Any]
+
 
 def preview(
-    cli: Invocation, manifests: Sequence[Mapping[str, Any]], dry_run: str, *, force: bool = False, recreate: str = ""
+    cli: Invocation, manifests: Sequence[Manifest], dry_run: str, *, force: bool = False, recreate: str = ""
 ) -> int:
     """``--dry-run``: the plan as text, or with -o the manifests that the flags stand for."""
     if dry_run == "client" or not cli.format.is_table:
@@ -264,7 +256,7 @@ def preview(
     from areal.reconcilers.apply import diff
 
     with mutation(cli) as context, flags_in_errors():
-        plan = diff(context, _flags_request(cli, manifests, force, None, recreate))
+        plan = diff(context, _flags_request(cli, manifests, force, recreate))
     show(plan.to_text() or "no difference")
     return 0
 
@@ -272,7 +264,7 @@ def preview(
 def converge(
     cli: Invocation,
     context: Context,
-    manifests: Sequence[Mapping[str, Any]],
+    manifests: Sequence[Manifest],
     *,
     command: str,
     force: bool = False,
@@ -285,11 +277,11 @@ def converge(
 
     cli.yes = cli.yes or force or bool(recreate)
     with flags_in_errors():
-        return apply(context, _flags_request(cli, manifests, force, timeout, recreate), approver(cli, command))
+        return apply(context, _flags_request(cli, manifests, force, recreate, timeout), approver(cli, command))
 
 
 def _flags_request(
-    cli: Invocation, manifests: Sequence[Mapping[str, Any]], force: bool, timeout: float | None, recreate: str
+    cli: Invocation, manifests: Sequence[Manifest], force: bool, recreate: str, timeout: float | None = None
 ) -> ApplyRequest:
     from areal.reconcilers.context import ApplyRequest, ManifestSource
 
@@ -417,41 +409,27 @@ def delete(
         raise UsageFault("name the objects to delete, or give their manifests with -f", hint="areal delete model/qwen")
     if not cli.yes and not interactive():
         raise UsageFault("delete is destructive and there is no terminal to ask on", hint="add --yes")
-    refs = _refs(cli, targets, source, selector)
+    if not source.is_empty:
+        refs = [item.ref for item in reversed(source.require("delete").render().resources)]
+    elif selector is not None:
+        refs = select(cli.home, targets, selector)
+    else:
+        refs = list(dict.fromkeys(parse_refs(targets)))
     if ignore_not_found:
-        refs = [ref for ref in refs if _exists(cli, ref)]
+        refs = [ref for ref in refs if recorded(cli, ref) is not None]
     if not refs:
         cli.say("nothing to delete")
         return 0
     return mutate(
         cli,
-        lambda context: operations.delete(
-            context,
-            refs,
-            grace_s=grace,
-            cascade=cascade,
-            wait=wait,
-            timeout_s=cli.deadline_s(),
-            approve=approver(cli, "delete"),
-        ),
+        operations.delete,
+        refs,
+        grace_s=grace,
+        cascade=cascade,
+        wait=wait,
+        timeout_s=cli.deadline_s(),
+        approve=approver(cli, "delete"),
     )
-
-
-def _refs(cli: Invocation, targets: tuple[str, ...], source: SourceFlags, selector: str | None) -> list[Ref]:
-    if not source.is_empty:
-        resources = source.require("delete").render().resources
-        return [Ref(item.kind, item.name) for item in reversed(resources)]
-    if selector is not None:
-        return select(cli.home, targets, selector)
-    return list(dict.fromkeys(parse_refs(targets)))
-
-
-def _exists(cli: Invocation, ref: Ref) -> bool:
-    try:
-        stored(cli.home, ref)
-    except NotFound:
-        return False
-    return True
 
 
 # -- history and rollback
@@ -468,12 +446,11 @@ _COLUMNS = (
 @click.command()
 @targets_argument
 @click.option("--revision", type=click.IntRange(min=1), metavar="N", help="Print the spec of this revision.")
-@read_options()
+@local_options
 def history(cli: Invocation, targets: tuple[str, ...], revision: int | None) -> None:
     """An object's accepted specs: who, when, from which file. The last 20 are kept."""
     from areal.state.objects import ObjectStore
 
-    not_remote(cli, "history")
     ref = one_ref(targets)
     current = stored(cli.home, ref)
     rows = [
@@ -507,7 +484,4 @@ def rollback(cli: Invocation, targets: tuple[str, ...], to: int | None, dry_run:
     """Apply an earlier revision's spec again; a new revision records it."""
     from areal.reconcilers import operations
 
-    ref = one_ref(targets)
-    return mutate(
-        cli, lambda context: operations.rollback(context, ref, to=to, dry_run=dry_run, timeout_s=cli.deadline_s())
-    )
+    return mutate(cli, operations.rollback, one_ref(targets), to=to, dry_run=dry_run, timeout_s=cli.deadline_s())

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal import __version__
-from areal.cli import options
 from areal.cli.objects import complete, home_of
-from areal.cli.options import DEFAULTS, Invocation, parse_format, parse_seconds, pass_invocation, read_config, stack
+from areal.cli.options import (
+    DEFAULTS,
+    Invocation,
+    common,
+    parse_format,
+    parse_seconds,
+    pass_invocation,
+    print_options,
+    read_config,
+    stack,
+)
 from areal.cli.output import Column, emit_one, emit_rows, field, to_yaml, write
 from areal.cli.remote import LOCAL, checked_url
 from areal.errors import NotFound, UsageFault, did_you_mean
@@ -77,12 +86,11 @@ _context_name = click.argument(
     shell_complete=complete(lambda ctx: [LOCAL, *(read_config(f"{home_of(ctx)}/config.yaml").get("contexts") or {})]),
 )
 _default_name = click.argument("name", shell_complete=_complete_defaults)
-_printing = stack(options.output(), options.common, pass_invocation)
-_speaking = stack(options.common, pass_invocation)
+_speaking = stack(common, pass_invocation)
 
 
 @click.command()
-@_printing
+@print_options
 def view(cli: Invocation) -> None:
     """Print the configuration as it is read."""
     emit_one(cli, cli.config, name=str(cli.home.config), text=lambda: config_text(cli.config))
@@ -91,7 +99,7 @@ def view(cli: Invocation) -> None:
 
 
 @click.command()
-@_printing
+@print_options
 def get_contexts(cli: Invocation) -> None:
     """List contexts. 'local' is this machine's own state and always there."""
     current = _current(cli)
@@ -103,7 +111,7 @@ def get_contexts(cli: Invocation) -> None:
 
 
 @click.command()
-@_printing
+@print_options
 def current_context(cli: Invocation) -> None:
     """Print the current context's name."""
     name = _current(cli)
@@ -181,7 +189,7 @@ def unset(cli: Invocation, name: str) -> None:
 
 
 @click.command()
-@_printing
+@print_options
 def path(cli: Invocation) -> None:
     """Print where the configuration file is."""
     where = str(cli.home.config)
@@ -220,7 +228,7 @@ _INSTALL = {
 
 @click.command()
 @click.argument("shell", required=False, type=click.Choice(SHELLS))
-@_printing
+@print_options
 def completion(cli: Invocation, shell: str | None) -> None:
     """Print the completion script of SHELL (default: the shell you are in)."""
     chosen = shell or os.environ.get("SHELL", "").rpartition("/")[2]
@@ -251,7 +259,7 @@ def _script(shell: str) -> str:
 
 
 @click.command()
-@_printing
+@print_options
 def version(cli: Invocation) -> None:
     """Print the version of areal and of the Python that runs it."""
     python = ".".join(str(part) for part in sys.version_info[:3])

@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from areal.cli.objects import complete_names, stored
-from areal.cli.options import Invocation, read_options
+from areal.cli.options import Invocation
 from areal.cli.output import Column, clear, emit_rows, field, render_table, show, text_of
-from areal.cli.remote import not_remote
+from areal.cli.remote import local_options
 from areal.errors import ArealError, NotFound
 from areal.installation import install_command
 from areal.resources.kinds import Ref, check_name
@@ -202,7 +202,7 @@ _NARROWEST = 10  # characters of a curve
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
 @click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@read_options()
+@local_options
 def metrics(
     cli: Invocation, /, names: tuple[str, ...], plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool
 ) -> int:
@@ -214,7 +214,6 @@ def metrics(
 
     NAME may also be the folder of a run that was started by hand; it has a / in it.
     """
-    not_remote(cli, "train metrics")
     while True:
         runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
         _require(cli, runs, metrics)

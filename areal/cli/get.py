@@ -55,7 +55,7 @@ from areal.cli.output import (
     watch_table,
     write,
 )
-from areal.cli.remote import gateway, not_remote, service_key
+from areal.cli.remote import gateway, local_options, service_key
 from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import KINDS, Ref, resolve_kind
 from areal.terminal import fancy
@@ -315,12 +315,11 @@ _EVENTS_POLL_S = 0.5
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The last so many.")
 @click.option("--since", type=Seconds(), metavar="TIME", help="Only of the last TIME.")
 @click.option("--type", "type_", type=click.Choice(["Normal", "Warning"]), help="Only this type.")
-@read_options()
+@local_options
 def events(
     cli: Invocation, targets: tuple[str, ...], watch: bool, limit: int, since: float | None, type_: str | None
 ) -> int:
     """Events of objects, newest last. A deleted object keeps its last events."""
-    not_remote(cli, "events")
     refs = parse_refs(targets)
     rows = _read(cli, refs, type_)
     recent = [row for row in rows if since is None or time.time() - row["at"] <= since][-limit:]
@@ -415,10 +414,9 @@ class Usage(NamedTuple):
     show_default=True,
     help="What comes first: the largest, or by name.",
 )
-@read_options()
+@local_options
 def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:
     """CPU, memory, GPU and tokens a second of each process; of a service, its models' too."""
-    not_remote(cli, "top")
     while True:
         rows = _measure(cli, targets, max(_SAMPLE_S, interval) if watch else _SAMPLE_S)
         if sort_by != "name":

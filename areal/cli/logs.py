@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli.objects import HomeView, complete, one_ref, stored, targets_argument
-from areal.cli.options import Decorator, Invocation, Seconds, gather, read_options
+from areal.cli.options import Decorator, Invocation, Seconds, gather
 from areal.cli.output import Column, clock, compact, emit_rows, field, iso, write
-from areal.cli.remote import not_remote
+from areal.cli.remote import local_options
 from areal.errors import NotFound
 from areal.runtime.logs import TimedLine, timed_lines
 from areal.terminal import fancy, style, without_colours
@@ -81,10 +81,9 @@ def log_options(
 @click.command()
 @targets_argument
 @log_options(*_COMPONENTS)
-@read_options()
+@local_options
 def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
     """Logs of an object's processes, merged in order of time and prefixed; of a service, its models' too."""
-    not_remote(cli, "logs")
     return show_logs(cli, stored(cli.home, one_ref(targets)).ref, query)
 
 

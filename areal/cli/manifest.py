@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli import options
 from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest
-from areal.cli.options import Invocation, gather, pass_invocation, stack
+from areal.cli.options import Invocation, gather, print_options
 from areal.cli.output import Column, as_list, emit_one, emit_rows, field, to_yaml, write
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import check_name, resolve_kind
@@ -126,7 +125,6 @@ def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], sai
         emit_rows(cli, manifests, _COLUMNS, name=document_name, wrap=as_list)
 
 
-_stateless = stack(options.output(), options.common, pass_invocation)
 _VALID = (
     Column("OBJECT", lambda row: row["ref"]),
     Column("WHERE", lambda row: f"{row['file']}:{row['line']}"),
@@ -141,7 +139,7 @@ _ORIGINS = (
 
 @click.command()
 @source_options
-@_stateless
+@print_options
 def validate(cli: Invocation, source: SourceFlags) -> int:
     """Check manifests: every error of every file, as file:line:col. Exit status 3 when there is one."""
     from areal.resources.nodes import ManifestError
@@ -177,7 +175,7 @@ def validate(cli: Invocation, source: SourceFlags) -> int:
 @click.command()
 @source_options
 @click.option("--show-origin", is_flag=True, help="Where each field comes from: file, line, column.")
-@_stateless
+@print_options
 def render(cli: Invocation, source: SourceFlags, show_origin: bool) -> None:
     """Print manifests as `apply` reads them, after templating, overlays and --set. YAML unless -o says otherwise."""
     from areal.resources.tree import leaves
@@ -208,7 +206,7 @@ def render(cli: Invocation, source: SourceFlags, show_origin: bool) -> None:
     show_default=True,
     help="dot: Graphviz.",
 )
-@_stateless
+@print_options
 def graph(cli: Invocation, source: SourceFlags, style: str) -> None:
     """Print the dependencies of objects, as text, Graphviz or Mermaid."""
     from areal.resources.resource import graph as draw
@@ -221,7 +219,7 @@ def graph(cli: Invocation, source: SourceFlags, style: str) -> None:
 @click.command()
 @click.argument("kind", shell_complete=complete_kinds)
 @click.option("--draft", type=click.Choice(["7", "2020-12"]), default="7", show_default=True, help="JSON Schema draft.")
-@_stateless
+@print_options
 def schema(cli: Invocation, kind: str, draft: str) -> None:
     """Print the JSON Schema of KIND, for editors and CI."""
     from areal.resources.schema import json_schema
@@ -236,7 +234,7 @@ def schema(cli: Invocation, kind: str, draft: str) -> None:
 
 @click.command()
 @click.argument("path", metavar="KIND[.FIELD]...", shell_complete=complete_fields)
-@_stateless
+@print_options
 def explain(cli: Invocation, path: str) -> None:
     """Explain a field: meaning, type, default, unit, and the effect of a change.
 
@@ -254,7 +252,7 @@ def explain(cli: Invocation, path: str) -> None:
 @click.argument("name", required=False)
 @click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, which must not exist.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
-@_stateless
+@print_options
 def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: bool) -> None:
     """Write a commented manifest of KIND, with a modeline that gives editors its schema."""
     from areal.resources.explain import init as commented

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.options import Invocation, interactive, pass_invocation
+from areal.cli.options import Invocation, interactive, pass_invocation, print_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, size
 from areal.errors import Conflict, NotFound, UsageFault
 
@@ -37,9 +37,7 @@ def _name(row: Any) -> str:
 @_id
 @click.option("--revision", default="main", show_default=True, metavar="REV", help="Branch, tag or commit.")
 @click.option("--force", is_flag=True, help="Download files again that are there.")
-@options.output()
-@options.common
-@pass_invocation
+@print_options
 def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
     """Download the model ID (ORG/NAME) into the Hugging Face cache; files that are there are not downloaded again."""
     from areal.cli.operate import ProgressPrinter
@@ -60,9 +58,7 @@ def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
 
 
 @click.command()
-@options.output()
-@options.common
-@pass_invocation
+@print_options
 def ls(cli: Invocation, /) -> int:
     """List the models of the Hugging Face cache, and the objects that use them."""
     from areal.hub import Hub
@@ -104,10 +100,15 @@ def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
 
 
 def _rows(cli: Invocation, hub: Hub) -> list[dict[str, Any]]:
-    """Each snapshot of each model, with the branches and tags that stand for it."""
+    """Each snapshot of each model, with its branches and tags, and the objects that have recorded its commit."""
     import time
 
-    used = _users(cli)
+    from areal.state.objects import ObjectStore
+
+    used: dict[tuple[str, str], list[str]] = {}
+    for item in ObjectStore(cli.home).list():
+        for key, commit in item.status.get("commits", {}).items():
+            used.setdefault((str(key).partition("@")[0], str(commit)), []).append(str(item.ref))
     rows = []
     for repository in sorted(hub.cache.glob("models--*")):
         name = repository.name.removeprefix("models--").replace("--", "/")
@@ -126,17 +127,6 @@ def _rows(cli: Invocation, hub: Hub) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def _users(cli: Invocation) -> dict[tuple[str, str], list[str]]:
-    """The objects that have recorded a commit, by id and commit."""
-    from areal.state.objects import ObjectStore
-
-    found: dict[tuple[str, str], list[str]] = {}
-    for item in ObjectStore(cli.home).list():
-        for key, commit in item.status.get("commits", {}).items():
-            found.setdefault((str(key).partition("@")[0], str(commit)), []).append(str(item.ref))
-    return found
 
 
 def _bytes(snapshot: Path) -> int:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO
 
 import click
 
@@ -28,10 +28,10 @@ from areal.terminal import ESCAPE, fancy, safe
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, ObjectOutcome, Outcome, Progress
-    from areal.reconcilers.doctor import Finding
     from areal.reconcilers.plan import Plan
     from areal.resources.kinds import Ref
 
+P = ParamSpec("P")
 
 # -- progress on stderr: one moving line a target on a terminal, one line a change elsewhere
 
@@ -200,10 +200,12 @@ def mutation(cli: Invocation) -> Iterator[Context]:
     cli.tell(f"took {time.monotonic() - began:.1f} s")
 
 
-def mutate(cli: Invocation, operation: Callable[[Context], Outcome]) -> int:
+def mutate(
+    cli: Invocation, operation: Callable[Concatenate[Context, P], Outcome], *args: P.args, **given: P.kwargs
+) -> int:
     """Run ``operation`` and print its outcome. Returns the exit status."""
     with mutation(cli) as context:
-        outcome = operation(context)
+        outcome = operation(context, *args, **given)
     return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
@@ -285,9 +287,7 @@ def scale(
 def scale_object(cli: Invocation, ref: Ref, replicas: int, *, within_s: float = 600.0, **how: Any) -> int:
     from areal.reconcilers import operations
 
-    return mutate(
-        cli, lambda context: operations.scale(context, ref, replicas, timeout_s=cli.deadline_s(within_s), **how)
-    )
+    return mutate(cli, operations.scale, ref, replicas, timeout_s=cli.deadline_s(within_s), **how)
 
 
 @click.command()
@@ -369,7 +369,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
 
     refs = tuple(parse_refs(targets)) or None
     if not watch:
-        return mutate(cli, lambda context: reconcile_once(context, refs))
+        return mutate(cli, reconcile_once, refs)
     with mutation(cli) as context:
         cli.say(f"watching every {interval:g} s; Ctrl-C ends it")
         while not context.interrupted.is_set():
@@ -406,7 +406,7 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
         raise UsageFault("give one of --pid and --url")
     (ref,) = parse_refs([name])
     address = checked_url(url) if url else None
-    return mutate(cli, lambda context: operations.adopt(context, ref, pid=pid, url=address))
+    return mutate(cli, operations.adopt, ref, pid=pid, url=address)
 
 
 # -- wait
@@ -452,7 +452,7 @@ def wait_for(
 ) -> int:
     from areal.reconcilers import status
 
-    return mutate(cli, lambda context: status.wait(context, refs, wanted, cli.deadline_s(within_s), **how))
+    return mutate(cli, status.wait, refs, wanted, cli.deadline_s(within_s), **how)
 
 
 def parse_alternatives(text: str) -> tuple[str, ...]:
@@ -495,7 +495,7 @@ _FINDINGS = (
 @click.command()
 @click.option("--fix", is_flag=True, help="Make the repairs that lose nothing.")
 @click.option("--security", is_flag=True, help="Also: exposed ports, file modes, keys in the environment.")
-@stack(options.yes, options.lock_timeout, options.output(), options.common, options.pass_invocation)
+@stack(options.yes, options.lock_timeout, options.print_options)
 def doctor(cli: Invocation, fix: bool, security: bool) -> int:
     """Find strays, open journals, stale leases, GPU squatters, a home on NFS, damaged files.
 
@@ -506,28 +506,19 @@ def doctor(cli: Invocation, fix: bool, security: bool) -> int:
     with mutation(cli) as context:
         findings = examine(context, fix, security)
     if cli.format.kind == "table":
-        show("\n".join(map(_finding_text, findings)))
+        for item in findings:
+            show(f"{'fixed' if item.fixed else item.severity}: {item.what}")
+            if item.why:
+                show(f"  {item.why}")
+            if item.fix_command and not item.fixed:
+                show(f"  hint: {item.fix_command}")
         if not findings:
             cli.say("nothing found")
     else:
         rows = [
-            {
-                "severity": finding.severity,
-                "what": finding.what,
-                "why": finding.why,
-                "fixCommand": finding.fix_command,
-                "fixed": finding.fixed,
-            }
-            for finding in findings
+            {"severity": item.severity, "what": item.what, "why": item.why, "fixCommand": item.fix_command}
+            | {"fixed": item.fixed}
+            for item in findings
         ]
-        emit_rows(cli, rows, _FINDINGS, name=lambda row: str(row["what"]), empty="nothing found")
+        emit_rows(cli, rows, _FINDINGS, name="{what}".format_map)
     return 1 if any(not item.fixed and item.severity != "info" for item in findings) else 0
-
-
-def _finding_text(finding: Finding) -> str:
-    lines = [f"{'fixed' if finding.fixed else finding.severity}: {finding.what}"]
-    if finding.why:
-        lines.append(f"  {finding.why}")
-    if finding.fix_command and not finding.fixed:
-        lines.append(f"  hint: {finding.fix_command}")
-    return "\n".join(lines)

@@ -295,10 +295,10 @@ _version = click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 
-global_options = stack(_home, _context, _quiet, _verbose, _debug, _version)
-
 common = stack(_home, _context, _quiet, _verbose, _debug)
 """On every verb."""
+
+global_options = stack(common, _version)
 
 yes = _shared("-y", "--yes", attribute="yes", is_flag=True, help="Approve destructive changes; needed off a terminal.")
 
@@ -322,13 +322,12 @@ remote = stack(
 
 
 def timeout(default: str = "", what: str = "Give up waiting after this long (exit 7)") -> Decorator[Any]:
-    suffix = f"  [default: {default}]." if default else "."
-    return _shared("--timeout", attribute="timeout_s", type=Seconds(), metavar="TIME", help=what + suffix)
+    text = f"{what}  [default: {default}]." if default else f"{what}."
+    return _shared("--timeout", attribute="timeout_s", type=Seconds(), metavar="TIME", help=text)
 
 
 def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
     """``-o`` and ``--json``. ``extra`` formats are the verb's own; no ``dest`` where the verb has its own --output."""
-    listed = ", ".join(("table", "wide", "json", "yaml", "name", "jsonl", *extra)) + " or jsonpath=EXPR"
     return stack(
         click.option(
             *(["-o", dest] if dest else ["-o"]),
@@ -337,7 +336,7 @@ def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
             metavar="FORMAT",
             callback=_format_callback,
             expose_value=False,
-            help=f"{listed}.",
+            help=f"{', '.join((*FORMATS, *extra))} or jsonpath=EXPR.",
         ),
         click.option("--json", is_flag=True, callback=_format_callback, expose_value=False, help="Same as -o json."),
     )
@@ -371,9 +370,13 @@ def read_options(*formats: str) -> Decorator[Any]:
     return stack(remote, output(*formats), common, pass_invocation)
 
 
+print_options = stack(output(), common, pass_invocation)
+"""The options of a verb that prints and asks no gateway, and the invocation; a verb's last decorator."""
+
+
 def change_options(deadline: Decorator[Any] | None = None, *, destructive: bool = False) -> Decorator[Any]:
     """The options of a verb that changes something, and the invocation; a verb's last decorator."""
-    options = (deadline or timeout("10m"), lock_timeout, output(), common, pass_invocation)
+    options = (deadline or timeout("10m"), lock_timeout, print_options)
     return stack(yes, *options) if destructive else stack(*options)
 
 

@@ -7,12 +7,15 @@ config.yaml; ``local`` is this home). With which key: ``--api-key-file``, else `
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
+
 from areal.cli.objects import SERVICE, service_name, stored
-from areal.cli.options import Invocation
+from areal.cli.options import Invocation, read_options
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import Ref, name_problem, served_name
 
@@ -78,14 +81,21 @@ def gateway(cli: Invocation) -> GatewayClient | None:
     return GatewayClient(checked_url(str(url)), key, min(cli.timeout_s or _DEADLINE_S, _DEADLINE_S))
 
 
-def not_remote(cli: Invocation, verb: str) -> None:
-    """For verbs whose data stays on the machine that runs the processes."""
-    chosen = gateway(cli)
-    if chosen is not None:
-        raise UsageFault(
-            f"`areal {verb}` reads files of the machine that runs the processes; {chosen.url} does not serve them",
-            hint=f"run `areal {verb}` there, or here with --context local",
-        )
+def local_options(verb: Any) -> Any:
+    """The options of a verb that reads files of the machine that runs the processes; a verb's last decorator."""
+
+    @functools.wraps(verb)
+    def local(cli: Invocation, /, *args: Any, **given: Any) -> Any:
+        chosen = gateway(cli)
+        if chosen is not None:
+            command = click.get_current_context().command_path
+            raise UsageFault(
+                f"`{command}` reads files of the machine that runs the processes; {chosen.url} does not serve them",
+                hint=f"run `{command}` there, or here with --context local",
+            )
+        return verb(cli, *args, **given)
+
+    return read_options()(local)
 
 
 def refuse_remote_context(cli: Invocation) -> None:

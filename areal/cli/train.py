@@ -24,25 +24,21 @@ from areal.cli.options import (
     Invocation,
     change_options,
     pass_invocation,
-    read_options,
     stack,
     stop_options,
     watch_options,
 )
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
-from areal.cli.remote import not_remote
+from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
-from areal.resources.kinds import API_VERSION, Ref, check_name, name_problem
+from areal.resources.kinds import API_VERSION, MAX_NAME_LENGTH, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
-    from areal.reconcilers.context import Context, Outcome
-    from areal.reconcilers.kinds.job_status import JobStatus
     from areal.runtime.backends.base import RunState
     from areal.state.records import StoredObject
 
 KIND = "TrainJob"
-_LONGEST_NAME = 63
 _NAMING = ("experiment_name", "trial_name")
 _LAST_LINES, _LONGEST_WORD = 40, 300  # lines, characters
 _ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
@@ -94,7 +90,7 @@ def name_from(config: Mapping[str, Any], path: Path) -> str:
     """A job's name from the configuration's experiment and trial, else from the file's name."""
     parts = [config.get(key) for key in _NAMING]
     words = [str(part) for part in parts if isinstance(part, str | int) and "${" not in str(part)] or [path.stem]
-    name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())[:_LONGEST_NAME].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())[:MAX_NAME_LENGTH].strip("-")
     if name_problem(name) is not None:
         raise UsageFault(f"no name can be made of {path.name}", hint="give the job one: --name NAME")
     return name
@@ -112,9 +108,7 @@ def run(cli: Invocation, /, **given: Any) -> int:
     ref = Ref(KIND, manifest["metadata"]["name"])
     with mutation(cli) as context:
         outcome = converge(cli, context, [manifest], command="train run", recreate=_earlier(cli, ref))
-    if outcome.exit_code:
-        return finish(cli, outcome)
-    return _foreground(cli, ref)
+    return finish(cli, outcome) if outcome.exit_code else _foreground(cli, ref)
 
 
 @click.command(cls=DryRunCommand)
@@ -164,17 +158,14 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     from areal.reconcilers import operations
     from areal.reconcilers.kinds.job_status import DRIVER, exit_code
 
-    def suspend(context: Context) -> Outcome:
-        cli.say("\nstopping; Ctrl-C again leaves at once")
-        return operations.suspend(context, ref)
-
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     try:
         show_logs(cli, ref, LogQuery(DRIVER, follow=True, lines=_ALL_LINES), until=_ended(cli, ref))
     except KeyboardInterrupt:
         with mutation(cli) as context:
-            outcome = suspend(context)
+            cli.say("\nstopping; Ctrl-C again leaves at once")
+            outcome = operations.suspend(context, ref)
         if outcome.exit_code == 130:
             _stop_in_background(cli, ref)
         return 130
@@ -238,22 +229,14 @@ def _why(home: HomeView, message: str, state: RunState | None) -> str:
     return f"{message}: {said[-1].removeprefix('error: ')[:_LONGEST_WORD]}" if said else message
 
 
-def _elapsed_s(found: StoredObject, now: JobStatus, age_s: float) -> float:
-    """From the job's creation to the end of its last attempt; to now while it has not ended."""
-    from areal.reconcilers.kinds.job_status import JobPhase
-
-    if now.run is not None and (now.finished or now.phase is JobPhase.STOPPED) and now.run.ended_at:
-        return max(0.0, now.run.ended_at - found.created_at)
-    return age_s
-
-
 def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
     """One job, typed: where it is, and the last step's numbers."""
-    from areal.reconcilers.kinds.job_status import exit_code
+    from areal.reconcilers.kinds.job_status import JobPhase, exit_code
 
     status = home.statuses([found])[str(found.ref)]
     now = home.job_status(found)
     state = now.run.state if now.run is not None else None
+    ended = now.run is not None and (now.finished or now.phase is JobPhase.STOPPED) and now.run.ended_at
     last = newest_step(home.home.job_metrics(found.name))
     return {
         "name": found.name,
@@ -271,7 +254,7 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
         "pid": state.pid if state is not None else None,
         "folder": str(home.home.jobs / found.name),
         "ageSeconds": status.age_s,
-        "elapsedSeconds": _elapsed_s(found, now, status.age_s),
+        "elapsedSeconds": max(0.0, ended - found.created_at) if ended else status.age_s,
     }
 
 
@@ -290,15 +273,14 @@ def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int
         raise UsageFault("--force is no grace at all: give one of --grace and --force")
     ref = stored(cli.home, Ref(KIND, check_name(name))).ref
     seconds = 0.0 if force else grace
-    return mutate(cli, lambda context: operations.suspend(context, ref, timeout_s=cli.deadline_s(), grace_s=seconds))
+    return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=seconds)
 
 
 @click.command()
 @click.option("-a", "--all", "all_", is_flag=True, help="Also jobs that have ended.")
-@read_options()
+@local_options
 def ps(cli: Invocation, /, all_: bool) -> int:
     """List jobs."""
-    not_remote(cli, "train ps")
     home = HomeView(cli.home)
     rows = [job_row(home, found) for found in home.of_kind(KIND)]
     rows = [row for row in rows if all_ or row["phase"] in ("Running", "Pending")]
@@ -325,10 +307,9 @@ _JOBS = (
 @click.command()
 @_job
 @watch_options()
-@read_options()
+@local_options
 def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     """The job NAME: phase, attempt, step, reward, throughput, staleness, and what it waits for."""
-    not_remote(cli, "train status")
     ref = Ref(KIND, check_name(name))
 
     def look() -> dict[str, Any]:
@@ -338,43 +319,33 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     return 1 if row["phase"] == "Failed" else 0
 
 
-_FACTS = (
-    ("phase", "phase"),
-    ("attempt", "attempt"),
-    ("progress", "step"),
-    ("reward", "reward"),
-    ("tokensPerSecond", "tokens/s"),
-    ("staleness", "staleness"),
-    ("bottleneck", "bottleneck"),
-    ("elapsed", "elapsed"),
-    ("eta", "ETA"),
-    ("message", "message"),
-    ("exitCode", "exit code"),
-    ("folder", "folder"),
-)
-
-
 def _page(row: Row) -> str:
-    times = {
+    facts = {
+        "phase": row["phase"],
+        "attempt": row["attempt"],
+        "step": step_of(row),
+        "reward": row["reward"],
+        "tokens/s": row["tokensPerSecond"],
+        "staleness": row["staleness"],
+        "bottleneck": row["bottleneck"],
         "elapsed": age(row["elapsedSeconds"]),
-        "eta": age(row["etaSeconds"]) if row["etaSeconds"] is not None else None,
+        "ETA": age(row["etaSeconds"]) if row["etaSeconds"] is not None else None,
+        "message": row["message"],
+        "exit code": row["exitCode"],
+        "folder": row["folder"],
     }
-    row = {**row, **times, "progress": step_of(row)}
-    width = max(len(title) for _, title in _FACTS)
-    shown = [(title, row[key]) for key, title in _FACTS if row[key] not in (None, "")]
-    return "\n".join(f"{title:<{width}}  {text_of(value)}" for title, value in shown)
+    return "\n".join(f"{title:<10}  {text_of(value)}" for title, value in facts.items() if value not in (None, ""))
 
 
 @click.command()
 @_job
 @options.timeout("7d")
-@read_options()
+@local_options
 def wait(cli: Invocation, /, name: str) -> int:
     """Wait until the job NAME has ended: exit 0 where it succeeded, 8 where it failed or was stopped.
 
     Its step, elapsed time and ETA are shown on a terminal; elsewhere a line at each tenth of the run.
     """
-    not_remote(cli, "train wait")
     return wait_for(cli, [Ref(KIND, check_name(name))], (("completed",),), within_s=_WEEK_S, stopped_fails=True)
 
 
@@ -382,12 +353,11 @@ def wait(cli: Invocation, /, name: str) -> int:
 @_job
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="An earlier attempt  [default: the last].")
 @log_options()
-@read_options()
+@local_options
 def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) -> int:
     """The combined output of the job NAME."""
     from areal.reconcilers.kinds.job_status import DRIVER
 
-    not_remote(cli, "train logs")
     ref = stored(cli.home, Ref(KIND, check_name(name))).ref
     if attempt is None:
         return show_logs(cli, ref, query._replace(component=DRIVER))

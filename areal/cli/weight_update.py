@@ -16,7 +16,7 @@ from areal.cli.logs import LogQuery, log_options
 from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status, write
-from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at, not_remote, read_key
+from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at, read_key
 from areal.errors import ArealError, NotFound, UsageFault
 
 DISCOVERY = "weight_update.json"
@@ -120,10 +120,9 @@ def pairs(cli: Invocation, service: str) -> int:
 
 @click.command()
 @click.option("-a", "--all", "all_", is_flag=True, help="Also gateways that are gone.")
-@read_options()
+@local_options
 def ps(cli: Invocation, all_: bool) -> int:
     """List weight-update gateways."""
-    not_remote(cli, "weight-update ps")
     rows = []
     for found in _gateways(cli):
         health = _health(_gateway_of(found))
@@ -138,10 +137,9 @@ def ps(cli: Invocation, all_: bool) -> int:
 @click.command()
 @_service
 @log_options(since="Only if it was written to in the last TIME.")
-@read_options()
+@local_options
 def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     """Logs of a weight-update gateway."""
-    not_remote(cli, "weight-update logs")
     path = _named(cli, service, gone=True).folder / _LOG
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

@@ -28,7 +28,7 @@ from areal.cli.objects import (
     service_option,
     stored,
 )
-from areal.cli.operate import approver, mutate, scale_object, together
+from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import API_VERSION, Ref, check_name
@@ -245,7 +245,8 @@ def run(
     code = mutate(cli, lambda context: _start(cli, context, ref, manifests, force, seconds))
     if code:
         return code
-    _announce(cli, ref)
+    if address := HomeView(cli.home).address(ref):
+        cli.say(f"gateway: {address}; talk to it: areal inf chat --service {ref.name}")
     return 0 if detach else _foreground(cli, ref)
 
 
@@ -262,12 +263,6 @@ def _start(
     return together(outcomes)
 
 
-def _announce(cli: Invocation, ref: Ref) -> None:
-    address = HomeView(cli.home).address(ref)
-    if address:
-        cli.say(f"gateway: {address}; talk to it: areal inf chat --service {ref.name}")
-
-
 def _foreground(cli: Invocation, ref: Ref) -> int:
     """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `areal inf run` starts it again.
     SIGTERM does the same: a unit of an init system ends what it has started."""
@@ -279,12 +274,10 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     try:
         show_logs(cli, ref, LogQuery(lines=0, follow=True), until=_stopped(cli, ref))
     except KeyboardInterrupt:
-
-        def suspend(context: Context) -> Outcome:
+        with mutation(cli) as context:
             cli.say("\nstopping; Ctrl-C again leaves at once")
-            return operations.suspend(context, ref)
-
-        mutate(cli, suspend)
+            outcome = operations.suspend(context, ref)
+        finish(cli, outcome, interrupted=context.interrupted.is_set())
         return 130
     cli.say(f"{ref} was stopped by another command")
     return 0
@@ -341,16 +334,13 @@ def stop(
         )
     return mutate(
         cli,
-        lambda context: operations.delete(
-            context,
-            refs,
-            grace_s=0.0 if force else grace,
-            cascade=True,
-            spare_running_jobs=not cascade,
-            wait=True,
-            timeout_s=seconds,
-            approve=approver(cli, "inf stop") if cascade else lambda plan: True,
-        ),
+        operations.delete,
+        refs,
+        grace_s=0.0 if force else grace,
+        cascade=True,
+        spare_running_jobs=not cascade,
+        timeout_s=seconds,
+        approve=approver(cli, "inf stop") if cascade else lambda plan: True,
     )
 
 
@@ -444,18 +434,7 @@ def deregister(cli: Invocation, model: str, service: str | None, grace: float | 
     from areal.reconcilers import operations
 
     ref = _model(cli, model, service).ref
-    return mutate(
-        cli,
-        lambda context: operations.delete(
-            context,
-            [ref],
-            grace_s=0.0 if force else grace,
-            cascade=False,
-            wait=True,
-            timeout_s=cli.deadline_s(),
-            approve=lambda plan: True,
-        ),
-    )
+    return mutate(cli, operations.delete, [ref], grace_s=0.0 if force else grace, timeout_s=cli.deadline_s())
 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:

@@ -20,7 +20,7 @@ from areal.cli.objects import (
 )
 from areal.cli.options import Invocation, read_options, watch_options
 from areal.cli.output import Column, Row, age, emit_rows, field, render_table, show_status
-from areal.cli.remote import gateway, gateway_of, not_remote
+from areal.cli.remote import gateway, gateway_of, local_options
 from areal.errors import ArealError
 from areal.resources.kinds import Ref, served_name
 
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 @click.command()
 @service_option
 @log_options("gateway", "router", "engine", "data-proxy")
-@read_options()
+@local_options
 def logs(cli: Invocation, service: str | None, query: LogQuery) -> int:
     """Logs of a service's processes and its models', merged in order of time."""
-    not_remote(cli, "inf logs")
     return show_logs(cli, stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref, query)
 
 

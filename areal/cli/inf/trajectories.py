@@ -17,12 +17,11 @@ import click
 from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.options import Invocation, read_options, stack
 from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
-from areal.cli.remote import GatewayClient, gateway_of, not_remote
+from areal.cli.remote import GatewayClient, gateway_of, local_options
 from areal.errors import ArealError, NotFound
 from areal.terminal import fancy
 
 if TYPE_CHECKING:
-    from areal.cli.remote import GatewayClient
     from areal.trajectories.record import Episode
     from areal.trajectories.view import TokenDecoder
 
@@ -179,7 +178,6 @@ _show_options = stack(
         "--tokenizer", metavar="PATH", help="Model folder or tokenizer.json  [default: the model's, if here]."
     ),
     click.option("--html", "page", metavar="FILE.html", help="Write one self-contained page instead."),
-    read_options(),
 )
 
 
@@ -187,6 +185,7 @@ _show_options = stack(
 @click.argument("target", metavar="FILE|SESSION")
 @service_option
 @_show_options
+@read_options()
 def show(cli: Invocation, /, target: str, **given: Any) -> int:
     """Show trajectories: a file or folder of `inf collect` or of a job, a saved export, or a session of the service.
 
@@ -198,6 +197,7 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
     Reading a session takes nothing from the trainer that exports it.
     """
     from areal.trajectories.reading import read_episodes
+    from areal.trajectories.record import episodes_of_export
 
     path = Path(target)
     if path.exists():
@@ -206,12 +206,15 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
     if beside or target.endswith((".json", ".jsonl", ".parquet", ".npz")) or target.startswith((".", "/", "~")):
         raise NotFound(f"there is no file {target}")
     chosen = gateway_of(cli, given["service"])
-    return _show(cli, _of_session(chosen, target), chosen, target, given)
+    trajectories = read_session(chosen, target, rows=True)["trajectories"]
+    episodes = (each for recorded in trajectories for each in episodes_of_export({**recorded, "failures": ()}))
+    return _show(cli, episodes, chosen, target, given)
 
 
 @click.command("trajectories")
 @click.argument("name", shell_complete=complete_names("TrainJob"))
 @_show_options
+@local_options
 def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     """Show the training and evaluation samples of the job NAME: groups, turns, rewards and advantages.
 
@@ -224,7 +227,6 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     from areal.resources.kinds import Ref, check_name
     from areal.trajectories.reading import read_episodes
 
-    not_remote(cli, "train trajectories")
     stored(cli.home, Ref("TrainJob", check_name(name)))
     folder = cli.home.jobs / name / "trajectories"
     if not any(folder.glob("trajectories-*")):
@@ -249,20 +251,18 @@ def _show(
     if more:
         cli.say(f"these are the first {len(shown)}; --limit shows more")
     if given["page"]:
-        _write_page(Path(given["page"]), shown, decoder, target)
+        from areal.trajectories.render import render_html
+
+        try:
+            Path(given["page"]).write_text(render_html(shown, decoder, title=target), encoding="utf-8")
+        except OSError as error:
+            raise ArealError(f"cannot write {given['page']}: {error.strerror}") from error
         cli.say(f"{len(shown)} trajectories in {given['page']}")
     elif cli.format.is_table:
         _print(cli, shown, decoder, given["paint"])
     else:
         emit_rows(cli, [_document(each, decoder) for each in shown], (), name="{episode}".format_map)
     return 0
-
-
-def _of_session(chosen: GatewayClient, session: str) -> Iterator[Episode]:
-    from areal.trajectories.record import episodes_of_export
-
-    for trajectory in read_session(chosen, session, rows=True)["trajectories"]:
-        yield from episodes_of_export({**trajectory, "failures": ()})
 
 
 def _first(
@@ -324,15 +324,6 @@ def _folder_here(cli: Invocation, model: str) -> str | None:
         return None
     source = next((layer.source.get("file") for layer in found.layers if layer.source), None)
     return resolve_model_path(str(path), source)
-
-
-def _write_page(path: Path, episodes: list[Episode], decoder: TokenDecoder | None, target: str) -> None:
-    from areal.trajectories.render import render_html
-
-    try:
-        path.write_text(render_html(episodes, decoder, title=target), encoding="utf-8")
-    except OSError as error:
-        raise ArealError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | None, paint: Any) -> None:
