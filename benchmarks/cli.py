@@ -78,9 +78,8 @@ def environment(folder: Path, home: Path, program: str) -> dict[str, str]:
 def fill(home: Path) -> None:
     """A service with models, as `areal apply` records them."""
     from areal.state.home import Home
-    from areal.state.layers import Layer
     from areal.state.objects import ObjectStore
-    from areal.state.records import StoredObject
+    from areal.state.records import Layer, StoredObject
 
     store = ObjectStore(Home(home))
     for number in range(OBJECTS):

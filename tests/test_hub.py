@@ -17,9 +17,8 @@ from areal.reconcilers.kinds.model_files import commits_of, hub_models, require_
 from areal.resources.specs import InferenceServiceSpec
 from areal.resources.validation import effective
 from areal.state.home import Home
-from areal.state.layers import Layer
 from areal.state.objects import ObjectStore
-from areal.state.records import StoredObject
+from areal.state.records import Layer, StoredObject
 from tests.hub_standin import HubStandin, commit_of, fill_cache, hub_standin
 
 NAME = "org/tiny"

@@ -407,7 +407,7 @@ def with_defaults(found: StoredObject) -> dict[str, Any]:
 def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str, Any]]:
     """One row a field: its value, the layer that set it, who, when, from which file."""
     from areal.resources.tree import leaves, path_text
-    from areal.state.layers import origins
+    from areal.state.records import origins
 
     by_path = {path_text(path): layer for path, layer in origins(found.layers).items()}
     rows = []

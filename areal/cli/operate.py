@@ -181,7 +181,7 @@ def mutation(cli: Invocation) -> Iterator[Context]:
     """The context of one mutating command: progress on stderr, the first Ctrl-C finishes the op at hand."""
     from areal.cli.remote import refuse_remote_context
     from areal.reconcilers.context import Context
-    from areal.state.actor import actor, command_line
+    from areal.state.locks import actor, command_line
 
     refuse_remote_context(cli)
     interrupted = threading.Event()

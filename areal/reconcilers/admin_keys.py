@@ -13,9 +13,8 @@ from typing import Any
 
 from areal.errors import InvalidManifest
 from areal.resources.addresses import key_fault
-from areal.state.credentials import admin_key_path, ensure_admin_key
 from areal.state.files import explain, write_atomic
-from areal.state.home import Home
+from areal.state.home import Home, admin_key_path, ensure_admin_key
 from areal.state.records import StoredObject
 
 LOOPBACK = "127.0.0.1"

@@ -19,9 +19,8 @@ from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.operations import reconcile_once
 from areal.resources.kinds import Ref, parse_ref
-from areal.state.actor import actor, command_line
 from areal.state.home import Home
-from areal.state.locks import lock_objects
+from areal.state.locks import actor, command_line, lock_objects
 from areal.state.objects import ObjectStore
 
 

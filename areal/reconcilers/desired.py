@@ -15,9 +15,7 @@ from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange, spec_path
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import references, spec_model, update_class, validate
-from areal.state import layers as layering
-from areal.state.layers import Layer
-from areal.state.records import Revision, StoredObject
+from areal.state.records import Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
 
 APPLY = "apply"
 
@@ -122,7 +120,7 @@ def target_for(
 
 def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], cause: str) -> Target:
     """The target of an imperative verb that owns one layer (``scale``, ``suspend``); an empty spec drops it."""
-    after = replace(stored, layers=layering.replace(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
+    after = replace(stored, layers=replace_layer(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
     return replace(_compared(stored, after, (), where=""), cause=cause)
 
 
@@ -169,7 +167,7 @@ def _protected(wanted: Wanted) -> bool:
 def _settle_conflicts(
     wanted: Wanted, stored: StoredObject, layer: Layer, force: bool
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
-    found = layering.conflicts(stored.layers, layer)
+    found = conflicts(stored.layers, layer)
     if not found:
         return stored.layers, ()
     sentences = tuple(
@@ -178,7 +176,7 @@ def _settle_conflicts(
         for conflict in found
     )
     if force:
-        return layering.take(stored.layers, found), sentences
+        return take_leaves(stored.layers, found), sentences
     where = f"{wanted.where}: " if wanted.where else ""
     raise Conflict(
         f"{where}{wanted.ref} has fields that another owner holds:\n  " + "\n  ".join(sentences),
@@ -191,7 +189,7 @@ def _with_layer(existing: tuple[Layer, ...], layer: Layer) -> tuple[Layer, ...]:
     for old in existing:
         if old.manager == layer.manager and old.spec == layer.spec:
             return existing
-    return layering.replace(existing, layer)
+    return replace_layer(existing, layer)
 
 
 def _compared(
@@ -238,7 +236,7 @@ def _require_valid(after: StoredObject, where: str) -> None:
     found = validate(after.kind, after.spec)
     if not found:
         return
-    owners = layering.origin(after.layers)
+    owners = origin(after.layers)
     lines = [f"{spec_path(('spec', *path))}: {message}{_set_by(owners, path)}" for path, message in found]
     prefix = f"{where}: " if where else ""
     raise Conflict(

@@ -23,8 +23,8 @@ from areal.resources.kinds import parse_ref
 from areal.resources.validation import effective
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import RunState
-from areal.state.credentials import read_key
 from areal.state.events import EventLog
+from areal.state.home import read_key
 from areal.state.journal import Transaction
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject

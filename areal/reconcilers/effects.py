@@ -18,8 +18,7 @@ from areal.reconcilers.observe import Seen, key_headers, probe_run, ready_path
 from areal.reconcilers.plan import Op, Verb
 from areal.resources.kinds import parse_ref, served_name
 from areal.runtime.backends.base import Phase
-from areal.runtime.probes import ProbeFailed, ProbeResponse, http_get
-from areal.runtime.readiness import failure, wait_ready
+from areal.runtime.probes import ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.records import new_uid
 
 POLL_S = 0.02

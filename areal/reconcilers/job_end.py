@@ -11,9 +11,8 @@ from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.operations import rest
 from areal.resources.kinds import parse_ref
-from areal.state.actor import actor
 from areal.state.home import Home
-from areal.state.locks import HOUSEKEEPING
+from areal.state.locks import HOUSEKEEPING, actor
 
 _LOCK_S = 120.0
 

@@ -18,7 +18,7 @@ from areal.errors import ArealError
 from areal.runtime import procfs
 from areal.runtime.backends.base import Capacity, Phase, RunControl, RunSpec, RunState
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, http_get_all
-from areal.state.credentials import read_key
+from areal.state.home import read_key
 from areal.state.records import StoredObject
 
 

@@ -20,7 +20,7 @@ from areal.reconcilers.kinds.base import Endpoint
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import Observed, ObservedRun
 from areal.reconcilers.plan import Op, Plan, Verb
-from areal.runtime.ports import PortOwner, port_owner
+from areal.runtime.leases import PortOwner, port_owner
 
 
 class PortSource(Protocol):

@@ -13,12 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from areal.runtime import procfs
 
-_HELPER = str(Path(__file__).with_name("nvml_helper.py"))
 _DEADLINE_S = 20.0
 _HIDDEN_USE_BYTES = 1 << 30
 _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -56,7 +54,7 @@ def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
     """Every GPU of the machine; never raises."""
     try:
         helper = subprocess.Popen(
-            [sys.executable, "-P", _HELPER],
+            [sys.executable, "-P", "-m", "areal.runtime.gpus"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -139,3 +137,47 @@ def wait_for_memory(
         if not missing or time.monotonic() >= deadline:
             return missing
         time.sleep(period_s)
+
+
+# -- the helper process: a driver that hangs hangs only this
+
+
+def _processes(nvml: Any, handle: Any) -> list[list[int | None]]:
+    try:
+        return [[item.pid, item.usedGpuMemory] for item in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except nvml.NVMLError:
+        return []  # not supported on this device
+
+
+def _nvml() -> dict[str, Any]:
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return {"gpus": [], "reason": "the Python package nvidia-ml-py is not installed (pip install nvidia-ml-py)"}
+    try:
+        nvml.nvmlInit()
+        gpus = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            gpus.append(
+                {
+                    "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+                    "index": index,
+                    "name": _text(nvml.nvmlDeviceGetName(handle)),
+                    "total": memory.total,
+                    "used": memory.used,
+                    "processes": _processes(nvml, handle),
+                }
+            )
+    except nvml.NVMLError as error:
+        return {"gpus": [], "reason": f"NVML: {error}"}
+    return {"gpus": gpus, "reason": "" if gpus else "NVML lists no GPU"}
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+if __name__ == "__main__":
+    json.dump(_nvml(), sys.stdout)

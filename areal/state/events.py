@@ -18,10 +18,10 @@ from typing import Any
 
 from areal.errors import Locked
 from areal.resources.kinds import KINDS, Ref
-from areal.state.actor import actor as this_actor
 from areal.state.files import explain, make_folder, read_raw, write_all, write_atomic
 from areal.state.home import Home
 from areal.state.locks import acquire, flock_owner
+from areal.state.locks import actor as this_actor
 
 KEEP = 1000
 _SLACK = 250  # cut only this many above KEEP, so that not every append rewrites the file

@@ -24,7 +24,6 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from areal.state.actor import actor
 from areal.state.files import (
     CRASH_POINTS,
     GroupCommit,
@@ -36,7 +35,7 @@ from areal.state.files import (
     write_all,
 )
 from areal.state.home import Home
-from areal.state.locks import still_named, try_lock
+from areal.state.locks import actor, still_named, try_lock
 
 # -- lines as entries, entries as operations. A line is one JSON entry with the CRC-32 of its own bytes. An unreadable
 # tail was not written; an unreadable line before readable ones is damage, and counted.

@@ -43,9 +43,9 @@ from areal.state.files import (
     write_together,
 )
 from areal.state.home import Home
-from areal.state.layers import Layer
 from areal.state.locks import lock_store, share_store
 from areal.state.records import (
+    Layer,
     Listing,
     Revision,
     StoredObject,

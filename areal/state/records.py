@@ -1,4 +1,12 @@
-"""The values of the state and their form on disk: objects, revisions, and lists that say what they could not read.
+"""The values of the state and their form on disk: layers, objects, revisions, and lists with their
+unreadable files.
+
+The effective spec of an object is its layers merged in order, later over earlier; defaults are never stored. The
+``apply`` layer (the manifest as written) comes first, the others follow in the order in which they were first set.
+Applying replaces the apply layer whole, so what a manifest no longer says is gone without comparing it with the past. A
+leaf that a manifest sets and that a later layer holds at another value is a conflict; a leaf that the manifest does not
+mention is left to the layer that holds it. Invariants: one layer a manager; every leaf of the effective spec has
+exactly one origin; no layer but ``apply`` is empty (an empty manifest still says who applied it, and from where).
 
 Decoding trusts nothing: a body of another shape, of a newer format or of another object is refused with the reason.
 """
@@ -6,14 +14,142 @@ Decoding trusts nothing: a body of another shape, of a newer format or of anothe
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from areal.resources.kinds import Ref
+from areal.resources.tree import ABSENT, FieldPath, bracketed, changes, delete_path, get_path, leaves, merge, path_text
 from areal.state.files import Unreadable
-from areal.state.layers import APPLY, Layer, effective
+
+# -- layers
+
+APPLY = "apply"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one manager set. ``at`` in seconds since the epoch; ``source`` says where a manifest came from."""
+
+    manager: str
+    spec: dict[str, Any]
+    source: dict[str, Any] | None = None
+    actor: str = ""
+    at: float = 0.0
+
+
+Layers: TypeAlias = tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class FieldConflict:
+    """``mine`` is what is being set now, ``theirs`` what ``manager`` set at ``at``; ``theirs_path`` is where."""
+
+    path: FieldPath
+    mine: Any
+    theirs: Any
+    manager: str
+    actor: str
+    at: float
+    theirs_path: FieldPath = field(default=(), compare=False)
+
+    @property
+    def text(self) -> str:
+        return path_text(self.path)
+
+
+def effective(layers: Layers) -> dict[str, Any]:
+    """The layers merged in order: what the user asked for, without defaults."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged = merge(merged, layer.spec)
+    return merged
+
+
+def replace_layer(layers: Layers, layer: Layer) -> Layers:
+    """``layers`` with the manager's layer replaced whole. One that says the same as before keeps its place in history
+    (who, when, from where), so that applying twice changes nothing."""
+    current = next((held for held in layers if held.manager == layer.manager), None)
+    if current is not None and not changes(current.spec, layer.spec):
+        return layers
+    if current is not None:
+        updated = tuple(layer if held is current else held for held in layers)
+    else:
+        updated = (layer, *layers) if layer.manager == APPLY else (*layers, layer)
+    return _without_empty(updated)
+
+
+def conflicts(layers: Layers, new: Layer) -> tuple[FieldConflict, ...]:
+    """Every leaf of ``new`` that a layer after its place would change, in the order of ``new``'s leaves."""
+    found = [
+        (path, FieldConflict(path, value, theirs, layer.manager, layer.actor, layer.at, held_at))
+        for layer in _after(layers, new.manager)
+        for path, value, held_at, theirs in _overridden(new.spec, layer.spec)
+    ]
+    rank = {path: index for index, path in enumerate(leaves(new.spec))}
+    return tuple(conflict for _, conflict in sorted(found, key=lambda pair: rank[pair[0]]))
+
+
+def take_leaves(layers: Layers, found: Iterable[FieldConflict]) -> Layers:
+    """``layers`` after the conflicting leaves were taken from the layers that held them."""
+    taken: dict[str, list[FieldPath]] = {}
+    for conflict in found:
+        taken.setdefault(conflict.manager, []).append(conflict.theirs_path or conflict.path)
+    return _without_empty(
+        tuple(replace(layer, spec=_strip(layer.spec, taken.get(layer.manager, []))) for layer in layers)
+    )
+
+
+def origins(layers: Layers) -> dict[FieldPath, Layer]:
+    """The layer that decides each leaf of the effective spec: the last one that holds it."""
+    holder = {path: layer for layer in layers for path in leaves(layer.spec)}
+    return {path: holder[path] for path in leaves(effective(layers))}
+
+
+def origin(layers: Layers) -> dict[str, str]:
+    """``origins`` as text: path to manager."""
+    return {path_text(path): layer.manager for path, layer in origins(layers).items()}
+
+
+def _after(layers: Layers, manager: str) -> Layers:
+    """The layers that are merged after the place that ``manager`` has, or would get."""
+    for index, layer in enumerate(layers):
+        if layer.manager == manager:
+            return layers[index + 1 :]
+    return layers if manager == APPLY else ()
+
+
+def _without_empty(layers: Layers) -> Layers:
+    return tuple(layer for layer in layers if layer.spec or layer.manager == APPLY)
+
+
+def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[FieldPath, Any, FieldPath, Any]]:
+    """Leaves of ``mine`` that ``theirs`` merged over it changes: (path, value, where theirs is held, theirs)."""
+    merged = merge(mine, theirs)
+    after = leaves(merged)
+    held = {path[:size] for path in leaves(theirs) for size in range(1, len(path) + 1)}  # and every beginning of one
+    for path, value in leaves(mine).items():
+        if value == {} and isinstance(get_path(merged, path), dict):
+            continue  # an empty map says nothing about what is in it
+        if changes({"": value}, {"": after.get(path, ABSENT)}):
+            held_at = next(path[:size] for size in range(len(path), 0, -1) if path[:size] in held)
+            yield path, value, held_at, get_path(theirs, held_at)
+
+
+def _strip(spec: dict[str, Any], paths: Iterable[FieldPath]) -> dict[str, Any]:
+    """``spec`` without ``paths``, nor keyed items of which only the name is left."""
+    for path in paths:
+        spec = delete_path(spec, path)
+        for size in range(len(path) - 1, 0, -1):
+            item = get_path(spec, path[:size])
+            if bracketed(path[size - 1]) is not None and isinstance(item, dict) and item.keys() == {"name"}:
+                spec = delete_path(spec, path[:size])
+    return spec
+
+
+# -- objects and revisions
 
 FORMAT = 1
 T = TypeVar("T")

@@ -21,9 +21,8 @@ import pytest
 
 from areal.cli.main import run
 from areal.state.home import Home
-from areal.state.layers import Layer
 from areal.state.objects import ObjectStore
-from areal.state.records import StoredObject
+from areal.state.records import Layer, StoredObject
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AREAL = "import sys; sys.argv[0] = 'areal'; from areal.cli.main import main; sys.exit(main())"

@@ -17,8 +17,8 @@ from areal.errors import UsageFault
 from areal.reconcilers.plan import Plan
 from areal.resources.kinds import Ref
 from areal.state.home import Home
-from areal.state.layers import Layer, replace
 from areal.state.objects import ObjectStore
+from areal.state.records import Layer, replace_layer
 from tests.cli.conftest import Areal, Spawner, Typist
 
 MANIFEST = """apiVersion: areal.dev/v1alpha1
@@ -261,7 +261,7 @@ def conflicting(record: Record, home: Home, model: dict[str, Any]) -> None:
     found = store.get(Ref("Model", "m1"))
     assert found is not None
     layer = Layer("scale", {"replicas": 3}, None, "bob@desk", 1.0)
-    store.put(dataclasses.replace(found, layers=replace(found.layers, layer)))
+    store.put(dataclasses.replace(found, layers=replace_layer(found.layers, layer)))
 
 
 def test_conflict_has_its_own_status_and_the_rest_is_shown(

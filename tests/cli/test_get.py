@@ -14,8 +14,8 @@ import yaml
 from areal.resources.kinds import Ref
 from areal.state.events import EventLog
 from areal.state.home import Home
-from areal.state.layers import Layer, replace
 from areal.state.objects import ObjectStore
+from areal.state.records import Layer, replace_layer
 from tests.cli.conftest import Areal
 
 Record = Callable[..., Any]
@@ -152,7 +152,7 @@ def test_show_origin_names_layer_person_and_file(areal: Areal, objects: None, ho
     layer = Layer("scale", {"replicas": 3}, None, "bob@desk", 1.0)
     import dataclasses
 
-    store.put(dataclasses.replace(found, layers=replace(found.layers, layer)))
+    store.put(dataclasses.replace(found, layers=replace_layer(found.layers, layer)))
     rows = {row["path"]: row for row in areal("get", "model/qwen", "--show-origin", "-o", "json").json}
     assert rows["spec.replicas"]["origin"] == "scale"
     assert rows["spec.replicas"]["actor"] == "bob@desk"

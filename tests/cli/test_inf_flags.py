@@ -14,8 +14,8 @@ from areal.cli.inf.service import arguments
 from areal.errors import UsageFault
 from areal.resources.kinds import Ref
 from areal.state.home import Home
-from areal.state.layers import Layer, replace
 from areal.state.objects import ObjectStore
+from areal.state.records import Layer, replace_layer
 from tests.cli.conftest import Areal
 
 
@@ -234,7 +234,7 @@ def test_field_that_another_layer_holds_is_told_by_its_flag(
     scaled = Layer("scale", {"replicas": 3}, None, "ann@desk", 1.0)
     from dataclasses import replace as changed
 
-    ObjectStore(home).put(changed(found, layers=replace(found.layers, scaled)))
+    ObjectStore(home).put(changed(found, layers=replace_layer(found.layers, scaled)))
     assert ObjectStore(home).get(Ref("Model", "m")).spec["replicas"] == 3  # type: ignore[union-attr]
     words = ("--backend", "embedded", "--model-path", str(tmp_path))
     result = areal("inf", "register", "--model", "m", *words, "--replicas", "2")

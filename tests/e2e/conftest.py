@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from areal.runtime.ports import FIRST_PORT
+from areal.runtime.leases import FIRST_PORT
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "reverse_digits" / "model"

@@ -11,8 +11,7 @@ from areal.reconcilers.kinds.model_replicas import gpus_per_replica
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
-from areal.state.layers import Layer
-from areal.state.records import StoredObject
+from areal.state.records import Layer, StoredObject
 
 SERVICE = "InferenceService/default"
 MODEL = "Model/qwen"

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from areal.runtime import procfs
 from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunSpec, RunState
-from areal.runtime.sweep import RUN_DIR_VARIABLE
+from areal.runtime.procfs import RUN_DIR_VARIABLE
 
 T = TypeVar("T")
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

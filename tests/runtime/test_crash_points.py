@@ -12,15 +12,16 @@ import pytest
 
 from areal.errors import Conflict
 from areal.runtime.backends.base import Phase, RunState
-from areal.runtime.backends.local import CRASH_POINTS, LocalBackend
+from areal.runtime.backends.local import LocalBackend
+from areal.state.files import CRASH_POINTS
 
 from .conftest import MakeBackend
 from .support import PATIENCE_S, processes_under, run_spec, until
 
 SCRIPT = str(Path(__file__).with_name("crashing_cli.py"))
+RUN_POINTS = CRASH_POINTS[CRASH_POINTS.index("intent-before") :]
 VERB_POINTS = [
-    ("start" if CRASH_POINTS.index(point) < CRASH_POINTS.index("stop-before") else point.split("-")[0], point)
-    for point in CRASH_POINTS
+    ("start" if point.split("-")[0] not in ("stop", "forget") else point.split("-")[0], point) for point in RUN_POINTS
 ]
 
 
@@ -56,7 +57,7 @@ def check_nothing_leaked(local: LocalBackend, tmp_path: Path) -> None:
 
 def _run_dir(pid: int) -> str:
     from areal.runtime import procfs
-    from areal.runtime.sweep import RUN_DIR_VARIABLE
+    from areal.runtime.procfs import RUN_DIR_VARIABLE
 
     return procfs.environment(pid)[RUN_DIR_VARIABLE]
 

@@ -196,7 +196,7 @@ def test_stop_waits_for_the_memory_of_its_gpus(make_local: MakeBackend) -> None:
 
 
 def test_stop_says_when_memory_does_not_come_back(make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal.runtime.stopping.MEMORY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("areal.runtime.lifecycle.MEMORY_TIMEOUT_S", 0.0)
     used = iter([1, 101])
     local = make_local(list_gpus=lambda: GpuListing((gpu(used=next(used) * GIB),)))
     local.start(run_spec(gpus=("GPU-a",)))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from areal.runtime import procfs
-from areal.runtime.identity import Liveness, ProcessIdentity, identify, liveness, where
+from areal.runtime.runs import Liveness, ProcessIdentity, identify, liveness, where
 
 
 @pytest.fixture

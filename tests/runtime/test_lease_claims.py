@@ -14,7 +14,7 @@ import pytest
 from areal.errors import NoCapacity
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.ports import FIRST_PORT, LAST_PORT, bind_error, candidates, listening_pids, port_owner
+from areal.runtime.leases import FIRST_PORT, LAST_PORT, bind_error, candidates, listening_pids, port_owner
 
 from .conftest import MakeBackend, Spawn
 from .support import run_spec

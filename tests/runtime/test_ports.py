@@ -4,7 +4,7 @@ import os
 import socket
 from contextlib import ExitStack
 
-from areal.runtime.ports import ports_of
+from areal.runtime.leases import ports_of
 
 
 def test_ports_of_a_process_are_those_it_listens_on() -> None:

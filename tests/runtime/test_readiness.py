@@ -12,8 +12,8 @@ import pytest
 from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.runtime.backends.base import Phase, RestartPolicy, RunSpec
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.ports import port_owner
-from areal.runtime.readiness import wait_ready
+from areal.runtime.leases import port_owner
+from areal.runtime.probes import wait_ready
 
 from .conftest import Spawn
 from .support import HTTP_COMPONENT, NEVER, python, run_spec, until

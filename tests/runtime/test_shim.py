@@ -14,7 +14,7 @@ import pytest
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import HttpProbe, Phase, RestartPolicy
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.launch import SHIM_PATH, fork_shim
+from areal.runtime.lifecycle import SHIM_PATH, fork_shim
 from areal.runtime.shim import NOT_STARTED
 
 from .support import (
@@ -68,7 +68,7 @@ def test_shim_imports_only_light_modules() -> None:
     program = (
         "import sys, runpy; sys.argv[1:] = []\n"
         f"sys.path.append({str(Path(SHIM_PATH).parents[3])!r})\n"
-        "import areal.runtime.shim.gate, areal.runtime.shim.supervisor\n"
+        "import areal.runtime.shim.supervisor, areal.runtime.shim.supervisor\n"
         "print(*sorted(sys.modules))"
     )
     output = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)

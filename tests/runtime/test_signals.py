@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from areal.errors import ArealError
+from areal.runtime import lifecycle as signals
 from areal.runtime import procfs
-from areal.runtime import stopping as signals
-from areal.runtime.identity import ProcessIdentity, identify
-from areal.runtime.sweep import RUN_DIR_VARIABLE, open_verified
+from areal.runtime.procfs import RUN_DIR_VARIABLE, open_verified
+from areal.runtime.runs import ProcessIdentity, identify
 
 from .conftest import Spawn
 from .support import alive, until

@@ -16,8 +16,8 @@ import pytest
 
 from areal.resources.kinds import Ref
 from areal.state.home import Home
-from areal.state.layers import Layer
 from areal.state.objects import StoredObject
+from areal.state.records import Layer
 
 QWEN = Ref("Model", "qwen")
 PRELUDE = """
@@ -26,7 +26,7 @@ from pathlib import Path
 from areal.errors import ArealError, Locked
 from areal.resources.kinds import Ref
 from areal.state.home import Home
-from areal.state.layers import Layer
+from areal.state.records import Layer
 from areal.state.objects import ObjectStore, StoredObject, Unreadable
 from areal.state.journal import Journal, crash_point, orphans
 from areal.state.locks import holder, lock_objects

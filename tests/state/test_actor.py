@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from areal.state.actor import actor, command_line, redact, user_name
+from areal.state.locks import actor, command_line, redact, user_name
 
 
 def test_actor_is_user_at_host() -> None:

@@ -5,9 +5,7 @@ import stat
 import pytest
 
 from areal.errors import ArealError, UsageFault
-from areal.state import credentials
-from areal.state.credentials import admin_key_path, ensure_admin_key, forget_admin_key, read_key
-from areal.state.home import Home
+from areal.state.home import Home, _create_key, admin_key_path, ensure_admin_key, forget_admin_key, read_key
 
 from .support import contents, running
 
@@ -26,7 +24,7 @@ def test_ensure_admin_key_generates_a_private_key_once(home: Home) -> None:
 
 def test_ensure_admin_key_by_many_at_once_all_get_the_same(home: Home) -> None:
     code = """
-    from areal.state.credentials import ensure_admin_key, read_key
+    from areal.state.home import ensure_admin_key, read_key
     print("ready", flush=True)
     sys.stdin.readline()
     print(read_key(ensure_admin_key(home, "default")), flush=True)
@@ -50,7 +48,7 @@ def test_ensure_admin_key_by_many_at_once_all_get_the_same(home: Home) -> None:
 def test_key_that_another_command_made_meanwhile_is_kept(home: Home) -> None:
     path = ensure_admin_key(home, "default")
     key = read_key(path)
-    credentials._create(path, b"late\n")
+    _create_key(path, b"late\n")
     assert read_key(path) == key
     assert [path.name for path in home.credentials.iterdir()] == ["default"]
 

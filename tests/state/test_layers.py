@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.resources.tree import changes, get_path, leaves
-from areal.state.layers import APPLY, Layer, conflicts, effective, origin, origins, replace, take
+from areal.state.records import APPLY, Layer, conflicts, effective, origin, origins, replace_layer, take_leaves
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.sampled_from(["", "a", "b"]), st.just(1.0))
 words = st.sampled_from(["a", "b", "c"])
@@ -36,7 +36,7 @@ def stacks(content: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[tupl
     def build(parts: list[dict[str, Any]]) -> tuple[Layer, ...]:
         layers: tuple[Layer, ...] = ()
         for manager, spec in zip((APPLY, "scale", "suspend"), parts, strict=False):
-            layers = replace(layers, Layer(manager, spec, None, f"{manager}@box", 1.0))
+            layers = replace_layer(layers, Layer(manager, spec, None, f"{manager}@box", 1.0))
         return layers
 
     return st.lists(content, max_size=3).map(build)
@@ -52,30 +52,30 @@ def own(layers: tuple[Layer, ...]) -> dict[str, dict[str, Any]]:
 
 @given(stacks(wild), wild)
 def test_replace_same_spec_twice_changes_nothing(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
-    once = replace(layers, apply_layer(spec))
-    assert replace(once, apply_layer(spec, at=99.0)) == once
+    once = replace_layer(layers, apply_layer(spec))
+    assert replace_layer(once, apply_layer(spec, at=99.0)) == once
 
 
 @given(stacks(wild), wild, wild)
 def test_replace_leaves_nothing_of_the_manifest_before(
     layers: tuple[Layer, ...], first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    through = replace(replace(layers, apply_layer(first)), apply_layer(second))
-    direct = replace(layers, apply_layer(second))
+    through = replace_layer(replace_layer(layers, apply_layer(first)), apply_layer(second))
+    direct = replace_layer(layers, apply_layer(second))
     assert own(through) == own(direct)
     assert effective(through) == effective(direct)
 
 
 @given(stacks(wild), wild)
 def test_replace_keeps_one_layer_a_manager_with_apply_first(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
-    managers = [layer.manager for layer in replace(layers, apply_layer(spec))]
+    managers = [layer.manager for layer in replace_layer(layers, apply_layer(spec))]
     assert managers[0] == APPLY
     assert len(set(managers)) == len(managers)
 
 
 @given(specs, specs)
 def test_replace_removed_field_held_by_nobody_is_gone(first: dict[str, Any], second: dict[str, Any]) -> None:
-    layers = replace(replace((), apply_layer(first)), apply_layer(second))
+    layers = replace_layer(replace_layer((), apply_layer(first)), apply_layer(second))
     assert not changes(effective(layers), second)
 
 
@@ -108,9 +108,9 @@ def test_conflicts_are_exactly_the_leaves_a_later_layer_holds_otherwise(
 @given(stacks(wild), wild)
 def test_take_conflicts_makes_the_manifest_win_everywhere(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     mine = apply_layer(spec)
-    taken = take(layers, conflicts(layers, mine))
+    taken = take_leaves(layers, conflicts(layers, mine))
     assert conflicts(taken, mine) == ()
-    result = effective(replace(taken, mine))
+    result = effective(replace_layer(taken, mine))
     for path, value in leaves(spec).items():
         if value != {}:
             assert not changes({"": value}, {"": get_path(result, path)})
@@ -119,7 +119,7 @@ def test_take_conflicts_makes_the_manifest_win_everywhere(layers: tuple[Layer, .
 @given(stacks(specs), specs)
 def test_take_conflicts_touches_no_other_leaf(layers: tuple[Layer, ...], spec: dict[str, Any]) -> None:
     found = conflicts(layers, apply_layer(spec))
-    taken = own(take(layers, found))
+    taken = own(take_leaves(layers, found))
     for layer in layers:
         lost = {conflict.path for conflict in found if conflict.manager == layer.manager}
         kept = {path: value for path, value in leaves(layer.spec).items() if path not in lost}
@@ -140,28 +140,28 @@ def test_conflict_with_a_scalar_where_the_manifest_has_a_map_is_found_and_taken(
     layers = (apply_layer({}), Layer("scale", {"env": None}))
     found = conflicts(layers, apply_layer({"env": {"A": "1"}}))
     assert [(conflict.text, conflict.theirs) for conflict in found] == [("env.A", None)]
-    assert own(take(layers, found)) == {APPLY: {}}
+    assert own(take_leaves(layers, found)) == {APPLY: {}}
 
 
 def test_take_last_field_of_a_named_item_removes_the_item() -> None:
     layers = (apply_layer({}), Layer("scale", {"models": [{"name": "qwen", "replicas": 4}], "replicas": 2}))
     found = conflicts(layers, apply_layer({"models": [{"name": "qwen", "replicas": 1}]}))
-    assert own(take(layers, found))["scale"] == {"replicas": 2}
+    assert own(take_leaves(layers, found))["scale"] == {"replicas": 2}
 
 
 def test_field_the_manifest_does_not_mention_is_left_to_its_owner() -> None:
     layers = (apply_layer({"path": "p"}), Layer("scale", {"replicas": 4}))
     assert conflicts(layers, apply_layer({"path": "q"})) == ()
-    after = replace(layers, apply_layer({"path": "q"}))
+    after = replace_layer(layers, apply_layer({"path": "q"}))
     assert effective(after) == {"path": "q", "replicas": 4}
     assert origin(after) == {"path": APPLY, "replicas": "scale"}
 
 
 def test_replace_with_an_empty_layer_drops_it_but_keeps_the_manifest() -> None:
     layers = (apply_layer({}), Layer("scale", {"replicas": 4}))
-    assert own(replace(layers, Layer("scale", {}))) == {APPLY: {}}
+    assert own(replace_layer(layers, Layer("scale", {}))) == {APPLY: {}}
 
 
 def test_replace_true_by_one_is_a_change() -> None:
-    once = replace((), apply_layer({"stream": True}, at=1.0))
-    assert replace(once, apply_layer({"stream": 1}, at=2.0))[0].at == 2.0
+    once = replace_layer((), apply_layer({"stream": True}, at=1.0))
+    assert replace_layer(once, apply_layer({"stream": 1}, at=2.0))[0].at == 2.0

@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from areal.state.layers import Layer
 from areal.state.objects import KEEP, ObjectStore, newest_revision
+from areal.state.records import Layer
 
 from .support import QWEN, an_object
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from areal.state.credentials import ensure_admin_key
-from areal.state.home import Home
+from areal.state.home import Home, ensure_admin_key
 from areal.state.journal import Journal
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore

@@ -69,6 +69,6 @@ class InferenceServiceController(KindController):
         return Ref("Model", model or models[0])
 
     def deleted(self, home: Home, ref: Ref) -> None:
-        from areal.state.credentials import forget_admin_key
+        from areal.state.home import forget_admin_key
 
         forget_admin_key(home, ref.name)

@@ -28,7 +28,7 @@ from areal.resources.backend import engine_arg_faults
 from areal.resources.kinds import Ref
 from areal.resources.nodes import Diagnostic
 from areal.resources.resource import Resource
-from areal.runtime.ports import ports_of
+from areal.runtime.leases import ports_of
 from areal.state.files import write_atomic
 
 _HELP = {

@@ -1,8 +1,7 @@
 """Processes of this machine: each one a shim with its component, known by the folder ``runs/<uid>/``.
 
-Named points where a caller may die (``crash`` is called at each): intent-before, intent-after, lease-after,
-fork-after, pid-after, go-after, ack-after, stop-before, stop-signalled, stop-after, forget-before, forget-after.
-After a death at any of them there is no process without a record, and repeating the call finishes the job.
+``crash`` is called at each point where a caller may die (``areal.state.files.CRASH_POINTS`` names them). After a death
+at any of them there is no process without a record, and repeating the call finishes the job.
 """
 
 from __future__ import annotations
@@ -27,14 +26,11 @@ from areal.runtime.backends.base import (
     StopReport,
     Trouble,
 )
-from areal.runtime.identity import Liveness, liveness
-from areal.runtime.launch import fork_shim
 from areal.runtime.leases import Claims, LeaseDir, gpu_lease, port_lease
-from areal.runtime.logs import run_log_paths
-from areal.runtime.runs import RunStore, check_uid, observe_run
-from areal.runtime.stopping import (
+from areal.runtime.lifecycle import (
     ensure_dead,
     find_shim,
+    fork_shim,
     request_end,
     send,
     shim_identity,
@@ -42,7 +38,9 @@ from areal.runtime.stopping import (
     sweep_run,
     wait_dead,
 )
-from areal.runtime.sweep import RUN_DIR_VARIABLE
+from areal.runtime.logs import run_log_paths
+from areal.runtime.procfs import RUN_DIR_VARIABLE
+from areal.runtime.runs import Liveness, RunStore, check_uid, liveness, observe_run
 
 # -- doctor: disagreements between records, processes and leases
 
@@ -131,20 +129,6 @@ def end_stray(folder: str) -> str:
     return f"ended the processes of {folder}" + (f", killed {len(swept)}" if swept else "")
 
 
-CRASH_POINTS = (
-    "intent-before",
-    "intent-after",
-    "lease-after",
-    "fork-after",
-    "pid-after",
-    "go-after",
-    "ack-after",
-    "stop-before",
-    "stop-signalled",
-    "stop-after",
-    "forget-before",
-    "forget-after",
-)
 _ENDING_S = 5.0
 
 

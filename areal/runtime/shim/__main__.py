@@ -9,7 +9,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
-from areal.runtime.shim.gate import main
+from areal.runtime.shim.supervisor import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -19,8 +19,7 @@ from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.reconcilers.status import assess
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
-from areal.state.layers import Layer
-from areal.state.records import StoredObject
+from areal.state.records import Layer, StoredObject
 from tests.reconcilers.worlds import created, steady, unchanged
 
 JOB = "TrainJob/grpo"
