@@ -1,4 +1,9 @@
-"""The control routes of a data proxy: pause, versions, memory and address of its engine. All need the admin key.
+"""The engine as the data proxy sees and controls it: readiness, pauses, the weights that it has, its control routes.
+
+A data proxy is ready when its engine is, and when the engine has the weights that the model serves: those that a
+trainer published last, which need not be those that it starts with. A published version is a file beside the model's
+journals and survives every process. A data proxy that starts, or whose engine was restarted, is *behind* until its
+engine has that version; meanwhile it is neither ready nor serving. Weights of another base model are ignored.
 
 One control runs at a time. A pause that fails, or whose client disconnects, is undone: nobody would end it. While
 memory is released the proxy is not ready and refuses calls, so that they go to other replicas.
@@ -8,20 +13,278 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
+import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_object
+from areal.services.http.process import report_stage
 from areal.services.http.service import Handler, Service, json_response
-from areal.services.inference.data_proxy.engine_state import EngineWatch, PauseState, WeightTracker, api_error
+from areal.services.http.tasks import until_beat
 from areal.services.inference.engines import open_engine
-from areal.services.inference.engines.base import EngineError, TokenEngine
+from areal.services.inference.engines.base import (
+    EngineError,
+    EngineRefused,
+    EngineState,
+    EngineUnavailable,
+    EngineUnsupported,
+    TokenEngine,
+)
+from areal.services.inference.recorder.storage import PUBLISHED
 from areal.services.inference.router.registry import worker_base_url
 from areal.services.inference.versions import check_grows, read_version
+
+
+def api_error(error: EngineError, *, retry: bool = False) -> ApiError:
+    """An engine's failure as the client's error. ``retry``: the client may try again at once."""
+    match error:
+        case EngineUnsupported():
+            return ApiError(400, str(error), code="unsupported_by_engine")
+        case EngineRefused():
+            return ApiError(400, str(error), code=error.code or "engine_refused")
+        case EngineUnavailable():
+            headers = {"Retry-After": "1"} if retry else {}
+            return ApiError(503, str(error), code="engine_unavailable", headers=headers)
+    return ApiError(502, str(error), code="engine_failed")
+
+
+class PauseState:
+    """Whether the engine is paused, by our controls or by its own report. Paused time does not count against a call's
+    deadline; after a pause each call has its whole deadline again."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = -math.inf
+        self.active = False
+        self.on_change: Callable[[], None] = lambda: None
+        self.commands = 0  # how often ``set`` was called: an observation that began before the last one is stale
+
+    def set(self, active: bool) -> None:
+        """By one of our controls."""
+        self.commands += 1
+        self._change(active)
+
+    def observe(self, paused: bool | None, *, asked_at: int) -> None:
+        """The engine's own report, requested when ``commands`` was ``asked_at``; None: it does not tell."""
+        if paused is not None and asked_at == self.commands:
+            self._change(paused)
+
+    def _change(self, active: bool) -> None:
+        if self.active and not active:
+            self._ended = self._loop.time()
+        changed, self.active = self.active != active, active
+        if changed:
+            self.on_change()
+
+    def excuses(self, idle_s: float) -> bool:
+        """Whether a pause may explain ``idle_s`` seconds of silence."""
+        return self.active or self._loop.time() - self._ended < idle_s
+
+
+_STARTING_PERIOD_S = 0.1
+_PERIOD_S = 1.0
+_LOST_AFTER = 2
+OWN_WEIGHTS = ""  # the pair of the weights that an engine starts with
+
+
+class EngineWatch:
+    """Polls engine health, more often during startup. ``state`` is the newest answer; a single failed poll after good
+    ones is ignored. ``on_progress`` is called when the engine reports more sampled tokens than before. ``losses``: how
+    often the engine was lost or replaced, and with it every weight update since its start."""
+
+    def __init__(
+        self,
+        ask: Callable[[], Awaitable[EngineState]],
+        *,
+        period_s: float = _PERIOD_S,
+        pause: PauseState | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ask = ask
+        self._on_progress = on_progress
+        self.on_change: Callable[[], None] = lambda: None
+        self._period_s = period_s
+        self._pause = pause
+        self._failures = 0
+        self.losses = 0
+        self.state = EngineState(not_ready="the engine was not asked yet")
+
+    async def run(self) -> None:
+        report_stage("waiting for the engine")
+        while True:
+            await self.refresh()
+            ready = self.state.not_ready is None
+            await asyncio.sleep(until_beat(self._period_s) if ready and not self._failures else _STARTING_PERIOD_S)
+
+    async def refresh(self) -> None:
+        """Poll now."""
+        pause = self._pause
+        asked_at = pause.commands if pause else 0
+        answer, before = await self._ask(), self.state
+        self._keep(answer)
+        if replace(self.state, generated=before.generated) != before:
+            self.on_change()
+        if pause:  # a lost engine pauses nothing
+            lost = self.state.not_ready is not None
+            pause.observe(False if lost else answer.paused, asked_at=asked_at)
+
+    async def confirm(self) -> None:
+        """Poll until it is certain whether the engine is there."""
+        await self.refresh()
+        while self._failures and self.state.not_ready is None:
+            await self.refresh()
+
+    def _keep(self, answer: EngineState) -> None:
+        was_ready = self.state.not_ready is None
+        if answer.not_ready is None:
+            self._failures = 0
+            if answer.generated != self.state.generated:
+                self._on_progress()
+            self.state = answer
+            if not was_ready:
+                report_stage("serving")
+            return
+        self._failures += 1
+        if not was_ready or self._failures >= _LOST_AFTER:
+            self.losses += was_ready
+            self.state = answer
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """A published version. ``path``: the folder of its weights, if they are in one. ``gateway``: the weight-update
+    gateway that transfers them while the trainer lives. ``base``: the model that the engine was started with."""
+
+    pair: str
+    version: int
+    path: str | None = None
+    gateway: str | None = None
+    base: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> PublishedWeights | None:
+        """None for a malformed record: a file of another release must not keep a model from serving."""
+        try:
+            given = json.loads(text)
+            return cls(
+                str(given["pair"]), int(given["version"]), given.get("path"), given.get("gateway"), given.get("base")
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class WeightTracker:
+    """The published weights, and whether our engine has them. Without a folder only this process remembers them."""
+
+    def __init__(self, watch: EngineWatch, folder: Path | None, base: str | None) -> None:
+        self._watch = watch
+        self.file = folder / PUBLISHED if folder is not None else None
+        self._base = base
+        self._stamp: tuple[int, int] | None = None
+        # Pair, version and the engine's losses by then. Two: an update's weights count from its commit on, the weights
+        # before them until then.
+        self._loaded: deque[tuple[str, int, int]] = deque(maxlen=2)
+        self.published: PublishedWeights | None = None
+        self._invalid_at: int | None = None  # the engine's losses when its weights were last declared invalid
+        self.obstacle = ""  # why the engine could not take the published weights the last time
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file again if it changed: any data proxy of the model writes it."""
+        if self.file is None:
+            return
+        try:
+            found = self.file.stat()
+            stamp = found.st_ino, found.st_mtime_ns
+            if stamp == self._stamp:
+                return
+            record = PublishedWeights.read(self.file.read_text())
+        except OSError:
+            stamp, record = None, None
+        self._stamp = stamp
+        self.published = record if record is not None and record.base == self._base else None
+
+    def loaded(self, pair: str, version: int) -> None:
+        """Our engine has these weights, until it is lost."""
+        self._invalid_at = None
+        now = pair, version, self._watch.losses
+        if now not in self._loaded:
+            self._loaded.append(now)
+
+    def invalidate(self) -> None:
+        """Our engine has weights of an update that failed: it is behind until it has loaded the published weights, or
+        without those its own."""
+        self._loaded.clear()
+        self._invalid_at = self._watch.losses
+
+    @property
+    def behind(self) -> PublishedWeights | None:
+        """The published weights that our engine lacks. A version that the engine reports counts, except 0, which a
+        fresh engine reports too."""
+        is_invalid = self._invalid_at == self._watch.losses
+        record = self.published or (
+            PublishedWeights(OWN_WEIGHTS, 0, self._base, None, self._base) if is_invalid else None
+        )
+        if record is None or (record.pair, record.version, self._watch.losses) in self._loaded:
+            return None
+        state = self._watch.state
+        if not is_invalid and state.not_ready is None and state.version == record.version > 0:
+            self.loaded(record.pair, record.version)
+            return None
+        return record
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing is served now."""
+        if (record := self.behind) is None:
+            return None
+        if record.pair == OWN_WEIGHTS:
+            return f"an update failed, the engine goes back to its own weights. {self.obstacle}".rstrip()
+        said = f"version {record.version} of the pair {record.pair!r} is published, and the engine does not have it yet"
+        return f"{said}: {self.obstacle}" if self.obstacle else said
+
+    def commit(self, record: PublishedWeights) -> None:
+        """Every worker has this version: the model serves it from now on. Raises OSError."""
+        self._write(record)
+        self.loaded(record.pair, record.version)
+
+    def end(self, pair: str, left: Mapping[str, Any] | None) -> None:
+        """The trainer is done. Weights that it leaves in a folder are served on; without them an engine that starts
+        serves its own. Raises OSError."""
+        record = self.published
+        if record is None or record.pair != pair:
+            return
+        path = left.get("path") if left is not None and left.get("version") == record.version else None
+        if isinstance(path, str) and Path(path).is_dir():
+            self._write(PublishedWeights(pair, record.version, path, None, record.base))
+        else:
+            self.published, self._stamp = None, None
+            if self.file is not None:
+                self.file.unlink(missing_ok=True)
+
+    def record(self, pair: str, version: int, path: str | None, gateway: str | None) -> PublishedWeights:
+        return PublishedWeights(pair, version, path, gateway, self._base)
+
+    def _write(self, record: PublishedWeights) -> None:
+        self.published = record
+        if self.file is None:
+            return
+        temporary = self.file.with_name(f".{PUBLISHED}.{os.getpid()}")
+        temporary.write_text(json.dumps(asdict(record)))
+        temporary.rename(self.file)
+        self.reload()
+
+
+# Controls. All of their routes need the admin key.
 
 _BODY_BYTES = 64 * 1024
 CONTROL_PATHS = (

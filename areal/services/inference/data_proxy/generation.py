@@ -21,7 +21,7 @@ from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, Response, StreamResponse
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.data_proxy.choice import Choice, ChoiceUpdate
-from areal.services.inference.data_proxy.engine_state import PauseState, api_error
+from areal.services.inference.data_proxy.control import PauseState, api_error
 from areal.services.inference.data_proxy.fields import unsupported
 from areal.services.inference.data_proxy.openai import GenerationRequest, ResponseState, Serializer
 from areal.services.inference.data_proxy.sessions import CallRecorder

@@ -26,8 +26,14 @@ from areal.services.http.process import ServeOptions, report_stage, serve_option
 from areal.services.http.serve import run_service
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import background, until_beat
-from areal.services.inference.data_proxy.control import BackendRoute, EngineControl, refuse_controls
-from areal.services.inference.data_proxy.engine_state import EngineWatch, PauseState, WeightTracker
+from areal.services.inference.data_proxy.control import (
+    BackendRoute,
+    EngineControl,
+    EngineWatch,
+    PauseState,
+    WeightTracker,
+    refuse_controls,
+)
 from areal.services.inference.data_proxy.external_models import ExternalModels
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.model_calls import CallLimits, ModelCalls, TokenMetrics, adapter_of

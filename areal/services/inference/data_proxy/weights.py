@@ -26,8 +26,13 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, body_as, read_body
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
-from areal.services.inference.data_proxy.control import EngineControl, engine_errors_as_api_errors
-from areal.services.inference.data_proxy.engine_state import OWN_WEIGHTS, PublishedWeights, WeightTracker
+from areal.services.inference.data_proxy.control import (
+    OWN_WEIGHTS,
+    EngineControl,
+    PublishedWeights,
+    WeightTracker,
+    engine_errors_as_api_errors,
+)
 from areal.services.inference.engines.base import (
     FLOAT32_TOLERANCE,
     Broadcast,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from areal.services.inference.data_proxy.engine_state import EngineWatch, PauseState, PublishedWeights, WeightTracker
+from areal.services.inference.data_proxy.control import EngineWatch, PauseState, PublishedWeights, WeightTracker
 from areal.services.inference.engines.base import EngineState
 from areal.services.inference.recorder.storage import PUBLISHED
 
