@@ -13,14 +13,7 @@ import orjson
 from pydantic_core import from_json
 
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.inference.data_proxy.dialects import (
-    ChatTranslation,
-    ResponseSummary,
-    TemplateUses,
-    sse_event,
-    string_of,
-)
-from areal.services.inference.data_proxy.fields import MAX_STOPS, Fields, unsupported
+from areal.services.inference.data_proxy.fields import MAX_STOPS, Fields, string_of, unsupported
 from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
@@ -30,6 +23,7 @@ from areal.services.inference.data_proxy.parsers.reader import (
     Reasoning,
     Reply,
 )
+from areal.services.inference.data_proxy.serializers import ChatTranslation, ResponseSummary, TemplateUses, sse_event
 
 # Anthropic's Messages API: answers as messages and as their events. A block at a time:
 # thinking, text, a tool's use; it is stopped before the next one starts. https://docs.anthropic.com/en/docs/build-

@@ -20,13 +20,6 @@ from areal.services.http.messages import AnyResponse, Request, Response, StreamR
 from areal.services.http.service import EventCutter, Handler, json_response
 from areal.services.inference.data_proxy import anthropic, responses
 from areal.services.inference.data_proxy.anthropic import AnthropicWriter
-from areal.services.inference.data_proxy.dialects import (
-    ChatTranslation,
-    DialectWriter,
-    ResponseSummary,
-    TemplateUses,
-    dialect_field_names,
-)
 from areal.services.inference.data_proxy.external_recording import (
     CHAT_PATH,
     ResponseRecorder,
@@ -35,7 +28,7 @@ from areal.services.inference.data_proxy.external_recording import (
     recorded_completion,
     replay_completion,
 )
-from areal.services.inference.data_proxy.fields import Fields
+from areal.services.inference.data_proxy.fields import Fields, dialect_field_names
 from areal.services.inference.data_proxy.generation import progress_timeout_s
 from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
@@ -45,6 +38,12 @@ from areal.services.inference.data_proxy.parsers.reader import (
     Piece,
     Reasoning,
     Reply,
+)
+from areal.services.inference.data_proxy.serializers import (
+    ChatTranslation,
+    DialectWriter,
+    ResponseSummary,
+    TemplateUses,
 )
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed

@@ -13,7 +13,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, StreamResponse
 from areal.services.http.service import json_response
 from areal.services.inference.data_proxy.anthropic import chat_messages
-from areal.services.inference.data_proxy.openai import DONE, sse_data
+from areal.services.inference.data_proxy.serializers import DONE, sse_data
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from areal.services.inference.recorder.records import ConversationDigest, RecordedTurn, TextSample, TextTurn
 

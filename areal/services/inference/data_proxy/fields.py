@@ -7,7 +7,8 @@ nothing is dropped silently.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -124,6 +125,27 @@ class Fields:
 
 def is_token_ids(value: object, vocab_size: int) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < vocab_size for item in value)
+
+
+def string_of(item: Mapping[str, Any], name: str, where: str) -> str:
+    """A field of an item at ``where``. Raises 400 unless it is a string."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{where}.{name} must be a string", param=f"{where}.{name}")
+    return value
+
+
+@contextmanager
+def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a chat body's field name the dialect's own field."""
+    try:
+        yield
+    except ApiError as error:
+        known = names.get(error.param or "")
+        if known is None or error.param is None:
+            raise
+        message = error.message.replace(error.param, known)
+        raise ApiError(error.status, message, code=error.code, param=known, headers=error.headers) from error
 
 
 # Constraints on the answer in vLLM's and SGLang's own fields: ``structured_outputs`` and ``guided_*`` of vLLM,

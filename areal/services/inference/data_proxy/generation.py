@@ -1,5 +1,9 @@
 """Runs the engine jobs of one call and answers it, whole or as a stream.
 
+A choice grows by the engine's deltas: tokens become text, cut at stop strings, and the text is parsed. It keeps every
+sampled token up to and with the one that ended it, so that tokens, log-probabilities and versions stay in step; the
+text leaves out stop strings, special tokens and what came after.
+
 Deltas are handled in the order in which the engine sends them, inside the event loop's callback that read them: stream
 events are written without a task switch, and a slow client pauses the engine's connection. A choice that meets a stop
 string ends at once; when every choice of a job has ended, or the client disconnects, the job is aborted in the engine.
@@ -15,16 +19,30 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from areal.services.http import headers as names
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, Response, StreamResponse
 from areal.services.http.tasks import Watchdog
-from areal.services.inference.data_proxy.choice import Choice, ChoiceUpdate
 from areal.services.inference.data_proxy.control import PauseState, api_error
-from areal.services.inference.data_proxy.fields import unsupported
-from areal.services.inference.data_proxy.openai import GenerationRequest, ResponseState, Serializer
+from areal.services.inference.data_proxy.fields import (
+    ResponseOptions,
+    unsupported,
+)
+from areal.services.inference.data_proxy.openai import GenerationRequest
+from areal.services.inference.data_proxy.parsers.reader import (
+    PLAIN,
+    Content,
+    Piece,
+    Reply,
+    ResponseReader,
+    first_marker,
+    joined,
+    possible_start,
+)
 from areal.services.inference.data_proxy.sessions import CallRecorder
+from areal.services.inference.data_proxy.tokenizer import TextCodec, TextStream
 from areal.services.inference.engines.base import (
     Backpressure,
     EngineCall,
@@ -32,12 +50,191 @@ from areal.services.inference.engines.base import (
     EngineError,
     EngineFailed,
     EngineUnsupported,
+    FinishReason,
     OnFlow,
     PromptLogprobs,
     PromptScorer,
     TokenEngine,
+    TopLogprobs,
 )
 from areal.services.inference.engines.transport import MISREAD, malformed_answer
+
+# Stop strings. Text that may start a stop string is held back until it is certain; a stop string, or a part of
+# one that later completes, is never emitted. The outcome is that of reading character by character and does not depend
+# on how tokens split the text: the stop string that *ends* first wins, and of those that end together the longest.
+
+
+class StopScanner:
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that may be emitted now, and the stop string that was met; nothing counts after it."""
+        if not self._stops:
+            return text, None
+        text = self._held + text
+        met = first_marker(text, 0, self._stops)
+        if met is not None:
+            self._held = ""
+            return text[: met[0]], met[1]
+        emitted = len(text) - possible_start(text, 0, self._stops)
+        self._held = text[emitted:]
+        return text[:emitted], None
+
+    def flush(self) -> str:
+        """The held text at the end of the answer: it was not a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+@dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
+class ChoiceUpdate:
+    """One delta's contribution to choice ``index``: text, and its tokens from ``start`` to ``end``. ``pieces``: the
+    content, reasoning and calls that became certain."""
+
+    index: int
+    text: str
+    start: int
+    end: int
+    finish_reason: FinishReason | None = None
+    pieces: tuple[Piece, ...] = ()
+
+
+class Choice:
+    """``index`` is its place in the whole answer; the engine may count from elsewhere. ``stop`` is the stop string that
+    ended it, ``stop_token_id`` the token that ended it and has no text; ``reply`` is its text as content, reasoning and
+    calls."""
+
+    def __init__(
+        self, index: int, stream: TextStream, stops: Sequence[str], reader: ResponseReader | None = None
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.top_logprobs: list[TopLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self._stream = stream
+        self._scanner = StopScanner(stops)
+        self._reader = reader or PLAIN
+        self._token_by_token = bool(stops) or not self._reader.plain
+        self._text: list[str] = []
+        self._pieces: list[Piece] = []
+        self._reasoning_tokens = 0
+        self.stop: str | None = None
+        self.stop_token_id: int | None = None
+        self.reply = Reply()
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reasoning_tokens if self.reply.reasoning else 0
+
+    def push(self, delta: EngineDelta) -> ChoiceUpdate:
+        """Raises AssertionError for a choice that has ended: the caller drops later deltas."""
+        assert self.finish_reason is None
+        start, tokens, finish = len(self.token_ids), delta.token_ids, delta.finish_reason
+        hidden = delta.stop_token_id is not None and tokens[-1:] == (delta.stop_token_id,)
+        visible = tokens[:-1] if hidden else tokens
+        if not self._token_by_token:  # all text is content, and none of it ends the choice
+            self.token_ids += tokens
+            self.logprobs += delta.logprobs
+            self.versions += delta.versions
+            if delta.top_logprobs is not None:
+                self.top_logprobs += delta.top_logprobs
+            if finish is not None and not start:
+                text = self._stream.whole(visible)
+            else:
+                text = self._stream.push(visible) + (self._stream.flush() if finish is not None else "")
+            self._text.append(text)
+            if finish is not None:
+                self.finish_reason = finish
+                self.stop_token_id = delta.stop_token_id if hidden else None
+                self.reply.content = self.text
+            return ChoiceUpdate(self.index, text, start, len(self.token_ids), finish, (Content(text),) if text else ())
+        text, taken = self._read(visible)
+        if taken is not None:
+            finish = FinishReason.STOP
+        elif finish is not None:
+            text += self._scan(self._stream.flush())
+            if self.stop is None:
+                text += self._parse(self._scanner.flush())
+            else:
+                finish = FinishReason.STOP
+        count = len(tokens) if taken is None else taken
+        self.token_ids += tokens[:count]
+        self.logprobs += delta.logprobs[:count]
+        self.versions += delta.versions[:count]
+        if delta.top_logprobs is not None:
+            self.top_logprobs += delta.top_logprobs[:count]
+        self.finish_reason = finish
+        self._text.append(text)
+        if finish is not None:
+            self.stop_token_id = delta.stop_token_id if hidden and taken is None else None
+            self._pieces.extend(self._reader.flush())
+        pieces = joined(self._pieces)
+        self._pieces.clear()
+        self.reply.add(pieces)
+        return ChoiceUpdate(self.index, text, start, len(self.token_ids), finish, pieces)
+
+    def _read(self, token_ids: tuple[int, ...]) -> tuple[str, int | None]:
+        """The text to emit, and how many tokens count once a stop string was met or the one wanted call is complete."""
+        text = ""
+        for position, token_id in enumerate(token_ids):
+            text += self._scan(self._stream.push((token_id,)))
+            self._reasoning_tokens += self._reader.reasoning_open
+            if self.stop is not None or self._reader.done:
+                return text, position + 1
+        return text, None
+
+    def _scan(self, text: str) -> str:
+        text, self.stop = self._scanner.push(text)
+        return self._parse(text)
+
+    def _parse(self, text: str) -> str:
+        self._pieces.extend(self._reader.push(text))
+        return text
+
+
+@dataclass
+class ResponseState:
+    """One answer while it grows, and the values that each of its chunks repeats."""
+
+    answer_id: str
+    model: str
+    codec: TextCodec
+    options: ResponseOptions
+    prompts: Sequence[Sequence[int]]
+    choices: Sequence[Choice]
+    echoed: Sequence[str]  # the prompt texts, where they precede the answers
+    created: int
+    scores: Sequence[PromptLogprobs] = ()  # of each prompt, where they are asked for
+    no_answer: bool = False  # only the prompt is of interest
+
+    @property
+    def per_prompt(self) -> int:
+        return len(self.choices) // len(self.prompts)
+
+
+class Serializer(Protocol):
+    """Writes one answer in an API's form."""
+
+    def opening(self) -> bytes:
+        """The chunks before any token."""
+        ...
+
+    def update(self, update: ChoiceUpdate) -> bytes:
+        """The chunks of one update; empty while its text is not certain."""
+        ...
+
+    def closing(self) -> bytes: ...
+
+    def whole(self) -> bytes: ...
+
 
 OnUpdate = Callable[[ChoiceUpdate], None]
 

@@ -14,25 +14,31 @@ from areal.services.http.messages import AnyResponse, Request, Response, decode_
 from areal.services.http.metrics import SECONDS, TOKEN_SECONDS, Metrics
 from areal.services.http.service import Handler, json_response
 from areal.services.inference.data_proxy import anthropic, responses
-from areal.services.inference.data_proxy.choice import Choice, ChoiceUpdate
-from areal.services.inference.data_proxy.dialects import ChatTranslation, DialectSerializer, dialect_field_names
-from areal.services.inference.data_proxy.fields import Fields, check_logprobs
+from areal.services.inference.data_proxy.fields import Fields, check_logprobs, dialect_field_names
 from areal.services.inference.data_proxy.generation import (
     CallTimer,
+    Choice,
+    ChoiceUpdate,
     EngineJob,
     GenerationCall,
     Generator,
+    ResponseState,
+    Serializer,
     progress_timeout_s,
 )
 from areal.services.inference.data_proxy.openai import (
-    ChatSerializer,
-    CompletionSerializer,
+    PROMPT_TAIL_TOKENS,
     GenerationRequest,
-    ResponseState,
-    Serializer,
-    assistant_message,
+    Parsers,
     read_chat,
     read_completion,
+)
+from areal.services.inference.data_proxy.serializers import (
+    ChatSerializer,
+    ChatTranslation,
+    CompletionSerializer,
+    DialectSerializer,
+    assistant_message,
 )
 from areal.services.inference.data_proxy.sessions import CallRecorder, CallRecorders
 from areal.services.inference.data_proxy.tokenizer import (
@@ -43,7 +49,6 @@ from areal.services.inference.data_proxy.tokenizer import (
     TextCodec,
     TooLong,
 )
-from areal.services.inference.data_proxy.tools import PROMPT_TAIL_TOKENS, Parsers
 from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason
 from areal.services.inference.recorder.records import (
     ConversationDigest,

@@ -1,23 +1,18 @@
-"""OpenAI's chat completions and completions: a body becomes a generation request, an answer its JSON or SSE chunks."""
+"""Requests of OpenAI's chat completions and completions, their tools, and how their answers are parsed.
+
+A tool call is forced by starting it: the prompt ends within a call in the model's own format, so that the model can
+only complete a call. A named tool's name is in that start; the arguments are the model's, held to the schema by engines
+that have grammars.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-import orjson
-
+from areal.errors import UsageFault
 from areal.services.http.errors import bad_request
-from areal.services.inference.data_proxy.choice import (
-    Choice,
-    ChoiceUpdate,
-    by_token,
-    chat_logprobs,
-    completion_logprobs,
-    plain_logprobs,
-    prompt_logprobs,
-)
 from areal.services.inference.data_proxy.fields import (
     Fields,
     ResponseOptions,
@@ -27,25 +22,214 @@ from areal.services.inference.data_proxy.fields import (
     unsupported,
 )
 from areal.services.inference.data_proxy.parsers.reader import (
-    CallArguments,
-    CallEnd,
-    CallStart,
-    Content,
-    Piece,
-    Reasoning,
-    Reply,
+    PLAIN,
+    ReasoningFormat,
+    ResponseReader,
+    Tools,
+    is_name_char,
+)
+from areal.services.inference.data_proxy.parsers.registry import (
+    NO_PARSER,
+    ToolFormat,
+    detect_tool_format,
+    reasoning_format,
+    tool_format,
+    whole_format,
 )
 from areal.services.inference.data_proxy.template import (
     RESERVED,
     ChatTemplate,
     TemplateInput,
     read_messages,
+    read_tools,
     text_after_answer,
 )
 from areal.services.inference.data_proxy.tokenizer import TextCodec
-from areal.services.inference.data_proxy.tools import Parsers, ResponseParsing, read_tool_use
-from areal.services.inference.engines.base import Capabilities, FinishReason, PromptLogprobs
+from areal.services.inference.engines.base import Capabilities
 from areal.wire.sampling import SamplingParams
+
+# Tools of a request, and the parsing of its answer.
+
+PROMPT_TAIL_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """The formats that a model is served with. None: such text stays content."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+
+def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
+    """By name. Without a name calls are parsed in the format that the chat template shows, and reasoning stays content.
+    Raises UsageFault for an unknown name."""
+    if tool_call_parser is None:
+        tools = detect_tool_format(template or "")
+    else:
+        tools = None if tool_call_parser == NO_PARSER else tool_format(tool_call_parser)
+    if reasoning_parser in (None, NO_PARSER):
+        return Parsers(tools)
+    name = str(reasoning_parser)
+    whole = whole_format(name)
+    if whole is None:
+        reasoning = reasoning_format(name)
+        return Parsers(tools, None if tools is not None and tools.whole else reasoning)
+    if tool_call_parser is not None and tools is not whole:
+        raise UsageFault(
+            f"the parser {name!r} reads calls too: it does not go with --tool-call-parser {tool_call_parser}"
+        )
+    return Parsers(whole)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How a request uses tools. ``shown`` are those in the prompt.
+
+    ``primer`` ends the prompt where a call is forced: it is the call's start. ``response_format`` holds the rest of the
+    call to the tool's schema, where the engine can do that.
+    """
+
+    shown: list[dict[str, Any]] | None = None
+    form: ToolFormat | None = None
+    primer: str = ""
+    one_call: bool = False
+    response_format: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ResponseParsing:
+    """How the choices of one answer are parsed."""
+
+    reasoning: ReasoningFormat | None = None
+    tools: ToolUse = ToolUse()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts to keep in the answer even where they are special tokens."""
+        reasoning, form = self.reasoning, self.tools.form
+        return frozenset((reasoning.markers if reasoning else ()) + (form.markers if form else ()))
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning is separated from the answer, so that a client may not send it back."""
+        return self.reasoning is not None or (self.tools.form is not None and self.tools.form.whole)
+
+    def new_reader(self, prompt_tail: str, call_ids: Sequence[str] = ()) -> ResponseReader:
+        """The reader of one choice, given the end of its prompt. ``call_ids``: those of its record."""
+        use, reasoning = self.tools, self.reasoning
+        if use.form is None and reasoning is None:
+            return PLAIN
+        fresh, given = use.form.new_id if use.form else str, iter(call_ids)
+        if use.primer:
+            reasoning = None  # the prompt has closed it
+        return ResponseReader(
+            reasoning=reasoning,
+            inside=reasoning is not None and reasoning.opened_by(prompt_tail),
+            parse=use.form.parse if use.form else None,
+            tools=Tools(use.shown or ()),
+            new_id=lambda: next(given, None) or fresh(),
+            primer=use.primer,
+            one_call=use.one_call,
+        )
+
+    def prompt_end(self, prompt: str) -> str:
+        """The text after the rendered prompt: the start of a forced call, after any open reasoning is closed."""
+        if not self.tools.primer:
+            return ""
+        open_reasoning = self.reasoning is not None and self.reasoning.opened_by(prompt)
+        closed = f"\n{self.reasoning.end}\n\n" if open_reasoning and self.reasoning else ""
+        return closed + self.tools.primer
+
+
+_NO_PARSER = "this model is served without a tool-call parser"
+_CHOICES = ("auto", "none", "required")
+_TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+
+
+def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capabilities: Capabilities) -> ToolUse:
+    """Raises 400 naming the field."""
+    unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
+    if fields.has_none(_TOOL_FIELDS):
+        return unused
+    tools = read_tools(fields.take("tools", []))
+    choice = fields.take("tool_choice", "auto")
+    one_call = not fields.flag("parallel_tool_calls", True)
+    if one_call and parsers.tools is None:
+        raise unsupported("parallel_tool_calls", _NO_PARSER)
+    tools, mode, name = _choice(choice, tools)
+    if mode == "required":
+        _check_forced(tools, name, parsers)
+    if not tools or mode == "none":
+        return unused
+    if not template.uses("tools"):
+        raise unsupported("tools", "this model's chat template has no place for them")
+    if mode == "required" and parsers.tools is not None:
+        return _forced(tools, name, parsers.tools, one_call, capabilities)
+    return ToolUse(tools, parsers.tools, one_call=one_call)
+
+
+def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str, str | None]:
+    """The tools that may be called, one of ``_CHOICES``, and the name of the tool that must be called."""
+    if isinstance(choice, str) and choice in _CHOICES:
+        return tools, choice, None
+    if isinstance(choice, Mapping):
+        match choice.get("type"):
+            case "function":
+                return tools, "required", _name(choice, tools)
+            case "allowed_tools":
+                return _allowed(choice.get("allowed_tools"), tools)
+    message = f"tool_choice must be one of {', '.join(_CHOICES)}, or name a function"
+    raise bad_request(message, param="tool_choice")
+
+
+def _name(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> str:
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise bad_request("tool_choice.function must be an object with a name", param="tool_choice.function")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise bad_request(f"tool_choice: {name!r} is not among tools", param="tool_choice")
+    return name
+
+
+def _allowed(allowed: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str, str | None]:
+    mode = allowed.get("mode") if isinstance(allowed, Mapping) else None
+    listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        message = "tool_choice.allowed_tools must have a mode, auto or required, and tools"
+        raise bad_request(message, param="tool_choice.allowed_tools")
+    names = {_name(item if isinstance(item, Mapping) else {}, tools) for item in listed}
+    return [tool for tool in tools if tool["function"]["name"] in names], mode, None
+
+
+def _check_forced(tools: list[dict[str, Any]], name: str | None, parsers: Parsers) -> None:
+    if parsers.tools is None:
+        raise unsupported("tool_choice", _NO_PARSER)
+    if not tools:
+        raise bad_request("tool_choice needs tools", param="tool_choice")
+    if name is not None and parsers.tools.named_call is None:
+        why = f"in the format {parsers.tools.name!r} a call of one tool cannot be forced; required can be"
+        raise unsupported("tool_choice", why)
+
+
+def _forced(
+    tools: list[dict[str, Any]], name: str | None, form: ToolFormat, one_call: bool, capabilities: Capabilities
+) -> ToolUse:
+    if name is None and len(tools) == 1 and form.named_call is not None:
+        name = str(tools[0]["function"]["name"])
+    if name is None or form.named_call is None:
+        return ToolUse(tools, form, form.any_call, one_call)
+    if not all(map(is_name_char, name)):
+        raise unsupported("tool_choice", f"the name {name!r} cannot be written in a call")
+    schema = next(tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
+    held = None
+    if form.bare_arguments and capabilities.response_format and isinstance(schema, dict) and schema:
+        held = {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+    return ToolUse(tools, form, form.named_call % name, one_call, held)
+
+
+# Requests.
 
 MAX_PROMPTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16  # the completions API's own
@@ -63,9 +247,6 @@ _NOT_IN_CHAT = {
     "prompt_logprobs": "completions tell them, of a prompt that the caller knows",
 }
 _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
-
-_NO_PARSING = ResponseParsing()
-
 
 MakePrompt = Callable[[int | None], list[int]]
 """Token ids, given how many there is room for. Raises TooLong and Abandoned."""
@@ -90,7 +271,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None  # how many alternatives
     no_answer: bool = False  # ``max_tokens`` 0: only the prompt is of interest
     default_max_tokens: int | None = None
-    parsing: ResponseParsing = _NO_PARSING
+    parsing: ResponseParsing = ResponseParsing()
     messages: Sequence[Mapping[str, Any]] = ()
     text: Callable[[], str] | None = None
     after_answer: Callable[[str, str], str | None] | None = None
@@ -241,257 +422,3 @@ def _prompts(value: object, codec: TextCodec) -> tuple[MakePrompt, ...]:
             return tuple(map(from_ids, value))
     message = f"prompt must be a string, token ids below {codec.vocab_size}, or a list of either; not empty"
     raise bad_request(message, param="prompt")
-
-
-# Serializers write an answer in an API's form, whole or as stream chunks.
-
-DONE = b"data: [DONE]\n\n"
-_NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
-
-
-def sse_data(data: object) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-@dataclass
-class ResponseState:
-    """One answer while it grows, and the values that each of its chunks repeats."""
-
-    answer_id: str
-    model: str
-    codec: TextCodec
-    options: ResponseOptions
-    prompts: Sequence[Sequence[int]]
-    choices: Sequence[Choice]
-    echoed: Sequence[str]  # the prompt texts, where they precede the answers
-    created: int
-    scores: Sequence[PromptLogprobs] = ()  # of each prompt, where they are asked for
-    no_answer: bool = False  # only the prompt is of interest
-
-    @property
-    def per_prompt(self) -> int:
-        return len(self.choices) // len(self.prompts)
-
-    def usage(self) -> dict[str, Any]:
-        prompt = sum(map(len, self.prompts))
-        completion = 0 if self.no_answer else sum(len(choice.token_ids) for choice in self.choices)
-        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
-        usage["total_tokens"] = prompt + completion
-        if reasoning := sum(choice.reasoning_tokens for choice in self.choices):
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-        return usage
-
-    def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
-
-    def chunk(self, kind: str, choice: dict[str, Any]) -> bytes:
-        data = {**self.head(kind), "choices": [choice]}
-        if self.options.include_usage:
-            data["usage"] = self.usage() if self.options.continuous_usage else None
-        return sse_data(data)
-
-    def usage_chunk(self, kind: str) -> bytes:
-        if not self.options.include_usage:
-            return b""
-        return sse_data({**self.head(kind), "choices": [], "usage": self.usage()})
-
-    def token_fields(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
-        if not self.options.return_token_ids:
-            return {}
-        return {
-            "token_ids": choice.token_ids[start:end],
-            "token_logprobs": plain_logprobs(choice, start, end),
-            "versions": choice.versions[start:end],
-        }
-
-
-class Serializer(Protocol):
-    """Writes one answer in an API's form."""
-
-    def opening(self) -> bytes:
-        """The chunks before any token."""
-        ...
-
-    def update(self, update: ChoiceUpdate) -> bytes:
-        """The chunks of one update; empty while its text is not certain."""
-        ...
-
-    def closing(self) -> bytes: ...
-
-    def whole(self) -> bytes: ...
-
-
-def assistant_message(reply: Reply) -> dict[str, Any]:
-    """The reply as the message with which clients send it back."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.calls:
-        message["content"] = reply.content or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in reply.calls
-        ]
-    return message
-
-
-def chat_finish_reason(choice: Choice) -> str | None:
-    if choice.finish_reason is FinishReason.STOP and choice.reply.calls:
-        return "tool_calls"
-    return choice.finish_reason
-
-
-def _chat_delta(piece: Piece) -> dict[str, Any] | None:
-    match piece:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case CallStart(index, call_id, name):
-            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
-        case CallArguments(index, fragment):
-            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
-        case CallEnd():
-            return None
-
-
-class ChatSerializer:
-    def __init__(self, state: ResponseState) -> None:
-        self._state = state
-        how = state.options
-        self._chunks_differ = how.top_logprobs is not None or how.return_token_ids or how.continuous_usage
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-
-    def opening(self) -> bytes:
-        return b"".join(
-            self._chunk(choice.index, {"role": "assistant", "content": ""}) for choice in self._state.choices
-        )
-
-    def _around_content(self, index: int) -> tuple[bytes, bytes]:
-        """The chunk of a piece of content: all but the text is the same each time."""
-        before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
-        around = self._around[index] = (before + mark[:-2], after)
-        return around
-
-    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more}
-        return self._state.chunk("chat.completion.chunk", choice)
-
-    def update(self, update: ChoiceUpdate) -> bytes:
-        pieces = update.pieces
-        if len(pieces) == 1 and update.finish_reason is None and not self._chunks_differ:
-            piece = pieces[0]
-            if type(piece) is Content:
-                before, after = self._around.get(update.index) or self._around_content(update.index)
-                return before + orjson.dumps(piece.text) + after
-        state = self._state
-        choice = state.choices[update.index]
-        more = state.token_fields(choice, update.start, update.end)
-        if state.options.top_logprobs is not None and update.end > update.start:
-            more["logprobs"] = chat_logprobs(state.codec, choice, update.start, update.end)
-        deltas = [delta for piece in pieces if (delta := _chat_delta(piece)) is not None]
-        if more and not deltas:  # tokens whose text is not clear yet
-            deltas = [{"content": ""}]
-        chunks = []
-        for delta in deltas:
-            chunks.append(self._chunk(update.index, delta, **more))
-            more = {}
-        if update.finish_reason is not None:
-            chunks.append(self._chunk(update.index, {}, chat_finish_reason(choice)))
-        return b"".join(chunks)
-
-    def closing(self) -> bytes:
-        return self._state.usage_chunk("chat.completion.chunk") + DONE
-
-    def whole(self) -> bytes:
-        state = self._state
-        data = {**state.head("chat.completion"), "choices": [self._whole(choice) for choice in state.choices]}
-        if state.options.return_token_ids:
-            data["prompt_token_ids"] = state.prompts[0]
-        return orjson.dumps({**data, "usage": state.usage()})
-
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        state, end = self._state, len(choice.token_ids)
-        wanted = state.options.top_logprobs is not None
-        return {
-            "index": choice.index,
-            "message": assistant_message(choice.reply),
-            "logprobs": chat_logprobs(state.codec, choice, 0, end) if wanted else None,
-            "finish_reason": chat_finish_reason(choice),
-            **state.token_fields(choice, 0, end),
-        }
-
-
-class CompletionSerializer:
-    def __init__(self, state: ResponseState) -> None:
-        self._state = state
-        self._offsets = [len(self._echo(choice)) for choice in state.choices]
-
-    def _echo(self, choice: Choice) -> str:
-        state = self._state
-        return state.echoed[choice.index // state.per_prompt] if state.echoed else ""
-
-    def opening(self) -> bytes:
-        if not self._state.echoed:
-            return b""
-        chunks = []
-        for choice in self._state.choices:
-            chunks.append(self._chunk(choice.index, self._echo(choice), logprobs=self._echoed_logprobs(choice)))
-        return b"".join(chunks)
-
-    def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """Of the prompt, where it is echoed and logprobs are wanted."""
-        state, place = self._state, choice.index // self._state.per_prompt
-        wanted = state.options.top_logprobs
-        if not state.echoed or wanted is None or not state.scores:
-            return None
-        return prompt_logprobs(state.codec, state.prompts[place], state.scores[place], wanted)
-
-    def _chunk(self, index: int, text: str, finish: str | None = None, **more: Any) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": finish, **more}
-        return self._state.chunk("text_completion", choice)
-
-    def update(self, update: ChoiceUpdate) -> bytes:
-        state = self._state
-        choice = state.choices[update.index]
-        more = state.token_fields(choice, update.start, update.end)
-        if state.options.top_logprobs is not None and update.end > update.start:
-            offset = self._offsets[update.index]
-            more["logprobs"] = completion_logprobs(state.codec, choice, update.start, update.end, offset)
-            self._offsets[update.index] += sum(map(len, more["logprobs"]["tokens"]))
-        if not (update.text or more or update.finish_reason):
-            return b""
-        finish = update.finish_reason.value if update.finish_reason else None
-        return self._chunk(update.index, update.text, finish, **more)
-
-    def closing(self) -> bytes:
-        return self._state.usage_chunk("text_completion") + DONE
-
-    def whole(self) -> bytes:
-        state = self._state
-        data = {**state.head("text_completion"), "choices": [self._whole(choice) for choice in state.choices]}
-        return orjson.dumps({**data, "usage": state.usage()})
-
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        state, end, echo = self._state, len(choice.token_ids), self._echo(choice)
-        wanted = state.options.top_logprobs is not None
-        end = 0 if state.no_answer else end
-        more = state.token_fields(choice, 0, end)
-        place = choice.index // state.per_prompt
-        if more:
-            more["prompt_token_ids"] = state.prompts[place]
-        if state.scores and not (echo and wanted):
-            more["prompt_logprobs"] = by_token(state.codec, state.prompts[place], state.scores[place])
-        logprobs = completion_logprobs(state.codec, choice, 0, end, len(echo)) if wanted else None
-        if logprobs is not None and (of_prompt := self._echoed_logprobs(choice)) is not None:
-            tops = of_prompt["top_logprobs"] + (logprobs["top_logprobs"] or [])
-            logprobs = {name: of_prompt[name] + (values or []) for name, values in logprobs.items()}
-            logprobs["top_logprobs"] = tops or None
-        return {
-            "index": choice.index,
-            "text": echo if state.no_answer else echo + choice.text,
-            "logprobs": logprobs,
-            "finish_reason": FinishReason.LENGTH if state.no_answer else choice.finish_reason,
-            **more,
-        }

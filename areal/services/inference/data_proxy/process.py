@@ -37,10 +37,10 @@ from areal.services.inference.data_proxy.control import (
 from areal.services.inference.data_proxy.external_models import ExternalModels
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.model_calls import CallLimits, ModelCalls, TokenMetrics, adapter_of
+from areal.services.inference.data_proxy.openai import load_parsers
 from areal.services.inference.data_proxy.session_routes import JournalSessionRoutes, TrajectoryRoutes
 from areal.services.inference.data_proxy.sessions import CallerResolver, CallRecorders
 from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
-from areal.services.inference.data_proxy.tools import load_parsers
 from areal.services.inference.data_proxy.weights import WeightRoutes, WeightSync
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import Dialect

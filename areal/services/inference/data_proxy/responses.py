@@ -11,14 +11,7 @@ from functools import partial
 from typing import Any
 
 from areal.services.http.errors import bad_request
-from areal.services.inference.data_proxy.dialects import (
-    ChatTranslation,
-    ResponseSummary,
-    TemplateUses,
-    sse_event,
-    string_of,
-)
-from areal.services.inference.data_proxy.fields import Fields, unsupported
+from areal.services.inference.data_proxy.fields import Fields, string_of, unsupported
 from areal.services.inference.data_proxy.parsers.reader import (
     CallArguments,
     CallEnd,
@@ -28,6 +21,7 @@ from areal.services.inference.data_proxy.parsers.reader import (
     Reasoning,
     Reply,
 )
+from areal.services.inference.data_proxy.serializers import ChatTranslation, ResponseSummary, TemplateUses, sse_event
 
 # OpenAI's Responses API: answers as responses and as their events. An item at a time:
 # reasoning, a message, a function's call; it is done before the next one is added. Events are numbered from 0.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.services.inference.data_proxy.choice import Choice, StopScanner
+from areal.services.inference.data_proxy.generation import Choice, StopScanner
 from areal.services.inference.data_proxy.tokenizer import TextCodec, load_codec
 from areal.services.inference.engines.base import EngineDelta, FinishReason
 from tests.services.tokenizer_folder import write_tokenizer

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.data_proxy.choice import ChoiceUpdate
-from areal.services.inference.data_proxy.generation import GenerationCall, StreamWriter, validate_delta
+from areal.services.inference.data_proxy.generation import ChoiceUpdate, GenerationCall, StreamWriter, validate_delta
 from areal.services.inference.engines.base import EngineDelta, EngineFailed, FinishReason
 
 

@@ -1,0 +1,411 @@
+"""Answers in each API's form, whole or as stream events.
+
+Chat completions and completions are written from the choices themselves. Other APIs are dialects: a body is translated
+to a chat body, and a writer writes the answer from its pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Protocol
+
+import orjson
+
+from areal.services.inference.data_proxy.generation import Choice, ChoiceUpdate, ResponseState
+from areal.services.inference.data_proxy.parsers.reader import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Piece,
+    Reasoning,
+    Reply,
+)
+from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.engines.base import FinishReason, PromptLogprobs
+
+# Serializers write an answer in an API's form, whole or as stream chunks.
+
+DONE = b"data: [DONE]\n\n"
+_NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
+
+
+def sse_data(data: object) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+# Log-probabilities in the forms of the two APIs. Every sampled token has an entry, also the token that ended the answer
+# and those of a stop string: the entries stay in step with ``completion_tokens``. JSON has no minus infinity; the API
+# writes -9999.
+
+_LEAST = -9999.0
+
+
+def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": codec.token_text(token_id),
+        "logprob": max(logprob, _LEAST),
+        "bytes": list(codec.bytes_of(token_id)),
+    }
+
+
+def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dict[str, Any]:
+    content = []
+    for position in range(start, end):
+        top = choice.top_logprobs[position] if choice.top_logprobs else ()
+        entry = _entry(codec, choice.token_ids[position], choice.logprobs[position])
+        content.append({**entry, "top_logprobs": [_entry(codec, token_id, value) for token_id, value in top]})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, offset: int) -> dict[str, Any]:
+    """``offset`` is where the first token's text begins in the choice's text."""
+    tokens = [codec.token_text(token_id) for token_id in choice.token_ids[start:end]]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    tops = [
+        {codec.token_text(token_id): max(value, _LEAST) for token_id, value in top}
+        for top in choice.top_logprobs[start:end]
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": plain_logprobs(choice, start, end),
+        "top_logprobs": tops or None,
+        "text_offset": offsets,
+    }
+
+
+def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> dict[str, Any]:
+    """As ``completion_logprobs``, of an echoed prompt; its first token has null."""
+    tokens = [codec.token_text(token_id) for token_id in prompt]
+    offsets = [0, *accumulate(map(len, tokens[:-1]))]
+    tops: list[dict[str, float] | None] = [
+        {
+            **{codec.token_text(token_id): max(value, _LEAST) for token_id, value in reversed(entry[:top])},
+            token: max(value, _LEAST),
+        }
+        for token, value, entry in zip(tokens[1:], scores.logprobs, scores.top_logprobs, strict=True)
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None, *(max(value, _LEAST) for value in scores.logprobs)],
+        "top_logprobs": [None, *tops] if top else [],
+        "text_offset": offsets,
+    }
+
+
+def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: for each token of a prompt, its own and the likeliest, by token id."""
+    told: list[dict[str, Any] | None] = [None]
+    for token_id, value, entry in zip(prompt[1:], scores.logprobs, scores.top_logprobs, strict=True):
+        every = {token_id: value, **dict(entry)}
+        told.append(
+            {
+                str(each): {"logprob": max(logprob, _LEAST), "decoded_token": codec.token_text(each)}
+                for each, logprob in every.items()
+            }
+        )
+    return told
+
+
+def plain_logprobs(choice: Choice, start: int, end: int) -> list[float]:
+    """Of the tokens alone."""
+    values = choice.logprobs[start:end]
+    return values if not values or min(values) >= _LEAST else [max(value, _LEAST) for value in values]
+
+
+def assistant_message(reply: Reply) -> dict[str, Any]:
+    """The reply as the message with which clients send it back."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["content"] = reply.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.calls
+        ]
+    return message
+
+
+def chat_finish_reason(choice: Choice) -> str | None:
+    if choice.finish_reason is FinishReason.STOP and choice.reply.calls:
+        return "tool_calls"
+    return choice.finish_reason
+
+
+def _chat_delta(piece: Piece) -> dict[str, Any] | None:
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, fragment):
+            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+        case CallEnd():
+            return None
+
+
+class _OpenAISerializer:
+    """The parts that both APIs have."""
+
+    kind: str  # of a whole answer
+    chunk_kind: str
+
+    def __init__(self, state: ResponseState) -> None:
+        self._state = state
+
+    def _usage(self) -> dict[str, Any]:
+        state = self._state
+        prompt = sum(map(len, state.prompts))
+        completion = 0 if state.no_answer else sum(len(choice.token_ids) for choice in state.choices)
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        usage["total_tokens"] = prompt + completion
+        if reasoning := sum(choice.reasoning_tokens for choice in state.choices):
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        state = self._state
+        return {"id": state.answer_id, "object": kind, "created": state.created, "model": state.model}
+
+    def _chunk_of(self, choice: dict[str, Any]) -> bytes:
+        options, data = self._state.options, {**self._head(self.chunk_kind), "choices": [choice]}
+        if options.include_usage:
+            data["usage"] = self._usage() if options.continuous_usage else None
+        return sse_data(data)
+
+    def _token_fields(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
+        if not self._state.options.return_token_ids:
+            return {}
+        return {
+            "token_ids": choice.token_ids[start:end],
+            "token_logprobs": plain_logprobs(choice, start, end),
+            "versions": choice.versions[start:end],
+        }
+
+    def closing(self) -> bytes:
+        if not self._state.options.include_usage:
+            return DONE
+        return sse_data({**self._head(self.chunk_kind), "choices": [], "usage": self._usage()}) + DONE
+
+    def whole(self) -> bytes:
+        data = {**self._head(self.kind), "choices": [self._whole(choice) for choice in self._state.choices]}
+        return orjson.dumps({**data, **self._beside_choices(), "usage": self._usage()})
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _beside_choices(self) -> dict[str, Any]:
+        return {}
+
+
+class ChatSerializer(_OpenAISerializer):
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, state: ResponseState) -> None:
+        super().__init__(state)
+        how = state.options
+        self._chunks_differ = how.top_logprobs is not None or how.return_token_ids or how.continuous_usage
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def opening(self) -> bytes:
+        return b"".join(
+            self._chunk(choice.index, {"role": "assistant", "content": ""}) for choice in self._state.choices
+        )
+
+    def _around_content(self, index: int) -> tuple[bytes, bytes]:
+        """The chunk of a piece of content: all but the text is the same each time."""
+        before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
+        around = self._around[index] = (before + mark[:-2], after)
+        return around
+
+    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        return self._chunk_of({"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more})
+
+    def update(self, update: ChoiceUpdate) -> bytes:
+        pieces = update.pieces
+        if len(pieces) == 1 and update.finish_reason is None and not self._chunks_differ:
+            piece = pieces[0]
+            if type(piece) is Content:
+                before, after = self._around.get(update.index) or self._around_content(update.index)
+                return before + orjson.dumps(piece.text) + after
+        state = self._state
+        choice = state.choices[update.index]
+        more = self._token_fields(choice, update.start, update.end)
+        if state.options.top_logprobs is not None and update.end > update.start:
+            more["logprobs"] = chat_logprobs(state.codec, choice, update.start, update.end)
+        deltas = [delta for piece in pieces if (delta := _chat_delta(piece)) is not None]
+        if more and not deltas:  # tokens whose text is not clear yet
+            deltas = [{"content": ""}]
+        chunks = []
+        for delta in deltas:
+            chunks.append(self._chunk(update.index, delta, **more))
+            more = {}
+        if update.finish_reason is not None:
+            chunks.append(self._chunk(update.index, {}, chat_finish_reason(choice)))
+        return b"".join(chunks)
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        state, end = self._state, len(choice.token_ids)
+        wanted = state.options.top_logprobs is not None
+        return {
+            "index": choice.index,
+            "message": assistant_message(choice.reply),
+            "logprobs": chat_logprobs(state.codec, choice, 0, end) if wanted else None,
+            "finish_reason": chat_finish_reason(choice),
+            **self._token_fields(choice, 0, end),
+        }
+
+    def _beside_choices(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._state.prompts[0]} if self._state.options.return_token_ids else {}
+
+
+class CompletionSerializer(_OpenAISerializer):
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, state: ResponseState) -> None:
+        super().__init__(state)
+        self._offsets = [len(self._echo(choice)) for choice in state.choices]
+
+    def _echo(self, choice: Choice) -> str:
+        state = self._state
+        return state.echoed[choice.index // state.per_prompt] if state.echoed else ""
+
+    def opening(self) -> bytes:
+        if not self._state.echoed:
+            return b""
+        return b"".join(
+            self._chunk(choice.index, self._echo(choice), logprobs=self._echoed_logprobs(choice))
+            for choice in self._state.choices
+        )
+
+    def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Of the prompt, where it is echoed and logprobs are wanted."""
+        state, place = self._state, choice.index // self._state.per_prompt
+        wanted = state.options.top_logprobs
+        if not state.echoed or wanted is None or not state.scores:
+            return None
+        return prompt_logprobs(state.codec, state.prompts[place], state.scores[place], wanted)
+
+    def _chunk(self, index: int, text: str, finish: str | None = None, **more: Any) -> bytes:
+        return self._chunk_of({"index": index, "text": text, "logprobs": None, "finish_reason": finish, **more})
+
+    def update(self, update: ChoiceUpdate) -> bytes:
+        state = self._state
+        choice = state.choices[update.index]
+        more = self._token_fields(choice, update.start, update.end)
+        if state.options.top_logprobs is not None and update.end > update.start:
+            offset = self._offsets[update.index]
+            more["logprobs"] = completion_logprobs(state.codec, choice, update.start, update.end, offset)
+            self._offsets[update.index] += sum(map(len, more["logprobs"]["tokens"]))
+        if not (update.text or more or update.finish_reason):
+            return b""
+        finish = update.finish_reason.value if update.finish_reason else None
+        return self._chunk(update.index, update.text, finish, **more)
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        state, echo, place = self._state, self._echo(choice), choice.index // self._state.per_prompt
+        wanted = state.options.top_logprobs is not None
+        end = 0 if state.no_answer else len(choice.token_ids)
+        more = self._token_fields(choice, 0, end)
+        if more:
+            more["prompt_token_ids"] = state.prompts[place]
+        if state.scores and not (echo and wanted):
+            more["prompt_logprobs"] = by_token(state.codec, state.prompts[place], state.scores[place])
+        logprobs = completion_logprobs(state.codec, choice, 0, end, len(echo)) if wanted else None
+        if logprobs is not None and (of_prompt := self._echoed_logprobs(choice)) is not None:
+            tops = of_prompt["top_logprobs"] + (logprobs["top_logprobs"] or [])
+            logprobs = {name: of_prompt[name] + (values or []) for name, values in logprobs.items()}
+            logprobs["top_logprobs"] = tops or None
+        return {
+            "index": choice.index,
+            "text": echo if state.no_answer else echo + choice.text,
+            "logprobs": logprobs,
+            "finish_reason": FinishReason.LENGTH if state.no_answer else choice.finish_reason,
+            **more,
+        }
+
+
+# Dialects.
+
+TemplateUses = Callable[[str], bool]
+"""Whether the model's chat template has a variable of this name."""
+
+
+@dataclass(frozen=True)
+class ResponseSummary:
+    """How an answer ended: ``finish`` is a chat completion's finish reason, ``stop`` the stop string that was met."""
+
+    finish: str
+    prompt_tokens: int
+    output_tokens: int
+    reasoning_tokens: int = 0
+    stop: str | None = None
+
+
+class DialectWriter(Protocol):
+    """Writes one answer, as events or as a whole."""
+
+    def opening(self, prompt_tokens: int) -> bytes: ...
+
+    def pieces(self, pieces: Iterable[Piece]) -> bytes: ...
+
+    def closing(self, summary: ResponseSummary) -> bytes: ...
+
+    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class ChatTranslation:
+    """``chat`` is the body of a chat completion. ``names``: the dialect's names of its fields. ``ignored``: the
+    dialect's fields without effect. ``writer`` takes the answer's id, the model's name and the second
+    of its creation."""
+
+    chat: dict[str, Any]
+    writer: Callable[[str, str, int], DialectWriter]
+    ignored: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+class DialectSerializer:
+    """Gives a token engine's answer to a dialect's writer."""
+
+    def __init__(self, state: ResponseState, writer: DialectWriter) -> None:
+        self._state = state
+        self._writer = writer
+
+    def opening(self) -> bytes:
+        return self._writer.opening(sum(map(len, self._state.prompts)))
+
+    def update(self, update: ChoiceUpdate) -> bytes:
+        return self._writer.pieces(update.pieces)
+
+    def closing(self) -> bytes:
+        return self._writer.closing(self._summary())
+
+    def whole(self) -> bytes:
+        return orjson.dumps(self._writer.whole(self._state.choices[0].reply, self._summary()))
+
+    def _summary(self) -> ResponseSummary:
+        state, choice = self._state, self._state.choices[0]
+        # A stop string that is a special token has no text: the last token tells.
+        last = state.codec.token_text(choice.token_ids[-1]) if choice.token_ids else ""
+        return ResponseSummary(
+            finish=str(chat_finish_reason(choice)),
+            prompt_tokens=sum(map(len, state.prompts)),
+            output_tokens=len(choice.token_ids),
+            reasoning_tokens=choice.reasoning_tokens,
+            stop=choice.stop or (last if last in state.options.stops else None),
+        )
+
+
+def sse_event(kind: str, data: Mapping[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
