@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,16 @@ from areal.services.inference.data_proxy import anthropic, responses
 from areal.services.inference.data_proxy.anthropic import AnthropicWriter
 from areal.services.inference.data_proxy.external_recording import (
     CHAT_PATH,
+    NotACompletion,
     ResponseRecorder,
     chat_recorder,
+    chunks_of,
+    decoded_answer,
+    field_of,
+    items_of,
+    message_of,
     messages_recorder,
     recorded_completion,
-    replay_completion,
 )
 from areal.services.inference.data_proxy.fields import Fields, dialect_field_names
 from areal.services.inference.data_proxy.generation import progress_timeout_s
@@ -49,7 +54,9 @@ from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected
 from areal.services.inference.engines.transport import read_events
+from areal.services.inference.recorder.records import RecordedTurn
 
+EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
 
 
@@ -80,49 +87,16 @@ async def answer_in_dialect(
     *,
     stream: bool,
 ) -> AnyResponse:
-    """Answer with ``upstream``'s answer in the writer's dialect. Raises ApiError for a malformed one."""
+    """Answer with ``upstream``'s answer in the writer's dialect. Raises ApiError, EngineFailed, NotACompletion."""
     if upstream.status != 200:
         raise _refused(upstream.status, await upstream.read(), upstream.headers.get("Retry-After"))
-    if stream:
-        return await _stream(writer, upstream, request, headers, response_recorder)
-    with _malformed_answers():
-        data = orjson.loads(await upstream.read())
+    if not stream:
+        data = decoded_answer(await upstream.read())
         answer = json_response(_whole_answer(writer, data), more_headers=headers)
         response_recorder.data(data, whole=True)
-    await response_recorder.end()
-    return answer
-
-
-async def replay_dialect(
-    writer: DialectWriter, completion: Mapping[str, Any], request: Request, *, stream: bool
-) -> AnyResponse:
-    """Answer with a recorded completion in the writer's dialect."""
-    if not stream:
-        return json_response(_whole_answer(writer, completion))
-    chunks = ChatDeltaReader()
-    pieces = chunks.pieces(completion["choices"][0]["message"])
-    chunks.note(completion)
-    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await out.prepare(request)
-    await out.write(writer.opening(0) + writer.pieces(pieces) + writer.closing(chunks.summary()))
-    return out
-
-
-def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[str, Any]:
-    chunks, reply = ChatDeltaReader(), Reply()
-    reply.add(chunks.pieces(completion["choices"][0]["message"]))
-    chunks.note(completion)
-    return writer.whole(reply, chunks.summary())
-
-
-async def _stream(
-    writer: DialectWriter,
-    upstream: aiohttp.ClientResponse,
-    request: Request,
-    headers: dict[str, str],
-    response_recorder: ResponseRecorder,
-) -> AnyResponse:
-    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
+        await response_recorder.end()
+        return answer
+    out = StreamResponse(headers={**EVENT_STREAM, **headers})
     try:
         async with contextlib.aclosing(_dialect_parts(writer, upstream, response_recorder)) as parts:
             async for part in parts:
@@ -139,82 +113,99 @@ async def _dialect_parts(
 ) -> AsyncGenerator[bytes, None]:
     chunks = ChatDeltaReader()
     opening = writer.opening(0)  # the length of the prompt is known at the end
-    with _malformed_answers():
-        async with contextlib.aclosing(read_events(upstream.content.iter_any())) as events:
-            async for event in events:
-                chunks.note(event)
-                response_recorder.data(event, whole=False)
-                for choice in event.get("choices", ())[:1]:
-                    written = opening + writer.pieces(chunks.pieces(choice.get("delta") or {}))
-                    opening = b""
-                    if written:
-                        yield written
-        if opening:
-            raise EngineFailed("the stream was empty")
-        await response_recorder.end()
-        yield writer.closing(chunks.summary())
+    async with contextlib.aclosing(read_events(upstream.content.iter_any())) as events:
+        async for event in events:
+            chunks.note(event)
+            response_recorder.data(event, whole=False)
+            for choice in items_of(event, "choices")[:1]:
+                written = opening + writer.pieces(chunks.pieces(field_of(choice, "delta", dict, {})))
+                opening = b""
+                if written:
+                    yield written
+    if opening:
+        raise EngineFailed("the stream was empty")
+    await response_recorder.end()
+    yield writer.closing(chunks.summary())
+
+
+def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[str, Any]:
+    chunks, reply = ChatDeltaReader(), Reply()
+    reply.add(chunks.pieces(message_of(completion)))
+    chunks.note(completion)
+    return writer.whole(reply, chunks.summary())
+
+
+def _whole_events(writer: DialectWriter, completion: Mapping[str, Any]) -> bytes:
+    chunks = ChatDeltaReader()
+    pieces = chunks.pieces(message_of(completion))
+    chunks.note(completion)
+    return writer.opening(0) + writer.pieces(pieces) + writer.closing(chunks.summary())
+
+
+async def _replay(
+    request: Request, turns: Sequence[RecordedTurn], writer: DialectWriter | None, *, stream: bool
+) -> AnyResponse:
+    """The recorded completion: as it is, or in the writer's dialect."""
+    completion = recorded_completion(turns)
+    if not stream:
+        return json_response(completion if writer is None else _whole_answer(writer, completion))
+    out = StreamResponse(headers=EVENT_STREAM)
+    await out.prepare(request)
+    await out.write(b"".join(chunks_of(completion)) if writer is None else _whole_events(writer, completion))
+    return out
 
 
 class ChatDeltaReader:
-    """Reads the messages or deltas of one answer as pieces, and how it ended."""
+    """Reads the messages or deltas of one answer as pieces, and how it ended. Raises NotACompletion."""
 
     def __init__(self) -> None:
         self._call = -1  # the last call that began
         self._finish = "stop"
         self._stop: str | None = None
-        self._usage: Mapping[str, Any] = {}
+        self._usage: dict[str, Any] = {}
 
     def note(self, data: Mapping[str, Any]) -> None:
         """Note the finish reason and usage of a chunk or a whole answer."""
-        self._usage = data.get("usage") or self._usage
-        for choice in data.get("choices", ())[:1]:
-            self._finish = choice.get("finish_reason") or self._finish
+        self._usage = field_of(data, "usage", dict, self._usage)
+        for choice in items_of(data, "choices")[:1]:
+            self._finish = field_of(choice, "finish_reason", str, self._finish)
             stop = choice.get("stop_reason")  # vLLM's and SGLang's
             self._stop = stop if isinstance(stop, str) else self._stop
 
     def pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
-        """Raises ValueError for calls that are not one after the other."""
         pieces: list[Piece] = []
-        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+        if reasoning := field_of(delta, "reasoning_content", str, "") or field_of(delta, "reasoning", str, ""):
             pieces.append(Reasoning(reasoning))
-        if content := delta.get("content") or delta.get("refusal"):
+        if content := field_of(delta, "content", str, "") or field_of(delta, "refusal", str, ""):
             pieces.append(Content(content))
-        for position, call in enumerate(delta.get("tool_calls") or ()):
-            pieces.extend(self._call_pieces(call, call.get("index", position)))
+        for position, call in enumerate(items_of(delta, "tool_calls")):
+            pieces.extend(self._call_pieces(call, field_of(call, "index", int, position)))
         return pieces
 
     def _call_pieces(self, call: Mapping[str, Any], index: int) -> Iterator[Piece]:
-        function = call.get("function") or {}
+        function: Mapping[str, Any] = field_of(call, "function", dict, {})
         if index == self._call + 1:
             if self._call >= 0:
                 yield CallEnd(self._call)
             self._call = index
-            yield CallStart(index, call["id"], function["name"])
+            call_id, name = field_of(call, "id", str, ""), field_of(function, "name", str, "")
+            if not call_id or not name:
+                raise NotACompletion(f"call {index} has no id or no name")
+            yield CallStart(index, call_id, name)
         elif index != self._call:
-            raise ValueError(f"call {index} goes on after call {self._call}")
-        if arguments := function.get("arguments"):
+            raise NotACompletion(f"call {index} goes on after call {self._call}")
+        if arguments := field_of(function, "arguments", str, ""):
             yield CallArguments(index, arguments)
 
     def summary(self) -> ResponseSummary:
-        details = self._usage.get("completion_tokens_details") or {}
+        details: Mapping[str, Any] = field_of(self._usage, "completion_tokens_details", dict, {})
         return ResponseSummary(
             finish=self._finish,
-            prompt_tokens=self._usage.get("prompt_tokens") or 0,
-            output_tokens=self._usage.get("completion_tokens") or 0,
-            reasoning_tokens=details.get("reasoning_tokens") or 0,
+            prompt_tokens=field_of(self._usage, "prompt_tokens", int, 0),
+            output_tokens=field_of(self._usage, "completion_tokens", int, 0),
+            reasoning_tokens=field_of(details, "reasoning_tokens", int, 0),
             stop=self._stop,
         )
-
-
-@contextlib.contextmanager
-def _malformed_answers() -> Iterator[None]:
-    """A malformed chat completion is the external API's failure."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ApiError(502, "the external API's answer is no chat completion", code="engine_failed") from error
-    except EngineFailed as error:
-        raise ApiError(502, f"the external API failed: {error}", code="engine_failed") from error
 
 
 def _refused(status: int, body: bytes, retry_after: str | None) -> ApiError:
@@ -273,11 +264,9 @@ class ExternalCalls:
             headers = _anthropic_headers(request) if is_messages else {}
             async with self._recorders.open(caller if records else None, request.headers, body) as recorder:
                 if recorder.replayed is not None:
-                    stream = data.get("stream") is True
-                    if not is_messages:
-                        return await replay_completion(request, recorder.replayed, stream=stream)
-                    writer = AnthropicWriter(recorder.replayed[0].answer_id, self._model)
-                    return await replay_dialect(writer, recorded_completion(recorder.replayed), request, stream=stream)
+                    turns, stream = recorder.replayed, data.get("stream") is True
+                    writer = AnthropicWriter(turns[0].answer_id, self._model) if is_messages else None
+                    return await _replay(request, turns, writer, stream=stream)
                 if is_messages:
                     response_recorder = messages_recorder(recorder, self._model, data)
                 else:
@@ -310,13 +299,9 @@ class ExternalCalls:
             translation = translate(fields, lambda variable: False)
             body = chat_body(translation.chat)
             async with self._recorders.open(caller, request.headers, given) as recorder:
-                if recorder.replayed is not None:
-                    writer = translation.writer(
-                        recorder.replayed[0].answer_id, self._model, recorder.replayed[0].created
-                    )
-                    return await replay_dialect(
-                        writer, recorded_completion(recorder.replayed), request, stream="stream" in body
-                    )
+                if (turns := recorder.replayed) is not None:
+                    writer = translation.writer(turns[0].answer_id, self._model, turns[0].created)
+                    return await _replay(request, turns, writer, stream="stream" in body)
                 writer = translation.writer(answer_id := recorder.answer_id(id_prefix), self._model, int(time.time()))
                 response_recorder = chat_recorder(recorder, self._model, CHAT_PATH, body, answer_id)
                 return await self._answer_translated(call, translation, body, writer, response_recorder)
@@ -383,6 +368,11 @@ def api_failures() -> Iterator[None]:
     except ApiError as error:
         error.headers |= _FINAL
         raise
+    except NotACompletion as error:
+        message = f"the external API's answer is no chat completion: {error}"
+        raise ApiError(502, message, code="engine_failed", headers=_FINAL) from error
+    except EngineFailed as error:
+        raise ApiError(502, f"the external API failed: {error}", code="engine_failed", headers=_FINAL) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         message = f"the external API does not answer: {error}"
         raise ApiError(503, message, code="engine_unavailable", headers=_FINAL) from error

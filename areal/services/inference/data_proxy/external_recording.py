@@ -5,25 +5,65 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, StreamResponse
-from areal.services.http.service import json_response
 from areal.services.inference.data_proxy.anthropic import chat_messages
 from areal.services.inference.data_proxy.serializers import DONE, sse_data
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from areal.services.inference.recorder.records import ConversationDigest, RecordedTurn, TextSample, TextTurn
 
-# An answer is assembled from its chunks as one chat completion: that is recorded, and replayed to repeated calls.
-
+T = TypeVar("T")
 _JOINED = ("content", "reasoning_content", "reasoning", "refusal")
 
 
+class NotACompletion(Exception):
+    """An external API's answer is not a chat completion."""
+
+
+def decoded_answer(body: bytes) -> Mapping[str, Any]:
+    """Raises NotACompletion."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise NotACompletion(f"it is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise NotACompletion("it is not an object")
+    return data
+
+
+def field_of(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """A field of an external API's answer; null is its default. Raises NotACompletion for a value of another kind."""
+    value = data.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise NotACompletion(f"{name} is a {type(value).__name__}")
+    return value
+
+
+def items_of(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """A list of objects; null is an empty one. Raises NotACompletion."""
+    items = field_of(data, name, list, [])
+    if not all(isinstance(item, dict) for item in items):
+        raise NotACompletion(f"{name} has an item that is not an object")
+    return items
+
+
+def message_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The first choice's message. Raises NotACompletion."""
+    for choice in items_of(completion, "choices"):
+        if choice.get("message") is not None:
+            return field_of(choice, "message", dict, {})
+        break
+    raise NotACompletion("it has no message")
+
+
 class CompletionAssembler:
-    """Assembles an answer from its chunks, or takes a whole one."""
+    """Assembles an answer from its chunks as one chat completion, or takes a whole one: that is recorded, and replayed
+    to repeated calls. Raises NotACompletion."""
 
     def __init__(self) -> None:
         self._completion: dict[str, Any] = {}
@@ -31,18 +71,20 @@ class CompletionAssembler:
 
     def whole(self, data: Mapping[str, Any]) -> None:
         self._completion = dict(data)
-        self._choices = {place: dict(choice) for place, choice in enumerate(data.get("choices") or ())}
+        for place, choice in enumerate(items_of(data, "choices")):
+            field_of(choice, "message", dict, {})
+            self._choices[place] = dict(choice)
 
     def chunk(self, data: Mapping[str, Any]) -> None:
         for name in ("id", "created", "model", "usage"):
             if data.get(name) is not None:
                 self._completion[name] = data[name]
-        for chosen in data.get("choices") or ():
-            index = chosen.get("index", 0)
+        for chosen in items_of(data, "choices"):
+            index = field_of(chosen, "index", int, 0)
             blank = {"index": index, "message": {"role": "assistant", "content": ""}, "finish_reason": None}
             choice = self._choices.setdefault(index, blank)
             choice["finish_reason"] = chosen.get("finish_reason") or choice["finish_reason"]
-            _join(choice["message"], chosen.get("delta") or {})
+            _join(choice["message"], field_of(chosen, "delta", dict, {}))
 
     def completion(self) -> dict[str, Any] | None:
         """None when the answer is not complete."""
@@ -54,18 +96,18 @@ class CompletionAssembler:
 
 def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for name in _JOINED:
-        if delta.get(name):
-            message[name] = (message.get(name) or "") + delta[name]
-    for position, fragment in enumerate(delta.get("tool_calls") or ()):
+        if text := field_of(delta, name, str, ""):
+            message[name] = (message.get(name) or "") + text
+    for position, fragment in enumerate(items_of(delta, "tool_calls")):
         calls = message.setdefault("tool_calls", [])
-        index = fragment.get("index", position)
+        index = field_of(fragment, "index", int, position)
         while len(calls) <= index:
             calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
         if fragment.get("id"):
             calls[index]["id"] = fragment["id"]
-        function = fragment.get("function") or {}
+        function: Mapping[str, Any] = field_of(fragment, "function", dict, {})
         for name in ("name", "arguments"):
-            calls[index]["function"][name] += function.get(name) or ""
+            calls[index]["function"][name] += field_of(function, name, str, "")
 
 
 def text_samples(
@@ -116,20 +158,28 @@ _DONE = b"data: [DONE]"
 
 
 class ResponseRecorder:
-    """Records one answer while it is relayed. ``held``: its last event, which is sent once the answer is recorded."""
+    """Records one answer while it is relayed. ``call`` None: nothing is recorded. ``held``: its last event, which is
+    sent once the answer is recorded."""
 
     def __init__(
-        self, call: CallRecorder, model: str, messages: Sequence[Mapping[str, Any]], answer_id: str | None
+        self,
+        call: CallRecorder | None,
+        model: str = "",
+        messages: Sequence[Mapping[str, Any]] = (),
+        answer_id: str | None = None,
     ) -> None:
         self._call = call
         self._model = model
         self._messages = messages
         self._answer_id = answer_id
         self._assembler = CompletionAssembler()
+        self._malformed = False
         self.held = b""
 
     def events(self, part: bytes) -> bytes:
         """The part of these whole events that may be sent now."""
+        if self._call is None:
+            return part
         if self.held or _DONE in part:
             before, _, after = (b"", b"", part) if self.held else part.partition(_DONE)
             self.held += after if self.held else _DONE + after
@@ -141,11 +191,17 @@ class ResponseRecorder:
         return part
 
     def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
-        if isinstance(data, Mapping):
+        if self._call is None or not isinstance(data, Mapping):
+            return
+        try:
             (self._assembler.whole if whole else self._assembler.chunk)(data)
+        except NotACompletion:
+            self._malformed = True
 
     async def answer(self, status: int, body: bytes) -> None:
         """A whole answer."""
+        if self._call is None:
+            return
         if status != 200:
             if status >= 500:
                 await self._call.fail("engine_failed")
@@ -156,7 +212,9 @@ class ResponseRecorder:
 
     async def end(self) -> None:
         """Raises ApiError 507 where the answer cannot be stored. An incomplete answer is a failure of the API."""
-        completion = self._assembler.completion()
+        if self._call is None:
+            return
+        completion = None if self._malformed else self._assembler.completion()
         if completion is None:
             await self._call.fail("engine_failed")
             return
@@ -167,52 +225,23 @@ class ResponseRecorder:
         await self._call.record(answer_id, self._model, created if isinstance(created, int) else 0, samples)
 
 
-class NullRecorder(ResponseRecorder):
-    """Records nothing."""
-
-    def __init__(self) -> None:
-        self.held = b""
-
-    def events(self, part: bytes) -> bytes:
-        return part
-
-    def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
-        return None
-
-    async def answer(self, status: int, body: bytes) -> None:
-        return None
-
-    async def end(self) -> None:
-        return None
-
-
 def chat_recorder(
     recorder: CallRecorder, model: str, path: str, data: Mapping[str, Any], answer_id: str | None = None
 ) -> ResponseRecorder:
     """Raises 400 for a session's call that could not be recorded."""
     if not recorder.records(data.get("store") is not False):
-        return NullRecorder()
+        return ResponseRecorder(None)
     messages = data.get("messages")
     if path != CHAT_PATH:
         prompt = data.get("prompt")
         if not isinstance(prompt, str) and not recorder.has_session_key:
-            return NullRecorder()
+            return ResponseRecorder(None)
         if not isinstance(prompt, str):
             raise bad_request("a session's completion needs one prompt, as text", param="prompt")
         messages = [{"role": "user", "content": prompt}]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return NullRecorder()  # the API will refuse it
+        return ResponseRecorder(None)  # the API will refuse it
     return ResponseRecorder(recorder, model, messages, answer_id)
-
-
-async def replay_completion(request: Request, turns: Sequence[RecordedTurn], *, stream: bool) -> AnyResponse:
-    completion = recorded_completion(turns)
-    if not stream:
-        return json_response(completion)
-    out = StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await out.prepare(request)
-    await out.write(b"".join(chunks_of(completion)))
-    return out
 
 
 # Anthropic's events, recorded as the chunks of chat completions.
@@ -234,13 +263,21 @@ class MessagesRecorder(ResponseRecorder):
             if self.held or data.get("type") == _LAST:
                 self.held += block
                 continue
-            for chunk in self._chunks(data):
-                self.data(chunk, whole=False)
+            try:
+                for chunk in self._chunks(data):
+                    self.data(chunk, whole=False)
+            except NotACompletion:
+                self._malformed = True
             passed.append(block)
         return b"".join(passed)
 
     def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
-        super().data(_completion(data) if whole and isinstance(data, Mapping) else data, whole=whole)
+        if self._call is None or not isinstance(data, Mapping):
+            return
+        try:
+            super().data(_completion(data) if whole else data, whole=whole)
+        except NotACompletion:
+            self._malformed = True
 
     def _chunks(self, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         match event.get("type"):
@@ -271,13 +308,13 @@ class MessagesRecorder(ResponseRecorder):
 def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, Any]) -> ResponseRecorder:
     """Raises 400 for a session's call whose messages could not be recorded as a chat."""
     if not recorder.records(True):
-        return NullRecorder()
+        return ResponseRecorder(None)
     try:
         messages = chat_messages(data.get("system"), data.get("messages"))
     except ApiError:
         if recorder.has_session_key:
             raise
-        return NullRecorder()  # the API may accept it
+        return ResponseRecorder(None)  # the API may accept it
     return MessagesRecorder(recorder, model, messages, None)
 
 
@@ -304,19 +341,19 @@ def _finish(stop_reason: object) -> str | None:
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
-    prompt, completion = (int(usage.get(name) or 0) for name in ("input_tokens", "output_tokens"))
+    prompt, completion = (field_of(usage, name, int, 0) for name in ("input_tokens", "output_tokens"))
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _completion(message: Mapping[str, Any]) -> dict[str, Any]:
     """A whole message as a chat completion."""
     answer: dict[str, Any] = {"role": "assistant", "content": ""}
-    for block in message.get("content") or ():
+    for block in items_of(message, "content"):
         match block.get("type"):
             case "text":
-                answer["content"] += block.get("text") or ""
+                answer["content"] += field_of(block, "text", str, "")
             case "thinking":
-                answer["reasoning_content"] = answer.get("reasoning_content", "") + (block.get("thinking") or "")
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + field_of(block, "thinking", str, "")
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input") or {}).decode()}
                 call = {"id": block.get("id"), "type": "function", "function": function}

@@ -329,8 +329,12 @@ async def read_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, A
         for payload in event_payloads(lines.feed(part)):
             if payload == b"[DONE]":
                 return
-            data = orjson.loads(payload)
-            if "error" in data:
+            try:
+                data = orjson.loads(payload)
+                failed = "error" in data
+            except (ValueError, TypeError) as error:
+                raise malformed_answer(error) from error
+            if failed:
                 raise EngineFailed(f"the engine failed: {data['error']}")
             yield data
     raise EngineFailed("the engine's stream was cut")

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.data_proxy.external import ChatDeltaReader, chat_body
+from areal.services.inference.data_proxy.external import ChatDeltaReader, api_failures, chat_body
+from areal.services.inference.data_proxy.external_recording import NotACompletion, field_of, items_of
 from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallEnd, CallStart, Content, Reasoning
 from tests.services.inference.data_proxy.dialects.talks import ROME, THOUGHT, TWO_CALLS, WEATHER
 from tests.services.inference.houses import House
@@ -104,8 +105,27 @@ def test_chunks_become_pieces() -> None:
     more = {"index": 0, "function": {"arguments": "{}"}}
     other = {"index": 1, "id": "c1", "function": {"name": "g"}}
     assert chunks.pieces({"tool_calls": [more, other]}) == [CallArguments(0, "{}"), CallEnd(0), CallStart(1, "c1", "g")]
-    with pytest.raises(ValueError, match="goes on after"):
+    with pytest.raises(NotACompletion, match="goes on after"):
         chunks.pieces({"tool_calls": [more]})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"choices": 7}, {"choices": [7]}, {"choices": [{"delta": []}]}, {"choices": [{"delta": {"content": 7}}]},
+        {"choices": [{"delta": {"tool_calls": [{"id": "c"}]}}]}, {"choices": [{"finish_reason": {}}]}, {"usage": "x"},
+    ],
+)  # fmt: skip
+def test_chunk_that_is_none_is_the_apis_failure(data: dict[str, Any]) -> None:
+    chunks = ChatDeltaReader()
+    with pytest.raises(NotACompletion):
+        chunks.note(data)
+        chunks.pieces(field_of(items_of(data, "choices")[0], "delta", dict, {}))
+
+
+def test_fault_of_ours_is_not_the_apis_failure() -> None:
+    with pytest.raises(TypeError), api_failures():
+        raise TypeError("ours")
 
 
 def test_how_an_answer_ended_is_in_its_last_chunks() -> None:
