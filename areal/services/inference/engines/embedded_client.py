@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,16 +10,24 @@ from areal.services.http.client import HttpClient
 from areal.services.inference.engines.base import (
     Broadcast,
     Capabilities,
-    DeltaSink,
     EngineCall,
     EngineDelta,
     EngineFailed,
     EngineState,
     FinishReason,
-    OnFlow,
     PromptLogprobs,
 )
-from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonLines, JsonWhole
+from areal.services.inference.engines.transport import (
+    LOAD_S,
+    EngineClient,
+    GenerateRequest,
+    JsonLines,
+    JsonWhole,
+    keyed_by_text,
+    text,
+    weight_source,
+    whole_number,
+)
 
 _NO_ADAPTERS = "this engine serves no LoRA adapters"
 _NO_RELEASE = "this engine cannot release its memory"
@@ -27,37 +35,42 @@ _NO_GROUP = "this engine joins no process group"
 _NO_STAGING = "this engine stages no weights"
 
 
-class EmbeddedClient:
-    """Whether it has grammars, for ``response_format``, depends on what was installed with it."""
+class EmbeddedClient(EngineClient):
+    """Whether it has grammars, for ``response_format``, depends on the packages installed with it."""
 
     group_form = "plain"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
-        self._engine = EngineHttp(http, url, headers)
-        self.capabilities = Capabilities(
+        capabilities = Capabilities(
             many_prompts=True, prompt_logprobs=True, whole_answers=True, swaps_between_steps=True
         )
+        super().__init__(http, url, headers, capabilities)
 
-    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        return self._engine.deltas("/generate", _body(call), _reader(call))
-
-    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        await self._engine.stream_to("/generate", _body(call), _reader(call), sink, flowing)
+    def _request(self, call: EngineCall) -> GenerateRequest:
+        sampling = call.sampling.changed()
+        if "logit_bias" in sampling:
+            sampling["logit_bias"] = keyed_by_text(sampling["logit_bias"])
+        body: dict[str, Any] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
+        body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
+        if call.adapter is not None:
+            body["adapter"] = call.adapter
+        if call.stream_interval > 1:
+            body["stream_interval"] = call.stream_interval
+        if call.response_format is not None:
+            body["response_format"] = call.response_format
+        return "/generate", body, JsonLines(_read) if call.stream else JsonWhole(_read)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {"input_ids": list(prompt), "top_logprobs": top, **({} if adapter is None else {"adapter": adapter})}
-        reported = await self._engine.command("/score", body, unless="this engine scores no prompts", timeout_s=LOAD_S)
+        reported = await self._command("/score", body, unless="this engine scores no prompts", timeout_s=LOAD_S)
         tops = tuple(tuple((int(token), value) for token, value in each) for each in reported["top_logprobs"])
         return PromptLogprobs(tuple(reported["logprobs"]), tops)
 
-    def point_to(self, url: str) -> None:
-        self._engine.point_to(url)
-
     async def abort(self, request_id: str) -> None:
-        await self._engine.control("/abort", {"request_id": request_id})
+        await self._control("/abort", {"request_id": request_id})
 
     async def state(self) -> EngineState:
-        status, data = await self._engine.get("/ready")
+        status, data = await self._get("/ready")
         if status != 200:
             stage = data.get("stage") or data.get("reason") or "no answer"
             return EngineState(not_ready=f"the engine is not ready: {stage}")
@@ -65,84 +78,65 @@ class EmbeddedClient:
             return EngineState(not_ready="the engine's memory is released")
         self.capabilities.response_format = data.get("structured") is True
         self.capabilities.no_response_format = str(data.get("no_grammars") or "")
-        root, paused = data.get("model_path"), data.get("paused")
+        paused = data.get("paused")
         return EngineState(
             not_ready=None,
             adapters=tuple(data.get("adapters") or ()),
-            version=_whole(data, "version"),
-            max_model_len=_whole(data, "max_model_len"),
-            root=root if isinstance(root, str) else None,
+            version=whole_number(data, "version"),
+            max_model_len=whole_number(data, "max_model_len"),
+            root=text(data, "model_path"),
             paused=paused if isinstance(paused, bool) else None,
-            generated=_whole(data, "generated"),
+            generated=whole_number(data, "generated"),
         )
 
     async def pause(self) -> None:
-        await self._engine.command("/pause_generation", unless="this engine has no pause")
+        await self._command("/pause_generation", unless="this engine has no pause")
 
     async def resume(self) -> None:
-        await self._engine.command("/continue_generation", unless="this engine has no pause")
+        await self._command("/continue_generation", unless="this engine has no pause")
 
     async def set_version(self, version: int) -> None:
-        await self._engine.command("/set_version", {"version": version}, unless="this engine keeps no version")
+        await self._command("/set_version", {"version": version}, unless="this engine keeps no version")
 
     async def version(self) -> int | None:
-        _, running = await self._engine.get("/get_version")
-        return _whole(running, "version")
+        _, running = await self._get("/get_version")
+        return whole_number(running, "version")
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}
-        await self._engine.command("/load_weights", body, unless="this engine loads no weights", timeout_s=LOAD_S)
+        await self._command("/load_weights", body, unless="this engine loads no weights", timeout_s=LOAD_S)
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        of = {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
-        await self._engine.command("/stage_weights", {**of, "version": version}, unless=_NO_STAGING, timeout_s=LOAD_S)
+        body = {**weight_source(source), "version": version}
+        await self._command("/stage_weights", body, unless=_NO_STAGING, timeout_s=LOAD_S)
 
     async def load_staged(self, version: int) -> None:
-        await self._engine.command("/load_weights", {"staged": True, "version": version}, unless=_NO_STAGING)
+        await self._command("/load_weights", {"staged": True, "version": version}, unless=_NO_STAGING)
 
     async def forget_weights(self) -> None:
-        await self._engine.command("/forget_weights", unless=_NO_STAGING)
+        await self._command("/forget_weights", unless=_NO_STAGING)
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
-        await self._engine.command("/weight_group/join", {**place, "name": name}, unless=_NO_GROUP, timeout_s=LOAD_S)
+        await self._command("/weight_group/join", {**place, "name": name}, unless=_NO_GROUP, timeout_s=LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         body = {"name": name, "layout": layout, "version": version}
-        await self._engine.command("/weight_group/receive", body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        await self._command("/weight_group/receive", body, unless=_NO_GROUP, timeout_s=LOAD_S)
 
     async def leave_group(self, name: str) -> None:
-        await self._engine.command("/weight_group/leave", {"name": name}, unless=_NO_GROUP)
+        await self._command("/weight_group/leave", {"name": name}, unless=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        await self._engine.command("/load_adapter", {"name": name, "path": folder}, unless=_NO_ADAPTERS)
+        await self._command("/load_adapter", {"name": name, "path": folder}, unless=_NO_ADAPTERS)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._engine.command("/unload_adapter", {"name": name}, unless=_NO_ADAPTERS)
+        await self._command("/unload_adapter", {"name": name}, unless=_NO_ADAPTERS)
 
     async def release_memory(self) -> None:
-        await self._engine.command("/release_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
+        await self._command("/release_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
 
     async def restore_memory(self) -> None:
-        await self._engine.command("/resume_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
-
-
-def _body(call: EngineCall) -> dict[str, Any]:
-    sampling = call.sampling.changed()
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
-    body: dict[str, Any] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
-    body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
-    if call.adapter is not None:
-        body["adapter"] = call.adapter
-    if call.stream_interval > 1:
-        body["stream_interval"] = call.stream_interval
-    if call.response_format is not None:
-        body["response_format"] = call.response_format
-    return body
-
-
-def _reader(call: EngineCall) -> JsonLines:
-    return JsonLines(_read) if call.stream else JsonWhole(_read)
+        await self._command("/resume_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
 
 
 def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:
@@ -168,8 +162,3 @@ def read_delta(data: dict[str, Any]) -> EngineDelta:
         finish_reason=None if finish is None else FinishReason(finish),
         stop_token_id=data.get("stop_token_id"),
     )
-
-
-def _whole(data: Mapping[str, Any], name: str) -> int | None:
-    value = data.get(name)
-    return value if isinstance(value, int) else None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ import orjson
 from areal.errors import ArealError
 from areal.services.http.client import HttpClient
 from areal.services.inference.engines.base import (
+    SAMPLING_FIELDS,
     UNKNOWN_VERSION,
     Broadcast,
     Capabilities,
-    DeltaSink,
     EngineCall,
     EngineDelta,
     EngineFailed,
@@ -41,13 +41,21 @@ from areal.services.inference.engines.base import (
     EngineUnsupported,
     FinishReason,
     LogprobsMode,
-    OnFlow,
     PromptLogprobs,
     TopLogprobs,
-    logprobs_problem,
 )
 from areal.services.inference.engines.embedded.model_folder import open_checkpoint
-from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonEvents, check_event, key_refused
+from areal.services.inference.engines.transport import (
+    COMMAND_S,
+    LOAD_S,
+    EngineClient,
+    GenerateRequest,
+    JsonEvents,
+    check_event,
+    key_refused,
+    keyed_by_text,
+    text,
+)
 
 _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
 _NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
@@ -66,26 +74,20 @@ _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memor
 _TEMPERED = LogprobsMode(before_penalties=False, before_grammars=False)
 
 
-class SglangClient:
+class SglangClient(EngineClient):
     group_form = "named"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
-        self.capabilities = Capabilities(
-            sampling_fields=Capabilities().sampling_fields - {"seed"},
+        capabilities = Capabilities(
+            sampling_fields=SAMPLING_FIELDS - {"seed"},
             response_format=True,
             prompt_logprobs=True,
             logprobs=_TEMPERED,
         )
-        self._logprobs_known = False
-        self._engine = EngineHttp(http, url, headers)
+        super().__init__(http, url, headers, capabilities)
 
-    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        return self._engine.deltas("/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas))
-
-    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        await self._engine.stream_to(
-            "/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas), sink, flowing
-        )
+    def _request(self, call: EngineCall) -> GenerateRequest:
+        return "/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {
@@ -97,29 +99,23 @@ class SglangClient:
             "logprob_start_len": 0,
             "top_logprobs_num": top,
         }
-        answer = await self._engine.command("/generate", body, unless="this SGLang has no /generate", timeout_s=LOAD_S)
+        answer = await self._command("/generate", body, unless="this SGLang has no /generate", timeout_s=LOAD_S)
         return read_prompt(answer.get("meta_info") or {}, prompt, top)
 
-    def point_to(self, url: str) -> None:
-        self._engine.point_to(url)
-        self._logprobs_known = False
-
     async def abort(self, request_id: str) -> None:
-        await self._engine.control("/abort_request", {"rid": request_id})
+        await self._control("/abort_request", {"rid": request_id})
 
     async def state(self) -> EngineState:
-        status, _ = await self._engine.get("/health")
+        status, _ = await self._get("/health")
         if status != 200:
             self._logprobs_known &= status != 0  # it may come back as another process, with other settings
             return EngineState(not_ready=f"SGLang is not ready: /health answered {status or 'nothing'}")
-        status, model = await self._engine.get("/get_model_info")
+        status, model = await self._get("/get_model_info")
         if (refused := key_refused("SGLang", status)) is not None:
             return refused
-        if not self._logprobs_known:
-            if (problem := await logprobs_problem(self, _TEMPERED, "SGLang")) is not None:
-                return EngineState(not_ready=problem)
-            self._logprobs_known = True
-        _, about = await self._engine.get("/get_server_info")
+        if (problem := await self._logprobs_problem(self, _TEMPERED, "SGLang")) is not None:
+            return EngineState(not_ready=problem)
+        _, about = await self._get("/get_server_info")
         if (interval := about.get("stream_interval", 1)) != 1:
             return EngineState(not_ready=_INTERVAL % interval, fault=_INTERVAL % interval)
         length = about.get("context_length") or about.get("max_req_input_len")
@@ -127,31 +123,31 @@ class SglangClient:
             not_ready=None,
             version=_version(model.get("weight_version")),
             max_model_len=length if isinstance(length, int) else None,
-            root=root if isinstance(root := model.get("model_path"), str) else None,
+            root=text(model, "model_path"),
             adapters=await self._adapters(),
         )
 
     async def _adapters(self) -> tuple[str, ...]:
         """Those that ``/v1/models`` lists with a parent: the model itself has none."""
-        _, listed = await self._engine.get("/v1/models")
+        _, listed = await self._get("/v1/models")
         return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
 
     async def pause(self) -> None:
-        await self._engine.command("/pause_generation", {"mode": "retract"}, unless=_NO_PAUSE)
+        await self._command("/pause_generation", {"mode": "retract"}, unless=_NO_PAUSE)
 
     async def resume(self) -> None:
-        await self._engine.command("/continue_generation", unless=_NO_PAUSE)
+        await self._command("/continue_generation", unless=_NO_PAUSE)
 
     async def set_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._engine.command("/update_weight_version", body, unless=_NO_VERSION)
+        await self._command("/update_weight_version", body, unless=_NO_VERSION)
 
     async def version(self) -> int | None:
-        _, model = await self._engine.get("/get_model_info")
+        _, model = await self._get("/get_model_info")
         return _version(model.get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
-        _, about = await self._engine.get("/get_model_info")
+        _, about = await self._get("/get_model_info")
         served = Path(str(about.get("model_path")))
         if isinstance(source, Broadcast):
             new = {name: list(shape) for name, shape, _ in source.layout}
@@ -162,13 +158,7 @@ class SglangClient:
     async def load_weights(self, folder: str, version: int) -> None:
         await self.verify_weights(folder)
         body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
-        answer = await self._engine.command(
-            "/update_weights_from_disk",
-            body,
-            unless=_NO_UPDATE,
-            timeout_s=LOAD_S,
-        )
-        _check_success(answer)  # it may say 200 and that it failed
+        await self._succeed("/update_weights_from_disk", body, _NO_UPDATE, LOAD_S)
         if await self.version() != version:
             await self.set_version(version)
 
@@ -181,8 +171,7 @@ class SglangClient:
             "group_name": name,
             "backend": place.get("backend") or "gloo",
         }
-        answer = await self._engine.command("/init_weights_update_group", body, unless=_NO_GROUP, timeout_s=LOAD_S)
-        _check_success(answer)
+        await self._succeed("/init_weights_update_group", body, _NO_GROUP, LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """The server loads each tensor as it comes: what does not fit is refused before the first one."""
@@ -197,7 +186,7 @@ class SglangClient:
             "weight_version": str(version),
         }
         path = "/update_weights_from_distributed"
-        answer = await self._engine.command(path, body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        answer = await self._command(path, body, unless=_NO_GROUP, timeout_s=LOAD_S)
         if answer.get("success") is False:
             raise EngineFailed(
                 f"SGLang has some of the new weights and not others, restart it: {answer.get('message')}"
@@ -207,29 +196,34 @@ class SglangClient:
 
     async def leave_group(self, name: str) -> None:
         with contextlib.suppress(EngineUnsupported, EngineRefused):  # an older one keeps it; or it never had it
-            await self._engine.command("/destroy_weights_update_group", {"group_name": name}, unless=_NO_GROUP)
+            await self._command("/destroy_weights_update_group", {"group_name": name}, unless=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         if name in await self._adapters():
             await self.unload_adapter(name)
-        body = {"lora_name": name, "lora_path": folder}
-        _check_success(await self._engine.command("/load_lora_adapter", body, unless=_NO_LORA))
+        await self._succeed("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, _NO_LORA)
 
     async def unload_adapter(self, name: str) -> None:
-        _check_success(await self._engine.command("/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA))
+        await self._succeed("/unload_lora_adapter", {"lora_name": name}, _NO_LORA)
+
+    async def _succeed(self, path: str, body: Mapping[str, Any], unless: str, timeout_s: float = COMMAND_S) -> None:
+        """A command that may answer 200 and that it failed."""
+        answer = await self._command(path, body, unless=unless, timeout_s=timeout_s)
+        if answer.get("success") is False:
+            raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
     async def release_memory(self) -> None:
-        await self._engine.command("/release_memory_occupation", unless=_NO_SAVER)
+        await self._command("/release_memory_occupation", unless=_NO_SAVER)
 
     async def restore_memory(self) -> None:
-        await self._engine.command("/resume_memory_occupation", unless=_NO_SAVER)
+        await self._command("/resume_memory_occupation", unless=_NO_SAVER)
 
 
 def wire_body(call: EngineCall) -> dict[str, Any]:
     sampling = call.sampling.changed()
     sampling.pop("top_logprobs", None)
     if "logit_bias" in sampling:
-        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+        sampling["logit_bias"] = keyed_by_text(sampling["logit_bias"])
     # Said even when it is our default: the server may have taken other defaults from the model.
     sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
     sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
@@ -305,11 +299,6 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
         )
     tops = about.get("input_top_logprobs") or [None] * len(entries)
     return PromptLogprobs(tuple(entry[0] for entry in entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
-
-
-def _check_success(answer: Mapping[str, Any]) -> None:
-    if answer.get("success") is False:
-        raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
 
 Shapes = Mapping[str, list[int]]

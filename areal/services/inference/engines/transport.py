@@ -1,4 +1,4 @@
-"""One HTTP call to an engine: its failures sorted by their cause, and its answer read into deltas.
+"""The HTTP side of every engine's client: failures sorted by their cause, and answers read into deltas.
 
 All events that arrive in one read become one delta a choice: where the engine is faster than its readers, or sends
 several steps at once, each step costs them little more than its tokens.
@@ -17,7 +17,10 @@ import orjson
 
 from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, Window
 from areal.services.inference.engines.base import (
+    Broadcast,
+    Capabilities,
     DeltaSink,
+    EngineCall,
     EngineDelta,
     EngineError,
     EngineFailed,
@@ -25,7 +28,10 @@ from areal.services.inference.engines.base import (
     EngineState,
     EngineUnavailable,
     EngineUnsupported,
+    LogprobsMode,
     OnFlow,
+    TokenEngine,
+    logprobs_problem,
 )
 
 # -- answers to deltas
@@ -48,7 +54,7 @@ class Lines:
     def __init__(self) -> None:
         self._rest = b""
 
-    def passes(self, part: bytes) -> bool:
+    def is_line(self, part: bytes) -> bool:
         """Whether ``part`` is one whole line and nothing else, as a step of a stream nearly always is."""
         return not self._rest and part.find(b"\n") == len(part) - 1 > 0
 
@@ -66,7 +72,7 @@ class JsonLines:
 
     def feed(self, part: bytes) -> Iterable[EngineDelta]:
         """The deltas that ``part`` completes. Raises EngineFailed, after what came before."""
-        if not self._lines.passes(part):
+        if not self._lines.is_line(part):
             return self._deltas(self._lines.feed(part))
         try:
             return merged([*self._read(orjson.loads(part))])
@@ -175,7 +181,7 @@ def _joined(parts: Sequence[EngineDelta]) -> EngineDelta:
 
 WINDOW_S = 0.02  # 50 events a second are a smooth text
 _CONTROL_S = 5.0
-_COMMAND_S = 120.0
+COMMAND_S = 120.0
 LOAD_S = 1800.0  # weights of any size, from any disk
 _NEVER_BEGAN = frozenset({429, 503})
 _NO_SUCH_ROUTE = frozenset({404, 405, 501})
@@ -183,24 +189,58 @@ _MOST_ERROR_BYTES = 65536
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
-class EngineHttp:
-    """The engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
+GenerateRequest = tuple[str, Mapping[str, Any], JsonLines]
+"""Path, body and reader of the answer."""
 
-    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
+
+class EngineClient:
+    """Drives the engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
+
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str], capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
         self._http = http
         self._url = url.rstrip("/")
         self._headers = {**headers, "Content-Type": "application/json"}
         self._window = Window(WINDOW_S)
+        self._logprobs_known = False
 
-    def flush(self) -> None:
-        """Of all generations, what has come by now: nothing of it waits for what comes next."""
-        self._window.end()
+    def _request(self, call: EngineCall) -> GenerateRequest:
+        raise NotImplementedError
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")
+        self._logprobs_known = False
+
+    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
+        path, body, reader = self._request(call)
+        async with self._post(path, body) as answer:
+            while part := await answer.part():
+                for delta in reader.feed(part):
+                    yield delta
+            for delta in reader.end():
+                yield delta
+
+    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        """The deltas are given to ``sink`` inside a callback of the loop: those of a window in one, but for the first
+        and the last."""
+        path, body, reader = self._request(call)
+
+        def feed(part: bytes) -> None:
+            for delta in reader.feed(part):
+                sink(delta)
+
+        async with self._post(path, body) as answer:
+            flowing(answer)
+            await answer.stream_to(feed, window=self._window)
+            for delta in reader.end():
+                sink(delta)
+
+    def _flush(self) -> None:
+        """Of all generations, what has come by now: nothing of it waits for what comes next."""
+        self._window.end()
 
     @contextlib.asynccontextmanager
-    async def post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
+    async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
         """An answer with status 200, its body still to be read. Leaving early closes the connection."""
         try:
             async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
@@ -215,51 +255,21 @@ class EngineHttp:
         except CallFailed as error:
             raise EngineFailed("the connection to the engine broke") from error
 
-    async def deltas(self, path: str, body: Mapping[str, Any], reader: JsonLines) -> AsyncGenerator[EngineDelta, None]:
-        """A generation's deltas. Raises EngineError."""
-        async with self.post(path, body) as answer:
-            while part := await answer.part():
-                for delta in reader.feed(part):
-                    yield delta
-            for delta in reader.end():
-                yield delta
-
-    async def stream_to(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        reader: JsonLines,
-        sink: DeltaSink,
-        flowing: OnFlow,
-    ) -> None:
-        """``deltas``, each given to ``sink`` inside a callback of the loop: those of a window in one, but for the
-        first and the last."""
-
-        def feed(part: bytes) -> None:
-            for delta in reader.feed(part):
-                sink(delta)
-
-        async with self.post(path, body) as answer:
-            flowing(answer)
-            await answer.stream_to(feed, window=self._window)
-            for delta in reader.end():
-                sink(delta)
-
-    async def control(self, path: str, body: Mapping[str, Any]) -> None:
+    async def _control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short best-effort call: abort."""
         with contextlib.suppress(CallFailed, TimeoutError):
             await self._http.fetch(
                 "POST", self._url, path, timeout_s=_CONTROL_S, headers=self._headers, body=orjson.dumps(body)
             )
 
-    async def command(
+    async def _command(
         self,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
         unless: str,
         params: Mapping[str, str] | None = None,
-        timeout_s: float = _COMMAND_S,
+        timeout_s: float = COMMAND_S,
     ) -> dict[str, Any]:
         """A control that must work: its answer, or an EngineError. ``unless`` says why the route may be missing."""
         where = f"{path}?{urlencode(params)}" if params else path
@@ -278,13 +288,21 @@ class EngineHttp:
             raise _failure(answer.status, answer.body)
         return answer.object()
 
-    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+    async def _get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON object (empty when the body is none). Status 0: no answer."""
         try:
             answer = await self._http.fetch("GET", self._url, path, timeout_s=_CONTROL_S, headers=self._headers)
         except (CallFailed, TimeoutError):
             return 0, {}
         return answer.status, answer.object()
+
+    async def _logprobs_problem(self, engine: TokenEngine, expected: LogprobsMode, name: str) -> str | None:
+        """Find the mode of the log-probabilities, once for each engine process. The reason where that fails."""
+        if self._logprobs_known:
+            return None
+        problem = await logprobs_problem(engine, expected, name)
+        self._logprobs_known = problem is None
+        return problem
 
 
 def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineUnavailable:
@@ -338,3 +356,22 @@ async def read_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, A
                 raise EngineFailed(f"the engine failed: {data['error']}")
             yield data
     raise EngineFailed("the engine's stream was cut")
+
+
+def whole_number(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    return value if isinstance(value, int) else None
+
+
+def text(data: Mapping[str, Any], name: str) -> str | None:
+    value = data.get(name)
+    return value if isinstance(value, str) else None
+
+
+def keyed_by_text(biases: Mapping[int, float]) -> dict[str, float]:
+    """``logit_bias`` as JSON has it."""
+    return {str(token): bias for token, bias in biases.items()}
+
+
+def weight_source(source: str | Broadcast) -> dict[str, Any]:
+    return {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}

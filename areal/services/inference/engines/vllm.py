@@ -48,9 +48,19 @@ from areal.services.inference.engines.base import (
     OnFlow,
     PromptLogprobs,
     TopLogprobs,
-    logprobs_problem,
 )
-from areal.services.inference.engines.transport import LOAD_S, EngineHttp, JsonEvents, check_event, key_refused
+from areal.services.inference.engines.transport import (
+    LOAD_S,
+    EngineClient,
+    GenerateRequest,
+    JsonEvents,
+    check_event,
+    key_refused,
+    keyed_by_text,
+    text,
+    weight_source,
+    whole_number,
+)
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 _NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
@@ -68,31 +78,28 @@ _PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_g
 _LOWEST_TEMPERATURE = 0.01
 
 
-class VllmClient:
+class VllmClient(EngineClient):
     group_form = "plain"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
-        self.capabilities = Capabilities(
+        capabilities = Capabilities(
             response_format=True, prompt_logprobs=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
         )
-        self._logprobs_known = False
-        self._engine = EngineHttp(http, url, headers)
+        super().__init__(http, url, headers, capabilities)
         self._model: str | None = None  # its own name of the model, told by /v1/models
         self._version: int | None = None
         self._calls = 0
         self._event = asyncio.Event()
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        async with contextlib.aclosing(
-            self._engine.deltas("/v1/completions", self._body(call), self._reader(call))
-        ) as deltas:
-            with self._counted():
+        with self._counted():
+            async with contextlib.aclosing(super().generate(call)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         with self._counted():
-            await self._engine.stream_to("/v1/completions", self._body(call), self._reader(call), sink, flowing)
+            await super().stream_to(call, sink, flowing)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {
@@ -103,7 +110,7 @@ class VllmClient:
             "temperature": 1.0,
         }
         missing = f"this vLLM serves no {body['model']}"
-        answer = await self._engine.command("/v1/completions", body, unless=missing, timeout_s=LOAD_S)
+        answer = await self._command("/v1/completions", body, unless=missing, timeout_s=LOAD_S)
         choices = answer.get("choices")
         return read_prompt(choices[0].get("prompt_logprobs") if choices else None, prompt, top)
 
@@ -111,9 +118,6 @@ class VllmClient:
         if self._model is None:
             raise EngineUnavailable("vLLM has not said yet which model it serves")
         return self._model
-
-    def _body(self, call: EngineCall) -> dict[str, Any]:
-        return wire_body(call, self._served())
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -123,7 +127,7 @@ class VllmClient:
         finally:
             self._calls -= 1
 
-    def _reader(self, call: EngineCall) -> JsonEvents:
+    def _request(self, call: EngineCall) -> GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy else ()
 
         def read(data: dict[str, Any]) -> list[EngineDelta]:
@@ -134,24 +138,23 @@ class VllmClient:
                 deltas = [replace(delta, versions=(version,) * len(delta.token_ids)) for delta in deltas]
             return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
 
-        return JsonEvents(read)
+        return "/v1/completions", wire_body(call, self._served()), JsonEvents(read)
 
     def point_to(self, url: str) -> None:
-        self._engine.point_to(url)
+        super().point_to(url)
         self._model = None
-        self._logprobs_known = False
 
     async def abort(self, request_id: str) -> None:
         """Nothing to send: the closed connection said it."""
 
     async def state(self) -> EngineState:
-        status, _ = await self._engine.get("/health")
+        status, _ = await self._get("/health")
         if status != 200:
             if status == 0:  # it may come back as another process, with the weights of its start
                 self._version = None
                 self._logprobs_known = False
             return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
-        status, listed = await self._engine.get("/v1/models")
+        status, listed = await self._get("/v1/models")
         if (refused := key_refused("vLLM", status)) is not None:
             return refused
         models = listed.get("data") or []
@@ -161,25 +164,22 @@ class VllmClient:
         self._model = served["id"]
         if self._version is None:
             self._version = await self._told_version()
-        length, root = served.get("max_model_len"), served.get("root")
-        _, pausing = await self._engine.get("/is_paused")
+        _, pausing = await self._get("/is_paused")
         paused = pausing.get("is_paused")
-        if not self._logprobs_known and paused is not True:
-            if (problem := await logprobs_problem(self, _PROCESSED, "vLLM")) is not None:
-                return EngineState(not_ready=problem)
-            self._logprobs_known = True
+        if paused is not True and (problem := await self._logprobs_problem(self, _PROCESSED, "vLLM")) is not None:
+            return EngineState(not_ready=problem)
         return EngineState(
             not_ready=None,
             version=self._version,
-            max_model_len=length if isinstance(length, int) else None,
-            root=root if isinstance(root, str) else None,
+            max_model_len=whole_number(served, "max_model_len"),
+            root=text(served, "root"),
             paused=paused if isinstance(paused, bool) else None,
             adapters=tuple(model["id"] for model in models if model.get("parent")),
         )
 
     async def pause(self) -> None:
         """The cache is cleared: prefixes computed by weights that go are no use to those that come."""
-        await self._engine.command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
+        await self._command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 while self._calls and await self._event_arrives():
@@ -195,17 +195,17 @@ class VllmClient:
             return False
 
     async def resume(self) -> None:
-        await self._engine.command("/resume", unless=_NO_DEV_MODE)
+        await self._command("/resume", unless=_NO_DEV_MODE)
 
     async def set_version(self, version: int) -> None:
-        self._engine.flush()  # what has come was sampled by the weights of before
+        self._flush()  # what has come was sampled by the weights of before
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older one: then we alone know it
-            await self._engine.command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
+            await self._command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
 
     async def _told_version(self) -> int | None:
         """What an earlier data proxy of this engine set."""
-        _, about = await self._engine.get("/weight_info")
+        _, about = await self._get("/weight_info")
         text = str(about.get("weight_version"))
         if text in ("None", "default"):  # none was set: a fresh engine
             return 0
@@ -219,8 +219,7 @@ class VllmClient:
         await self.set_version(version)
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        of = {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
-        await self._have_done("areal_stage", {"version": version, **of})
+        await self._have_done("areal_stage", {"version": version, **weight_source(source)})
 
     async def load_staged(self, version: int) -> None:
         _check_refusals(await self._ask_workers("areal_load_staged", {"version": version}, LOAD_S))
@@ -260,7 +259,7 @@ class VllmClient:
         self, method: str, order: Mapping[str, Any], timeout_s: float = _WORKERS_S
     ) -> list[str | None]:
         body = {"method": method, "kwargs": order}
-        answer = await self._engine.command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=timeout_s)
+        answer = await self._command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=timeout_s)
         results = answer.get("results")
         if not isinstance(results, list) or not results:
             raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
@@ -268,16 +267,16 @@ class VllmClient:
 
     async def load_adapter(self, name: str, folder: str) -> None:
         body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        await self._engine.command("/v1/load_lora_adapter", body, unless=_NO_LORA)
+        await self._command("/v1/load_lora_adapter", body, unless=_NO_LORA)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._engine.command("/v1/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA)
+        await self._command("/v1/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA)
 
     async def release_memory(self) -> None:
-        await self._engine.command("/sleep", params={"level": "1"}, unless=_NO_DEV_MODE)
+        await self._command("/sleep", params={"level": "1"}, unless=_NO_DEV_MODE)
 
     async def restore_memory(self) -> None:
-        await self._engine.command("/wake_up", unless=_NO_DEV_MODE)
+        await self._command("/wake_up", unless=_NO_DEV_MODE)
 
 
 def _check_refusals(results: list[str | None]) -> None:
@@ -295,7 +294,7 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     if call.sampling.greedy:
         sampling.pop("n", None)
     if "logit_bias" in sampling:
-        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+        sampling["logit_bias"] = keyed_by_text(sampling["logit_bias"])
     body = {
         **sampling,
         "model": call.adapter or model,

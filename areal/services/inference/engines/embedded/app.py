@@ -1,4 +1,4 @@
-"""The engine process: HTTP from the start, the model loaded beside it, an end when either fails; and its routes.
+"""The engine process: its routes, HTTP from the start, the model loaded beside it, an end when either fails.
 
 All routes but the probes need the admin key, where there is one: only the data proxy calls them.
 """
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_object
 from areal.services.http.process import ServeOptions, report_stage
 from areal.services.http.serve import serve
-from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.service import Service, json_response
 from areal.services.inference.engines.embedded.loading import LoadedModel, ModelFolder, load_model
 from areal.services.inference.engines.embedded.requests import (
     Stream,
@@ -40,6 +40,9 @@ from areal.services.inference.engines.embedded.weight_groups import WeightGroups
 from areal.wire.processes import EmbeddedEngineConfig
 
 T = TypeVar("T")
+Body = dict[str, Any]
+Control = Callable[[LoadedModel], Awaitable[Body]]
+Command = Callable[[LoadedModel, Body], Awaitable[Body]]
 _SETTLE_S = 1.0
 _FORGET_S = 600.0
 
@@ -82,28 +85,38 @@ class EngineRoutes:
             gauge.set_function(partial(self._load, index))
         service.route("POST", "/generate", self._generate, Access.INFERENCE)
         service.route("POST", "/score", self._score, Access.INFERENCE)
-        posts: dict[str, Handler] = {
-            "/abort": self._abort,
+        controls: dict[str, Control] = {
             "/pause": self._pause,
             "/pause_generation": self._pause,
             "/resume": self._resume,
             "/continue_generation": self._resume,
-            "/load_weights": self._load_weights,
-            "/stage_weights": self._stage_weights,
             "/forget_weights": self._forget_weights,
-            "/weight_group/join": self._join_group,
-            "/weight_group/receive": self._receive_weights,
-            "/weight_group/leave": self._leave_group,
-            "/load_adapter": self._load_adapter,
-            "/unload_adapter": self._unload_adapter,
             "/release_memory_occupation": self._release_memory,
             "/resume_memory_occupation": self._restore_memory,
+        }
+        commands: dict[str, Command] = {
+            "/abort": self._abort,
+            "/load_weights": self._load_weights,
+            "/stage_weights": self._stage_weights,
+            "/weight_group/join": self._join_group,
+            "/weight_group/receive": self._receive_weights,
+            "/load_adapter": self._load_adapter,
+            "/unload_adapter": self._unload_adapter,
             "/set_version": self._set_version,
         }
-        for path, handler in posts.items():
-            service.route("POST", path, handler, Access.ADMIN)
-        service.route("GET", "/get_version", self._get_version, Access.ADMIN)
-        service.route("GET", "/stats", self._stats, Access.ADMIN)
+        for path, control in controls.items():
+            service.route("POST", path, partial(self._answer_control, control), Access.ADMIN)
+        for path, command in commands.items():
+            service.route("POST", path, partial(self._answer_command, command), Access.ADMIN)
+        service.route("POST", "/weight_group/leave", self._leave_group, Access.ADMIN)
+        service.route("GET", "/get_version", partial(self._answer_control, self._get_version), Access.ADMIN)
+        service.route("GET", "/stats", partial(self._answer_control, self._stats), Access.ADMIN)
+
+    async def _answer_control(self, control: Control, request: Request) -> Response:
+        return json_response(await control(self._model()))
+
+    async def _answer_command(self, command: Command, request: Request) -> Response:
+        return json_response(await command(self._model(), await read_object(request)))
 
     def _load(self, index: int) -> float:
         return self._loaded.engine.load[index] if self._loaded else 0
@@ -153,17 +166,15 @@ class EngineRoutes:
         self._tokens.labels("prompt").inc(len(prompt))
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
-    async def _abort(self, request: Request) -> Response:
+    async def _abort(self, loaded: LoadedModel, body: Body) -> Body:
         """Idempotent: a request that ended, or never was, has nothing to abort."""
-        loaded, body = self._model(), await read_object(request)
         stream = self._requests.get(str(body.get("request_id")))
         if stream is not None:
             await _done(loaded.engine.abort(stream.sequences))
-        return json_response({"aborted": stream is not None})
+        return {"aborted": stream is not None}
 
-    async def _pause(self, request: Request) -> Response:
+    async def _pause(self, loaded: LoadedModel) -> Body:
         """Returns when no token of these weights can still appear. A caller that leaves meanwhile paused nothing."""
-        loaded = self._model()
         was_paused = loaded.engine.paused
         try:
             await _done(loaded.engine.pause())
@@ -172,35 +183,45 @@ class EngineRoutes:
             if not was_paused:
                 loaded.engine.resume()
             raise
-        return json_response({"status": "ok", "paused": True, "version": loaded.engine.version})
+        return {"status": "ok", "paused": True, "version": loaded.engine.version}
 
-    async def _resume(self, request: Request) -> Response:
-        loaded = self._model()
+    async def _resume(self, loaded: LoadedModel) -> Body:
         await _done(loaded.engine.resume())
-        return json_response({"status": "ok", "paused": False, "version": loaded.engine.version})
+        return {"status": "ok", "paused": False, "version": loaded.engine.version}
 
-    async def _load_weights(self, request: Request) -> Response:
+    async def _set_version(self, loaded: LoadedModel, body: Body) -> Body:
+        await _done(loaded.engine.set_version(_version(body)))
+        return {"status": "ok", "version": loaded.engine.version}
+
+    async def _get_version(self, loaded: LoadedModel) -> Body:
+        return {"version": loaded.engine.version}
+
+    async def _stats(self, loaded: LoadedModel) -> Body:
+        stats = await _done(loaded.engine.stats())
+        body = dataclasses.asdict(stats)
+        return {"model": loaded.description, **body.pop("counters"), **body}
+
+    # -- weights
+
+    async def _load_weights(self, loaded: LoadedModel, body: Body) -> Body:
         """Those in a folder, or those that were staged."""
-        loaded, body = self._model(), await read_object(request)
-        version = body.get("version")
         if body.get("staged") is True:
-            return await self._swap(loaded, partial(loaded.engine.load_staged, _version(version)))
-        load = partial(loaded.engine.load_weights, Path(_text(body, "path")))
-        return await self._swap(loaded, partial(load, None if version is None else _version(version)))
+            return await self._swap(loaded, partial(loaded.engine.load_staged, _version(body)))
+        version = None if body.get("version") is None else _version(body)
+        return await self._swap(loaded, partial(loaded.engine.load_weights, Path(_text(body, "path")), version))
 
-    async def _stage_weights(self, request: Request) -> Response:
+    async def _stage_weights(self, loaded: LoadedModel, body: Body) -> Body:
         """Those in a folder, or those that the group's trainer broadcasts now."""
-        loaded, body = self._model(), await read_object(request)
-        version = _version(body.get("version"))
+        version = _version(body)
         if "group" in body:
             answer = await self._stage_broadcast(loaded, _text(body, "group"), body.get("layout"), version)
         else:
-            path = Path(_text(body, "path"))
-            answer = await self._swap(loaded, partial(loaded.engine.stage_weights, path, version))
+            stage = partial(loaded.engine.stage_weights, Path(_text(body, "path")), version)
+            answer = await self._swap(loaded, stage)
         self._forget_later(loaded)
         return answer
 
-    async def _stage_broadcast(self, loaded: LoadedModel, group: str, layout: object, version: int) -> Response:
+    async def _stage_broadcast(self, loaded: LoadedModel, group: str, layout: object, version: int) -> Body:
         """Each tensor as it comes. Weights that are refused are received to the end, so that the group continues."""
         loaded.engine.drop_staged()  # which may be where these could arrive
         with _group_errors():
@@ -214,11 +235,10 @@ class EngineRoutes:
             raise answer
         return answer
 
-    async def _forget_weights(self, request: Request) -> Response:
-        loaded = self._model()
+    async def _forget_weights(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
             loaded.engine.forget_weights()
-        return json_response({"status": "ok"})
+        return {"status": "ok"}
 
     def _forget_later(self, loaded: LoadedModel) -> None:
         """A trainer that vanished must not hold our memory for ever."""
@@ -233,7 +253,7 @@ class EngineRoutes:
             self._forgetting.cancel()
         self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
 
-    async def _swap(self, loaded: LoadedModel, swap: Callable[[], object]) -> Response:
+    async def _swap(self, loaded: LoadedModel, swap: Callable[[], object]) -> Body:
         """The replaced weights are freed after the answer: generation waits for it."""
         async with self._swapping:
             try:
@@ -245,69 +265,49 @@ class EngineRoutes:
                     f"the weights were not loaded, the old ones serve on: {error}", param="path"
                 ) from error
         asyncio.get_running_loop().run_in_executor(None, replaced.clear)
-        return json_response({"status": "ok", "version": loaded.engine.version})
+        return {"status": "ok", "version": loaded.engine.version}
 
-    async def _join_group(self, request: Request) -> Response:
-        loaded, body = self._model(), await read_object(request)
+    async def _join_group(self, loaded: LoadedModel, body: Body) -> Body:
         with _group_errors():
             await self._groups.join(_text(body, "name"), body, loaded.engine.device)
-        return json_response({"status": "ok"})
+        return {"status": "ok"}
 
-    async def _receive_weights(self, request: Request) -> Response:
-        loaded, body = self._model(), await read_object(request)
+    async def _receive_weights(self, loaded: LoadedModel, body: Body) -> Body:
         with _group_errors():
             folder = await self._groups.receive(_text(body, "name"), body.get("layout"))
-        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, _version(body.get("version"))))
+        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, _version(body)))
 
     async def _leave_group(self, request: Request) -> Response:
         self._groups.leave(_text(await read_object(request), "name"))
         return json_response({"status": "ok"})
 
-    async def _load_adapter(self, request: Request) -> Response:
+    async def _load_adapter(self, loaded: LoadedModel, body: Body) -> Body:
         """Running requests keep the adapter that they began with."""
-        loaded, body = self._model(), await read_object(request)
         name, path = _text(body, "name"), _text(body, "path")
         try:
             adapter = await asyncio.to_thread(loaded.engine.read_adapter, name, Path(path))
         except ArealError as error:
             raise bad_request(f"the adapter was not loaded: {error}", param="path") from error
         loaded.adapters[adapter.name] = adapter
-        return json_response({"status": "ok", "adapters": sorted(loaded.adapters)})
+        return {"status": "ok", "adapters": sorted(loaded.adapters)}
 
-    async def _unload_adapter(self, request: Request) -> Response:
-        loaded, body = self._model(), await read_object(request)
+    async def _unload_adapter(self, loaded: LoadedModel, body: Body) -> Body:
         if loaded.adapters.pop(str(body.get("name")), None) is None:
             raise bad_request(f"adapter {body.get('name')!r} is not loaded here", param="name")
-        return json_response({"status": "ok", "adapters": sorted(loaded.adapters)})
+        return {"status": "ok", "adapters": sorted(loaded.adapters)}
 
-    async def _release_memory(self, request: Request) -> Response:
-        loaded = self._model()
+    async def _release_memory(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
             try:
                 await _done(loaded.engine.release_memory())
             except ArealError as error:
                 raise ApiError(507, f"the memory was not released: {error}", code="no_room") from error
-        return json_response({"status": "ok", "memory_released": True})
+        return {"status": "ok", "memory_released": True}
 
-    async def _restore_memory(self, request: Request) -> Response:
-        loaded = self._model()
+    async def _restore_memory(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
             await _done(loaded.engine.restore_memory())
-        return json_response({"status": "ok", "memory_released": False})
-
-    async def _set_version(self, request: Request) -> Response:
-        loaded, body = self._model(), await read_object(request)
-        await _done(loaded.engine.set_version(_version(body.get("version"))))
-        return json_response({"status": "ok", "version": loaded.engine.version})
-
-    async def _get_version(self, request: Request) -> Response:
-        return json_response({"version": self._model().engine.version})
-
-    async def _stats(self, request: Request) -> Response:
-        loaded = self._model()
-        stats = await _done(loaded.engine.stats())
-        body = dataclasses.asdict(stats)
-        return json_response({"model": loaded.description, **body.pop("counters"), **body})
+        return {"status": "ok", "memory_released": False}
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:
@@ -327,14 +327,15 @@ def _group_errors() -> Iterator[None]:
         raise ApiError(502, error.message, code="group_broken") from error
 
 
-def _text(body: dict[str, Any], field: str) -> str:
+def _text(body: Body, field: str) -> str:
     value = body.get(field)
     if not isinstance(value, str) or not value:
         raise bad_request(f"{field} must be a text", param=field)
     return value
 
 
-def _version(value: Any) -> int:
+def _version(body: Body) -> int:
+    value = body.get("version")
     if type(value) is not int or value < 0:
         raise bad_request(f"version must be a whole number from 0, not {value!r}", param="version")
     return value
@@ -356,13 +357,10 @@ SERVING = "serving"
 class StartupStage:
     """The startup stage, for probes and the stage file. Set by the loading thread."""
 
-    def __init__(self) -> None:
-        self.name, self.done, self.total = "starting", None, None
-        self._reported = -1.0
-
-    name: str
-    done: int | None
-    total: int | None
+    name = "starting"
+    done: int | None = None
+    total: int | None = None
+    _reported = -1.0
 
     def report(self, name: str, done: int | None = None, total: int | None = None) -> None:
         share = done / total if done is not None and total else 0.0

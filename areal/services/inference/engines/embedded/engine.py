@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -43,35 +44,41 @@ from areal.services.inference.engines.embedded.scheduler import (
 )
 from areal.services.weight_update.memory import TransferProgress
 
-# -- commands from other threads
-
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class CommandQueue:
-    """``call`` is for any thread, the rest for the one that owns the mailbox.
+    """Commands from other threads. ``call`` is for any thread, the rest for the one that owns the queue.
 
     After ``close``, pending and later calls get the refusal.
     """
 
     def __init__(self) -> None:
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # between putting a command and refusing all further ones
         self._refusal: Exception | None = None
 
     def call(self, action: Callable[[], T]) -> Future[T]:
         """The future of ``action()``; cancelling it before it is begun withdraws it."""
-        command = _Command(action)
+        future: Future[T] = Future()
         with self._gate:
             if self._refusal is not None:
                 raise self._refusal
-            self._commands.put(command)
-        return command.future
+            self._commands.put((future, action))
+        return future
 
     def run_next(self, *, wait: bool) -> None:
         """Run one command if there is one; with ``wait``, wait for it."""
-        if wait or not self._commands.empty():
-            self._commands.get().run()
+        if not wait and self._commands.empty():
+            return
+        future, action = self._commands.get()
+        if not future.set_running_or_notify_cancel():
+            return  # its caller cancelled it before it began
+        try:
+            future.set_result(action())
+        except Exception as error:  # noqa: BLE001 (the calling thread gets it)
+            future.set_exception(error)
 
     @property
     def is_empty(self) -> bool:
@@ -81,27 +88,19 @@ class CommandQueue:
         with self._gate:
             self._refusal = refusal
         while not self._commands.empty():
-            self._commands.get().refuse(refusal)
+            future, _ = self._commands.get()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(refusal)
 
 
-class _Command:
-    """An action, and its outcome for the calling thread."""
+def _between_steps(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], Future[T]]:
+    """The method runs in the engine's thread, between two steps; its caller, in any thread, gets the future."""
 
-    def __init__(self, action: Callable[[], Any]) -> None:
-        self._action = action
-        self.future: Future[Any] = Future()
+    @wraps(method)
+    def call(engine: Engine, /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        return engine._commands.call(lambda: method(engine, *args, **kwargs))
 
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return  # its caller cancelled it before it began
-        try:
-            self.future.set_result(self._action())
-        except Exception as error:  # noqa: BLE001 (the asking thread gets it)
-            self.future.set_exception(error)
-
-    def refuse(self, refusal: Exception) -> None:
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(refusal)
+    return call
 
 
 logger = logging.getLogger(__name__)
@@ -203,43 +202,62 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what has not ended is lost."""
+        """End the thread; sequences that have not ended are lost."""
         if self._thread.is_alive():
             with contextlib.suppress(ArealError):  # it is ending already
-                self._commands.call(self._close)
+                self._close()
             self._thread.join()
 
+    @_between_steps
+    def _close(self) -> None:
+        self._closing = True
+
+    @_between_steps
     def submit(self, sequences: list[TokenSequence], *, more_coming: bool = False) -> None:
         """Queue sequences; they are read as they grow. ``more_coming``: they are of a batch, whose others are about to
         come, and an engine without other work waits for those."""
-        self._commands.call(lambda: self._admit(sequences, more_coming=more_coming))
+        self._gathering = more_coming and (self._gathering or not self._scheduler.has_work)
+        self.counters.requests += 1
+        for sequence in sequences:
+            self._scheduler.add(sequence)
 
-    def abort(self, sequences: list[TokenSequence]) -> Future[None]:
+    @_between_steps
+    def abort(self, sequences: list[TokenSequence]) -> None:
         """End those that have not ended; done when no further token of them can appear."""
-        return self._commands.call(lambda: self._abort(sequences))
+        self._abort(sequences, Finish.ABORT)
 
+    @_between_steps
     def abort_if_paused(self) -> None:
         """End sequences that a pause or released memory holds, when no resume will come."""
-        self._commands.call(lambda: self._abort(self._sequences(), Finish.LOST) if self._held_still else None)
+        if self._held_still:
+            self._abort(self._sequences(), Finish.LOST)
 
-    def pause(self) -> Future[None]:
+    def _abort(self, sequences: list[TokenSequence], finish: Finish) -> None:
+        live = [sequence for sequence in sequences if sequence.finish is None]
+        self.counters.aborted += len(live)
+        self._end(live, finish)
+        self._on_progress(True)
+
+    @_between_steps
+    def pause(self) -> None:
         """Done when no step is under way; none begins until ``resume``."""
-        return self._commands.call(lambda: self._set_paused(True))
+        self._paused = True
 
-    def resume(self) -> Future[None]:
-        return self._commands.call(lambda: self._set_paused(False))
+    @_between_steps
+    def resume(self) -> None:
+        self._paused = False
 
-    def set_version(self, version: int) -> Future[None]:
-        return self._commands.call(lambda: self._set_version(version))
+    @_between_steps
+    def set_version(self, version: int) -> None:
+        self.version = version
 
     def load_weights(self, folder: Path, version: int | None) -> object:
         """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller;
-        returns what was replaced, for the caller to free.
+        returns what was replaced, for the caller to free: that takes time, which is not the engine's thread's.
 
         Raises ArealError when the folder does not hold this model whole; the old weights then stay, and their version.
         """
-        install = self._runner.prepare(folder)
-        return self._commands.call(lambda: self._install(install, version)).result()
+        return self._install(self._runner.prepare(folder), version).result()
 
     def stage_weights(self, folder: Path, version: int, arrival: TransferProgress | None = None) -> None:
         """Make them ready for ``load_staged`` while generation continues, and while they still arrive. Blocks the
@@ -257,36 +275,93 @@ class Engine:
         if staged is None or staged[0] != version:
             has = "none" if staged is None else str(staged[0])
             raise Conflict(f"version {version} is not staged here: {has} is")
-        return self._commands.call(lambda: self._install(staged[1], version)).result()
+        return self._install(staged[1], version).result()
+
+    @_between_steps
+    def _install(self, install: Callable[[], object], version: int | None) -> object:
+        if self._released:
+            raise Conflict("the engine's memory is released: resume it before weights are loaded")
+        try:
+            replaced = install()
+        except Exception as error:
+            # Half of the weights may be new: nothing that follows could be trusted.
+            self._broken = error
+            raise
+        self._copy(self._scheduler.forget_cache())
+        self._batch = None
+        self.counters.weight_loads += 1
+        if version is not None:
+            self.version = version
+        return replaced
 
     def forget_weights(self) -> None:
-        """What is staged, and the memory that it was read from. Not beside ``stage_weights``."""
+        """Drop staged weights, and the memory that they were read from. Not beside ``stage_weights``."""
         self._staged = None
         self._runner.forget()
 
-    def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Future[Scores]:
+    @_between_steps
+    def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Scores:
         """Of each token of ``prompt`` but the first, its log-probability and the ``top`` likeliest ones: by one forward
-        pass between two steps. Raises Conflict while the memory is released."""
-        return self._commands.call(lambda: self._score(prompt, top, adapter))
+        pass. Raises Conflict while the memory is released."""
+        if self._released:
+            raise Conflict("the engine's memory is released")
+        logprobs: list[float] = []
+        tops: list[TopLogprobs] = []
+        for logits in self._runner.score(prompt, adapter):
+            following = prompt[len(logprobs) + 1 : len(logprobs) + 1 + len(logits)]
+            scored = logits[: len(following)].log_softmax(-1)
+            targets = torch.tensor(following, device=scored.device).unsqueeze(1)
+            logprobs += scored.gather(1, targets).squeeze(1).tolist()
+            values, ids = scored.topk(min(top, scored.shape[1]), dim=-1)
+            pairs = zip(ids.tolist(), values.tolist(), strict=True)
+            tops += [list(zip(each, of_each, strict=True)) for each, of_each in pairs]
+        return logprobs, tops
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         """Raises ArealError where the folder is no LoRA adapter of this model."""
         return self._runner.read_adapter(name, folder)
 
-    def release_memory(self) -> Future[None]:
-        """Give the memory of weights and cache back; what has not ended waits, and is computed again.
+    @_between_steps
+    def release_memory(self) -> None:
+        """Give the memory of weights and cache back; sequences that have not ended wait, and are computed again.
 
         Raises ArealError, with nothing changed, where the weights cannot be put elsewhere.
         """
-        return self._commands.call(self._release)
+        if not self._released:
+            self._runner.release()
+            self._scheduler.forget_cache()
+            self._batch = None
+            self._released = True
 
-    def restore_memory(self) -> Future[None]:
-        return self._commands.call(self._restore)
+    @_between_steps
+    def restore_memory(self) -> None:
+        if not self._released:
+            return
+        try:
+            self._runner.restore()
+        except Exception as error:
+            self._broken = error  # half of the weights may be there
+            raise
+        self._released = False
 
-    def stats(self) -> Future[Stats]:
-        return self._commands.call(self._stats)
+    @_between_steps
+    def stats(self) -> Stats:
+        running = self._scheduler.running
+        return Stats(
+            running=len(running),
+            waiting=len(self._scheduler.waiting),
+            paused=self._paused,
+            version=self.version,
+            kv_used=sum(sequence.cached for sequence in running),
+            kv_tokens=self.limits.kv_tokens,
+            memory_released=self._released,
+            kept_tokens=self._scheduler.prefixes.size,
+            shared_tokens=self._scheduler.shared_tokens,
+            preemptions=self._scheduler.preemptions,
+            counters=Counters(**vars(self.counters)),
+        )
 
-    # The rest is the engine's thread.
+    # -- the engine's thread
 
     def _run(self) -> None:
         try:
@@ -324,102 +399,15 @@ class Engine:
         if self._broken is not None:
             raise self._broken
 
+    def _sequences(self) -> list[TokenSequence]:
+        return [*self._scheduler.running, *self._scheduler.waiting]
+
     def _lose(self, refusal: ArealError) -> None:
-        """The end of the thread: what has not ended never will."""
+        """The end of the thread: sequences that have not ended never will."""
         self._commands.close(refusal)
         for sequence in self._sequences():
             sequence.finish = Finish.LOST
         self._on_progress(True)
-
-    def _score(self, prompt: list[int], top: int, adapter: Adapter | None) -> Scores:
-        if self._released:
-            raise Conflict("the engine's memory is released")
-        logprobs: list[float] = []
-        tops: list[TopLogprobs] = []
-        for logits in self._runner.score(prompt, adapter):
-            following = prompt[len(logprobs) + 1 : len(logprobs) + 1 + len(logits)]
-            scored = logits[: len(following)].log_softmax(-1)
-            targets = torch.tensor(following, device=scored.device).unsqueeze(1)
-            logprobs += scored.gather(1, targets).squeeze(1).tolist()
-            values, ids = scored.topk(min(top, scored.shape[1]), dim=-1)
-            pairs = zip(ids.tolist(), values.tolist(), strict=True)
-            tops += [list(zip(each, of_each, strict=True)) for each, of_each in pairs]
-        return logprobs, tops
-
-    def _close(self) -> None:
-        self._closing = True
-
-    def _admit(self, sequences: list[TokenSequence], *, more_coming: bool = False) -> None:
-        self._gathering = more_coming and (self._gathering or not self._scheduler.has_work)
-        self.counters.requests += 1
-        for sequence in sequences:
-            self._scheduler.add(sequence)
-
-    def _abort(self, sequences: list[TokenSequence], finish: Finish = Finish.ABORT) -> None:
-        ended = [sequence for sequence in sequences if sequence.finish is None]
-        self.counters.aborted += len(ended)
-        self._end(ended, finish)
-        self._on_progress(True)
-
-    def _sequences(self) -> list[TokenSequence]:
-        return [*self._scheduler.running, *self._scheduler.waiting]
-
-    def _set_paused(self, paused: bool) -> None:
-        self._paused = paused
-
-    def _set_version(self, version: int) -> None:
-        self.version = version
-
-    def _release(self) -> None:
-        if self._released:
-            return
-        self._runner.release()
-        self._scheduler.forget_cache()
-        self._batch = None
-        self._released = True
-
-    def _restore(self) -> None:
-        if not self._released:
-            return
-        try:
-            self._runner.restore()
-        except Exception as error:
-            self._broken = error  # half of the weights may be there
-            raise
-        self._released = False
-
-    def _install(self, install: Callable[[], object], version: int | None) -> object:
-        """What was replaced: freeing it takes time, which is not the engine's thread's."""
-        if self._released:
-            raise Conflict("the engine's memory is released: resume it before weights are loaded")
-        try:
-            replaced = install()
-        except Exception as error:
-            # Half of the weights may be new: nothing that follows could be trusted.
-            self._broken = error
-            raise
-        self._copy(self._scheduler.forget_cache())
-        self._batch = None
-        self.counters.weight_loads += 1
-        if version is not None:
-            self.version = version
-        return replaced
-
-    def _stats(self) -> Stats:
-        running = self._scheduler.running
-        return Stats(
-            running=len(running),
-            waiting=len(self._scheduler.waiting),
-            paused=self._paused,
-            version=self.version,
-            kv_used=sum(sequence.cached for sequence in running),
-            kv_tokens=self.limits.kv_tokens,
-            memory_released=self._released,
-            kept_tokens=self._scheduler.prefixes.size,
-            shared_tokens=self._scheduler.shared_tokens,
-            preemptions=self._scheduler.preemptions,
-            counters=Counters(**vars(self.counters)),
-        )
 
     def _step(self) -> None:
         started = time.perf_counter()

@@ -17,7 +17,6 @@ from areal.services.inference.engines.embedded.requests import Streams
 from .support import Harness, make_sequence
 
 Start = Callable[..., Harness]
-NO_REQUEST: Any = None  # a pause looks at nothing of it
 
 
 @pytest.mark.parametrize("paused_before", [False, True])
@@ -29,13 +28,14 @@ async def test_pause_whose_caller_left_leaves_the_engine_as_it_was(
     engine = start(llama[0]).engine
     streams = Streams(asyncio.get_running_loop())
     routes = EngineRoutes(streams)
-    routes.serve_with(LoadedModel(engine, frozenset(), "test"))
+    loaded = LoadedModel(engine, frozenset(), "test")
+    routes.serve_with(loaded)
     unread = make_sequence([1])
     unread.output, unread.produced = [5], 1
     stream = streams.open([unread], whole=False)
     if paused_before:
         engine.pause().result(10)
-    pausing = asyncio.create_task(routes._pause(NO_REQUEST), name="pause")
+    pausing = asyncio.create_task(routes._pause(loaded), name="pause")
     await asyncio.wait_for(stream._news.wait(), 10)
     assert engine.paused
     pausing.cancel()
