@@ -12,8 +12,8 @@ import pytest
 
 from areal.errors import ArealError, NotFound
 from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
-from areal.reconcilers.kinds.job_launch import _service
-from areal.reconcilers.kinds.model_files import commits_of, hub_models, require_models
+from areal.reconcilers.kinds.inference_launch import commits_of, hub_models, require_models
+from areal.reconcilers.kinds.job_plan import _service
 from areal.resources.specs import InferenceServiceSpec
 from areal.resources.validation import effective
 from areal.state.home import Home

@@ -163,7 +163,7 @@ def _reason(document: Any) -> str | None:
 
 def service_key(home: Home, service: str) -> str:
     """The admin key of a service of this home. Raises ArealError saying why there is none."""
-    from areal.reconcilers.admin_keys import key_path
+    from areal.reconcilers.launch import key_path
     from areal.state.home import admin_key_path, read_key
     from areal.state.objects import ObjectStore
 

@@ -17,7 +17,7 @@ from areal.cli.objects import document_name
 from areal.cli.output import Column, Table, field
 from areal.cli.remote import GatewayClient, KeyRefused
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
-from areal.reconcilers.health import Health
+from areal.reconcilers.observe import Health
 from areal.resources.kinds import API_VERSION, Ref, parse_ref, resolve_kind
 
 if TYPE_CHECKING:

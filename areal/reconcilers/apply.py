@@ -12,8 +12,7 @@ from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_
 from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, Outcome, Progress
 from areal.reconcilers.converge import NO_LIMIT, Approve, Choose, CommandContext, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
-from areal.reconcilers.kinds import controller_of, controllers
-from areal.reconcilers.kinds.base import Told
+from areal.reconcilers.kinds import Told, controller_of, controllers
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
@@ -211,7 +210,7 @@ def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
         approve,
         timeout_s=request.timeout_s,
         wait=request.wait,
-        check=saved.require_current if saved is not None else None,
+        check=saved.require_current if saved is not None else lambda plan: None,
     )
 
 

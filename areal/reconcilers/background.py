@@ -1,9 +1,12 @@
-"""What ``apply --no-wait`` leaves to do is done by one process: ``python -m areal.reconcilers.background HOME SECONDS
-REF...``. It runs under a supervisor as every process of a home does, so it is seen (`areal get processes`), started
-again when it is killed, and ends by itself when nothing is left.
+"""Commands that nobody types: ``python -m areal.reconcilers.background``.
 
-It begins when whoever started it has let go of its locks, finished or dead. A command that is to change one of its
-objects ends it first, does what it would have done there, and starts another for the rest.
+``HOME SECONDS REF...`` converges what ``apply --no-wait`` left to do. It runs under a supervisor as every process of a
+home does, so it is seen (`areal get processes`), started again when it is killed, and ends by itself when nothing is
+left. It begins when the command that started it has released its locks, finished or dead. A command that is to change
+one of its objects ends it first, does what it would have done there, and starts another for the rest.
+
+``HOME job-end TrainJob/NAME`` follows the end of a driver, started by its supervisor. The next reconcile does what
+fails here.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
-from areal.reconcilers.operations import reconcile_once
+from areal.reconcilers.operations import reconcile_once, rest
 from areal.resources.kinds import Ref, parse_ref
 from areal.state.home import Home
-from areal.state.locks import actor, command_line, lock_objects
+from areal.state.locks import HOUSEKEEPING, actor, command_line, lock_objects
 from areal.state.objects import ObjectStore
+
+_JOB_END_LOCK_S = 120.0
 
 
 def converge_rest(ctx: Context, refs: Iterable[Ref], seconds: float) -> int:
@@ -36,22 +40,28 @@ def converge_rest(ctx: Context, refs: Iterable[Ref], seconds: float) -> int:
     for item in outcome.objects:
         if item.error is not None:
             sys.stderr.write(f"{item.ref}: {item.error.message}\n")
-    for note in outcome.notes:
-        sys.stderr.write(f"{note}\n")
+    sys.stderr.writelines(f"{note}\n" for note in outcome.notes)
     return outcome.exit_code
 
 
+def end_job(home: Home, job: Ref) -> int:
+    try:
+        rest(Context(home, actor(), f"{HOUSEKEEPING} {job}", lock_timeout_s=_JOB_END_LOCK_S), job)
+    except ArealError as error:
+        return error.exit_code
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
-    home, seconds, *refs = argv
+    home, seconds, *names = argv
+    refs = [parse_ref(name) for name in names]
+    if seconds == "job-end":
+        return end_job(Home(Path(home)), refs[0])
     interrupted = threading.Event()
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, lambda number, frame: interrupted.set())
     ctx = Context(Home(Path(home)), actor(), command_line(), float(seconds), interrupted=interrupted)
     try:
-        return converge_rest(ctx, [parse_ref(ref) for ref in refs], float(seconds))
+        return converge_rest(ctx, refs, float(seconds))
     except KeyboardInterrupt:
         return 130
     except ArealError as error:

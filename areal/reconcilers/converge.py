@@ -3,37 +3,42 @@
 Everything that changes the world comes through here, so that ``diff`` and every verb share one way of planning.
 Invariants: nothing is written, and no lock is taken, when the plan is empty; a plan that is executed touches only
 objects whose locks are held, and destroys only what was approved.
+
+What earlier commands left comes first: interrupted operations are finished or rolled back, and the processes that go on
+for commands that did not wait are ended where they have one of the objects in hand. Only starting a process can leave
+something that the next plan does not see: a shim between its fork and its identity. Every other operation is idempotent
+and level-triggered, so planning again is its recovery.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from areal.errors import TimedOut, UsageFault
-from areal.reconcilers import outcomes as conditions
+from areal.errors import ArealError, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Outcome, Progress
 from areal.reconcilers.desired import Target
-from areal.reconcilers.effect_context import EffectContext
-from areal.reconcilers.effects import give_up, perform
-from areal.reconcilers.executor import Report, execute
+from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
 from areal.reconcilers.kinds import controller_of, controllers, host_of
-from areal.reconcilers.kinds.model_files import ModelFiles
+from areal.reconcilers.launch import Deadline, EffectContext
 from areal.reconcilers.observe import Observed, observe
-from areal.reconcilers.outcomes import outcome_of, with_endings
+from areal.reconcilers.outcomes import outcome_of, with_endings, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.reconcilers.recover import recover, start_background, take_over
-from areal.reconcilers.slots import claim_slots
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
-from areal.state.journal import Journal, crash_point
+from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec
+from areal.state.events import EventLog
+from areal.state.journal import Journal, Operation, crash_point, orphans
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore, StoreSnapshot
 from areal.state.records import StoredObject
@@ -48,19 +53,17 @@ Approve = Callable[[Plan], bool]
 
 @dataclass
 class CommandContext:
-    """What one command works with."""
+    """One command's own context, its objects and processes."""
 
     ctx: Context
     store: ObjectStore
     backend: Backends
-    files: ModelFiles
 
     @classmethod
     def open(cls, ctx: Context) -> CommandContext:
         if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
             ctx.home.ensure()  # says what is in the way
-        store = ObjectStore(ctx.home)
-        return cls(ctx, store, Backends(ctx.home.root, crash=crash_point), ModelFiles(store))
+        return cls(ctx, ObjectStore(ctx.home), Backends(ctx.home.root, crash=crash_point))
 
     def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> str:
         """The name of the backend of an object that is planned or recorded, ``spec.scheduler.type``; that of its host,
@@ -86,6 +89,9 @@ class Prepared:
         return frozenset(parse_ref(op.ref) for op in self.plan.ops)
 
 
+# -- observe and plan
+
+
 def plan_targets(
     command: CommandContext, choose: Choose, policy: Policy, source: dict[str, Any] | None = None
 ) -> Prepared:
@@ -93,12 +99,15 @@ def plan_targets(
     snapshot, scope, observed = _look(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
-    if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops) and any(_wants_gpus(t) for t in scope.all):
-        planned = {target.ref: target.object for target in scope.all}
-        needed = {command.scheduler_of(planned, target.ref) for target in scope.all if _wants_gpus(target)}
-        observed = replace(observed, capacity=command.backend.capacity(needed))
-        policy = replace(policy, free_gpus=len(observed.capacity.gpus))
-        plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
+    if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
+        staying = [target for target in scope.all if not target.gone]
+        computing = [t.ref for t in staying if controller_of(t.object.kind).wants_gpus(t.object.spec)]
+        if computing:
+            planned = {target.ref: target.object for target in scope.all}
+            needed = {command.scheduler_of(planned, ref) for ref in computing}
+            observed = replace(observed, capacity=command.backend.capacity(needed))
+            policy = replace(policy, free_gpus=len(observed.capacity.gpus))
+            plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
     return Prepared(scope, observed, plan)
 
 
@@ -132,8 +141,7 @@ def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple
     )
 
 
-def _wants_gpus(target: Target) -> bool:
-    return not target.gone and controller_of(target.object.kind).wants_gpus(target.object.spec)
+# -- converge
 
 
 def converge(
@@ -143,59 +151,55 @@ def converge(
     *,
     timeout_s: float,
     wait: bool = True,
-    check: Callable[[Plan], None] | None = None,
+    check: Callable[[Plan], None] = lambda plan: None,
 ) -> Outcome:
     """Make reality agree with what ``prepare`` plans; ``check`` may refuse a plan before the first effect. Raises
     ArealError before the first effect; afterwards failures are in the outcome."""
-    notes = recover(command.ctx, command.backend)
-    approved = _Approved(approve, check)
-    prepared = prepare()
-    approved.require(prepared.plan)
+    notes = list(recover(command.ctx, command.backend))
+    approved: set[str] = set()  # what may be destroyed: asked once for each sentence
+
+    def require_approval(plan: Plan) -> None:
+        check(plan)
+        if not approved.issuperset(plan.destructive) and not approve(plan):
+            raise UsageFault("declined; nothing was changed", hint="--yes approves a destructive plan")
+        approved.update(plan.destructive)
+
+    prepared, reports = prepare(), list[Report]()
+    require_approval(prepared.plan)
     if prepared.plan.is_empty:
         return _with_notes(outcome_of(prepared.plan), notes)
     _check_start(command, prepared)
     command.ctx.home.ensure()
-    deadline = time.monotonic() + timeout_s
-    with _taken_over(command, prepared, timeout_s) as taken, _locked(command, prepared, prepare) as (prepared, held):
-        approved.require(prepared.plan)
-        taken.refs -= held
-        if not wait and not prepared.plan.is_empty:
-            taken.refs |= held
-        taken.hand_on()
-        if prepared.plan.is_empty:
-            return _with_notes(outcome_of(prepared.plan), notes)
-        passes = _Passes(command, prepare, held, approved, deadline, wait)
-        reports = passes.run(prepared)
-        endings = conditions.write_statuses(command.ctx, command.store, command.backend, prepared.scope.all, reports)
-    outcome = with_endings(outcome_of(prepared.plan, reports), endings)
-    return _with_notes(outcome, (*notes, *passes.notes))
-
-
-@dataclass
-class _TakenOver:
-    """What processes in the background had in hand, and we have to see to."""
-
-    command: CommandContext
-    refs: frozenset[Ref]
-    seconds: float
-
-    def hand_on(self) -> None:
-        """To another one, which begins when it gets the locks."""
-        refs, self.refs = self.refs, frozenset()
-        if refs:
-            ctx = self.command.ctx
-            with Journal.open(ctx.home, ctx.command, sorted(map(str, refs))) as transaction:
-                start_background(ctx, self.command.backend, transaction, refs, self.seconds)
-
-
-@contextmanager
-def _taken_over(command: CommandContext, prepared: Prepared, seconds: float) -> Iterator[_TakenOver]:
-    """A command that cannot do its own part either, because somebody else has the locks, hands everything on."""
-    taken = _TakenOver(command, take_over(command.backend, prepared.touched), seconds)
+    deadline = Deadline(time.monotonic() + timeout_s)
+    left = take_over(command.backend, prepared.touched)
     try:
-        yield taken
+        with _locked(command, prepared, prepare) as (prepared, held):
+            require_approval(prepared.plan)
+            refs = left - held if wait or prepared.plan.is_empty else left | held
+            left = frozenset()
+            start_background(command, refs, timeout_s)
+            if prepared.plan.is_empty:
+                return _with_notes(outcome_of(prepared.plan), notes)
+            planned = prepared
+            for passes_left in reversed(range(MAX_PASSES)):
+                reports.append(_execute(command, planned, deadline, wait))
+                if reports[-1].failed or reports[-1].interrupted or not wait:
+                    break
+                following = prepare()
+                if following.plan.is_empty:
+                    break
+                if not following.touched <= held or not approved.issuperset(following.plan.destructive):
+                    notes.append("more is to be done than was planned at first: the same command again goes on")
+                    break
+                todo = [op.to_text() for op in following.plan.ops]
+                if not passes_left or todo == [op.to_text() for op in planned.plan.ops]:
+                    notes.append(f"still to be done: {todo[0]}; areal diff --drift shows it all")
+                    break
+                planned = following
+            endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope.all, reports)
     finally:
-        taken.hand_on()
+        start_background(command, left, timeout_s)  # where somebody else has the locks
+    return _with_notes(with_endings(outcome_of(prepared.plan, reports), endings), notes)
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:
@@ -211,41 +215,21 @@ def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
     return replace(outcome, notes=(*notes, *outcome.notes))
 
 
-class _Approved:
-    """What the caller has agreed to destroy: asked once for each sentence."""
-
-    def __init__(self, approve: Approve, check: Callable[[Plan], None] | None) -> None:
-        self._approve = approve
-        self._check = check or (lambda plan: None)
-        self._sentences: set[str] = set()
-
-    def covers(self, plan: Plan) -> bool:
-        return set(plan.destructive) <= self._sentences
-
-    def require(self, plan: Plan) -> None:
-        self._check(plan)
-        if self.covers(plan):
-            return
-        if not self._approve(plan):
-            raise UsageFault("declined; nothing was changed", hint="--yes approves a destructive plan")
-        self._sentences |= set(plan.destructive)
-
-
 @contextmanager
 def _locked(
     command: CommandContext, prepared: Prepared, prepare: Callable[[], Prepared]
 ) -> Iterator[tuple[Prepared, frozenset[Ref]]]:
     """Hold the locks of all that the plan touches, with the plan made again under them. The world may have moved in
     between: when the new plan touches more, everything is given back and taken again in order."""
-    refs = prepared.touched
+    refs, ctx = prepared.touched, command.ctx
     while True:
         with lock_objects(
-            command.ctx.home,
+            ctx.home,
             sorted(refs),
-            command.ctx.lock_timeout_s,
-            command.ctx.command,
-            interrupted=command.ctx.interrupted,
-            on_wait=lambda message: command.ctx.progress(Progress("", message)),
+            ctx.lock_timeout_s,
+            ctx.command,
+            interrupted=ctx.interrupted,
+            on_wait=lambda message: ctx.progress(Progress("", message)),
         ) as held:
             again = prepare()
             if again.touched <= refs:
@@ -256,66 +240,20 @@ def _locked(
         refs |= again.touched
 
 
-class _Passes:
-    """Plan and execute until a plan is empty, says the same as the one before, or wants more than it may."""
-
-    def __init__(
-        self,
-        command: CommandContext,
-        prepare: Callable[[], Prepared],
-        held: frozenset[Ref],
-        approved: _Approved,
-        deadline: float,
-        wait: bool,
-    ) -> None:
-        self._command, self._prepare, self._held, self._approved = command, prepare, held, approved
-        self._deadline, self._wait = deadline, wait
-        self.notes: list[str] = []
-
-    def run(self, prepared: Prepared) -> list[Report]:
-        reports = []
-        for left in reversed(range(MAX_PASSES)):
-            reports.append(_execute(self._command, prepared, self._deadline, self._wait))
-            if reports[-1].failed or reports[-1].interrupted or not self._wait:
-                break
-            following = self._prepare()
-            if following.plan.is_empty or not self._may_follow(following, prepared, left):
-                break
-            prepared = following
-        return reports
-
-    def _may_follow(self, following: Prepared, done: Prepared, left: int) -> bool:
-        if not following.touched <= self._held or not self._approved.covers(following.plan):
-            self.notes.append("more is to be done than was planned at first: the same command again goes on")
-            return False
-        same = [op.to_text() for op in following.plan.ops] == [op.to_text() for op in done.plan.ops]
-        if same or not left:
-            self.notes.append(f"still to be done: {following.plan.ops[0].to_text()}; areal diff --drift shows it all")
-            return False
-        return True
-
-
-def _execute(command: CommandContext, prepared: Prepared, deadline: float, wait: bool) -> Report:
+def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wait: bool) -> Report:
     """Execute one plan in one transaction; afterwards nothing half-started is left."""
     targets = {target.ref: target for target in prepared.scope.all}
     plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.gone})
     schedulers = partial(command.scheduler_of, {ref: target.object for ref, target in targets.items()})
     specs = {ref: target.object.spec for ref, target in targets.items()}
     slots = claim_slots(plan, prepared.observed, specs, command.backend.named, schedulers)
-    transaction = Journal.open(command.ctx.home, command.ctx.command, sorted(targets))
+    ctx = command.ctx
+    transaction = Journal.open(ctx.home, ctx.command, sorted(targets))
     try:
         context = EffectContext(
-            command.ctx,
-            command.backend,
-            command.store,
-            targets,
-            prepared.observed,
-            slots,
-            transaction,
-            deadline,
-            command.files,
+            ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
         )
-        report = execute(plan, lambda op: perform(context, op), command.ctx.interrupted)
+        report = execute(plan, lambda op: perform(context, op), ctx.interrupted)
         report.notes = tuple(context.notes)
         give_up(context, abandoned(report, context.spawned.keys()))
         transaction.commit()
@@ -331,13 +269,11 @@ def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
     """``--no-wait``: processes are started, nothing is waited for; a process in the background goes on. What is deleted
     is deleted whole: nothing records that it is to be."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP}
-    begun: set[int] = set()
-    ops: list[Op] = []
+    begun: dict[int, Op] = {}
     for op in plan.ops:
-        if (op.verb in kept or op.ref in gone) and set(op.needs) <= begun:
-            begun.add(op.id)
-            ops.append(op)
-    return replace(plan, ops=tuple(ops))
+        if (op.verb in kept or op.ref in gone) and begun.keys() >= set(op.needs):
+            begun[op.id] = op
+    return replace(plan, ops=tuple(begun.values()))
 
 
 def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
@@ -346,16 +282,117 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     Running out of the command's own time is no failure of a process, and neither is an interrupt: what was started
     goes on starting, and the same command goes on from there.
     """
-    terminal = [op for op in report.failed_ops if not isinstance(report.failed[op.id], TimedOut)]
-    failed_runs = {op.run for op in terminal if op.run}
-    failed_refs = {op.ref for op in terminal}
-    routed = {run for op in report.plan.ops if op.verb is Verb.ROUTE and op.id in report.done for run in op.runs}
-    found = []
-    for op in report.plan.ops:
-        if op.verb is not Verb.SPAWN or op.run not in spawned:
-            continue
+    ops, errors = report.plan.ops, report.failed
+    failed = [op for op in ops if op.id in errors and not isinstance(errors[op.id], TimedOut)]
+    failed_runs, failed_refs = {op.run for op in failed if op.run}, {op.ref for op in failed}
+    routed = {run for op in ops if op.verb is Verb.ROUTE and op.id in report.done for run in op.runs}
+
+    def is_vain(op: Op) -> bool:
         proxy = op.run.replace("/engine/", "/data-proxy/")
-        given_up = bool(op.args.get("successor")) and op.ref in failed_refs and proxy not in routed
-        if given_up or op.run in failed_runs:
-            found.append(op.run)
-    return tuple(found)
+        return bool(op.args.get("successor")) and op.ref in failed_refs and proxy not in routed
+
+    started = (op for op in ops if op.verb is Verb.SPAWN and op.run in spawned)
+    return tuple(op.run for op in started if op.run in failed_runs or is_vain(op))
+
+
+# -- interrupted commands
+
+IDENTITY_GRACE_S = 2.0  # a shim that was told "go" writes its identity within milliseconds
+
+
+def recover(ctx: Context, backend: RunControl) -> tuple[str, ...]:
+    """Settle every orphaned journal; one sentence each. Writes nothing when there is none."""
+    sentences = []
+    for orphan in orphans(ctx.home):
+        taken = Journal.resume(orphan)
+        if taken is None:
+            continue
+        found, transaction = taken
+        settled = []
+        for operation in found.unfinished:
+            settled.append(_settle(backend, operation))
+            transaction.end(operation.n)
+        transaction.commit()
+        when = time.strftime("%H:%M:%S", time.localtime(found.at))
+        detail = "; ".join(filter(None, settled))
+        sentences.append(f"recovered an interrupted `{found.command}` of {when}" + (f": {detail}" if detail else ""))
+    return tuple(sentences)
+
+
+def _settle(backend: RunControl, operation: Operation) -> str:
+    if operation.op != "spawn":
+        return ""
+    uid, target = str(operation.data.get("run", "")), f"{operation.data.get('ref')} {operation.data.get('target')}"
+    pid = operation.data.get("pid")
+    deadline = time.monotonic() + IDENTITY_GRACE_S
+    while True:
+        state = backend.observe([uid]).get(uid)
+        if state is None:
+            return ""
+        if state.phase is not Phase.INTENDED:
+            return f"{target} is {state.phase}, kept"
+        if pid is None or not Path(f"/proc/{pid}").exists() or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    with suppress(ArealError):
+        backend.stop(uid, grace_s=0)
+    backend.forget(uid)
+    return f"{target} had not started, forgotten"
+
+
+# -- processes in the background
+
+COMPONENT = "reconcile"
+_GRACE_S = 60.0  # an operation that has begun is finished
+_TRY_AGAIN = (6, 7, 130)  # locked, timed out, interrupted; whatever else fails would fail again
+_RESTART = RestartPolicy(
+    "OnFailure",
+    1.0,
+    2.0,
+    10.0,
+    budget_count=20,
+    final_exit_codes=tuple(code for code in range(1, 128) if code not in _TRY_AGAIN),
+)
+
+
+def start_background(command: CommandContext, refs: Collection[Ref], seconds: float) -> None:
+    """Start the process that converges ``refs`` once our locks are free; in a transaction of its own."""
+    if not refs:
+        return
+    ctx, names, uid = command.ctx, sorted(map(str, refs)), f"{COMPONENT}-{secrets.token_hex(4)}"
+    spec = RunSpec(
+        uid=uid,
+        owner="",
+        component=COMPONENT,
+        replica=0,
+        argv=(sys.executable, "-m", "areal.reconcilers.background", str(ctx.home.root), f"{seconds:g}", *names),
+        env={"PYTHONUNBUFFERED": "1"},
+        inputs={"refs": names, "seconds": seconds},
+        restart=_RESTART,
+        stop_grace_s=_GRACE_S,
+    )
+    with Journal.open(ctx.home, ctx.command, names) as tx:
+        number = tx.begin("spawn", ref=", ".join(names), target=f"{COMPONENT}/0", run=uid)
+        command.backend.start(spec, on_pid=lambda pid: tx.note(number, pid=pid))
+        tx.end(number)
+        for ref in refs:
+            message = f"process {uid} goes on: it waits for what was started and ends by itself"
+            EventLog(ctx.home).record(ref, "Normal", "GoesOn", message, actor=ctx.actor)
+
+
+def take_over(backend: RunControl, touched: Collection[Ref]) -> frozenset[Ref]:
+    """End those processes that have one of ``touched`` in hand, and forget those that have ended: what they were to
+    converge."""
+    left: set[Ref] = set()
+    for uid, state in backend.observe().items():
+        if state.spec.component != COMPONENT or uid == os.environ.get("AREAL_RUN_UID"):
+            continue
+        if state.phase in (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP):
+            backend.forget(uid)
+            continue
+        refs = frozenset(map(parse_ref, state.spec.inputs.get("refs", ())))
+        if state.phase is not Phase.UNKNOWN and refs & set(touched):
+            backend.stop(uid, grace_s=_GRACE_S)
+            backend.forget(uid)
+            left |= refs
+    return frozenset(left)

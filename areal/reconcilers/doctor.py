@@ -13,9 +13,9 @@ from pathlib import Path
 
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
+from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import controllers, started_again_by
 from areal.reconcilers.observe import setting
-from areal.reconcilers.recover import recover
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, Problem, RunState

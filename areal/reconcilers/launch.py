@@ -1,20 +1,42 @@
-"""What starting a process takes, whatever its kind: a slot, a record of how it is run, its secrets."""
+"""The parts of an effect: its context, and what a process is started with: a slot, a run spec, secrets.
+
+The admin key of a service is a file. A key that the spec takes from the environment is written to the service's 0600
+file under ``credentials/`` when a process is started by a command that has the variable; later commands, and the shim
+that restarts a process, need the file alone.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from areal.errors import ArealError
-from areal.resources.addresses import base_url
-from areal.resources.fields import LivenessProbe
-from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec
+from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut
+from areal.reconcilers.context import Context, Progress
+from areal.resources.addresses import base_url, key_fault
+from areal.resources.kinds import parse_ref
+from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec, RunState
+from areal.state.events import EventLog
+from areal.state.files import explain, write_atomic
+from areal.state.home import Home, admin_key_path, ensure_admin_key, read_key
 from areal.state.records import StoredObject
 
+if TYPE_CHECKING:
+    from areal.client.http import AdminClient
+    from areal.reconcilers.desired import Target
+    from areal.reconcilers.observe import Observed
+    from areal.reconcilers.plan import Op
+    from areal.resources.fields import LivenessProbe
+    from areal.runtime.backends import Backends
+    from areal.state.journal import Transaction
+    from areal.state.objects import ObjectStore
+
 LOOPBACK = "127.0.0.1"
+ADMIN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +57,111 @@ class Slot:
         return base_url(self.host, self.port)
 
 
+class Interrupted(ArealError):
+    """An op that gave up because the user asked to: not done, not failed; the same command goes on from here."""
+
+    exit_code = 130
+
+    def __init__(self, op: Op) -> None:
+        super().__init__(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")
+
+
+@dataclass
+class Deadline:
+    """When a command gives up, in ``time.monotonic()``; a download puts it off."""
+
+    at: float
+
+
+@dataclass
+class EffectContext:
+    """One execution of one plan. ``slots`` maps the plan's symbols to claimed slots; used from several threads."""
+
+    ctx: Context
+    backend: Backends
+    store: ObjectStore
+    targets: Mapping[str, Target]
+    observed: Observed
+    slots: Mapping[str, Slot]
+    tx: Transaction
+    deadline: Deadline
+    spawned: dict[str, str] = field(default_factory=dict)  # symbol -> uid, once it has been started
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    notes: list[str] = field(default_factory=list)  # for whoever gave the command
+    began: float = field(default_factory=time.monotonic)
+
+    # -- objects and runs
+
+    def uid(self, run: str) -> str:
+        return self.slots[run].uid if run in self.slots else run
+
+    def url(self, run: str) -> str:
+        if run in self.slots:
+            return self.slots[run].url
+        found = next((seen for runs in self.observed.runs.values() for seen in runs if seen.uid == run), None)
+        if found is None:
+            raise ArealError(f"run {run} has no known address", hint="areal doctor")
+        return found.url
+
+    def object(self, ref: str) -> StoredObject:
+        """The object as it is wanted, or as it is recorded."""
+        found = self.targets[ref].object if ref in self.targets else self.store.get(parse_ref(ref))
+        if found is None:
+            raise ArealError(f"{ref} is not recorded", hint="areal get")
+        return found
+
+    def spec_of(self, ref: str) -> Any:
+        """With its defaults: an instance of the spec's model of its kind."""
+        from areal.resources.validation import effective
+
+        return effective(parse_ref(ref).kind, self.object(ref).spec)
+
+    def state(self, run: str) -> RunState:
+        uid = self.uid(run)
+        found = self.backend.observe([uid]).get(uid)
+        if found is None:
+            raise TargetFailed(f"run {uid} has no record", hint="areal doctor")
+        return found
+
+    # -- services
+
+    def key_file(self, service: str) -> str:
+        return str(ensure_key(self.ctx.home, self.object(service)))
+
+    def admin(self, service: str, url: str, timeout_s: float = ADMIN_TIMEOUT_S) -> AdminClient:
+        from areal.client.http import AdminClient
+
+        return AdminClient(url, read_key(Path(self.key_file(service))), timeout_s=timeout_s)
+
+    # -- progress and events
+
+    def say(self, op: Op, stage: str, done: int | None = None, total: int | None = None) -> None:
+        key = f"{op.ref} {op.target}".strip()
+        self.ctx.progress(Progress(key, stage, done, total, time.monotonic() - self.began))
+
+    def event(self, ref: str, kind: str, reason: str, message: str) -> None:
+        EventLog(self.ctx.home).record(parse_ref(ref), kind, reason, message, actor=self.ctx.actor)
+
+    # -- time
+
+    @property
+    def left_s(self) -> float:
+        return max(0.1, self.deadline.at - time.monotonic())
+
+    def pause(self, op: Op, seconds: float) -> None:
+        """Sleep, but for an interrupt. Raises Interrupted."""
+        if self.ctx.interrupted.wait(seconds):
+            raise Interrupted(op)
+
+    def require_time(self, op: Op, message: str) -> None:
+        if time.monotonic() > self.deadline.at:
+            hint = f"areal logs {op.ref.lower()}; the same command again, with a longer --timeout, goes on"
+            raise TimedOut(message, hint=hint)
+
+
+# -- how a process is run
+
+
 def run_spec(
     found: StoredObject,
     slot: Slot,
@@ -51,6 +178,8 @@ def run_spec(
 ) -> RunSpec:
     """A process that answers at its slot's address. ``inputs``: what it is told about its neighbours. ``config``: its
     configuration (``areal.wire.processes``), beside its argv."""
+    from areal.resources.fields import LivenessProbe
+
     probe = liveness or LivenessProbe()
     return RunSpec(
         uid=slot.uid,
@@ -88,10 +217,12 @@ def restart_policy(restart: Any) -> RestartPolicy:
 
 
 def source_file(stored: StoredObject) -> str | None:
-    for layer in stored.layers:
-        if layer.source and layer.source.get("file"):
-            return str(layer.source["file"])
-    return None
+    """The manifest's file."""
+    files = (str(layer.source["file"]) for layer in stored.layers if layer.source and layer.source.get("file"))
+    return next(files, None)
+
+
+# -- secrets
 
 
 def secret_of(key_from: Any, stored: StoredObject) -> str:
@@ -111,3 +242,67 @@ def secret_of(key_from: Any, stored: StoredObject) -> str:
             f"{stored.ref}: the secret's file {key_from.file} cannot be read: {error.strerror}",
             hint="write it, readable by you alone, and apply again",
         ) from error
+
+
+def key_path(home: Home, service: StoredObject) -> Path:
+    """The file that holds the service's admin key; it need not exist yet."""
+    declared = _declared(service).get("file")
+    return Path(str(declared)).expanduser() if declared else admin_key_path(home, service.name)
+
+
+def require_usable_key(home: Home, service: StoredObject) -> None:
+    """Refuse a declared key that the service's processes would refuse, before any of them is started. Reads only.
+
+    Raises InvalidManifest: there is no key, it is malformed, or too short for an address that other machines reach.
+    """
+    declared = _declared(service)
+    if not declared:
+        return  # generated
+    host = str((service.spec.get("gateway") or {}).get("host") or LOOPBACK)
+    secret = _from_environment(declared).encode() or _from_file(home, service)
+    if fault := key_fault(secret, host):
+        raise InvalidManifest(
+            f"{service.ref}: the key of {_where(declared)} cannot be used: {fault}",
+            hint="write a long random key (openssl rand -hex 32), or drop adminKeyFrom to have one generated",
+        )
+
+
+def ensure_key(home: Home, service: StoredObject) -> Path:
+    """The service's key file, made if it has to be. Raises InvalidManifest when the declared source has no key."""
+    declared, path = _declared(service), key_path(home, service)
+    if not declared:
+        return ensure_admin_key(home, service.name)
+    value = _from_environment(declared)
+    if not value:
+        _from_file(home, service)
+    elif not path.exists() or path.read_text().strip() != value:
+        write_atomic(path, value + "\n")
+    return path
+
+
+def _declared(service: StoredObject) -> dict[str, Any]:
+    found = (service.spec.get("auth") or {}).get("adminKeyFrom")
+    return {name: value for name, value in found.items() if value} if isinstance(found, dict) else {}
+
+
+def _from_environment(declared: Mapping[str, Any]) -> str:
+    return os.environ.get(str(declared["env"]), "").strip() if declared.get("env") else ""
+
+
+def _from_file(home: Home, service: StoredObject) -> bytes:
+    """The content of the declared key file. Raises InvalidManifest where there is none."""
+    declared, path = _declared(service), key_path(home, service)
+    try:
+        return path.read_bytes().strip()
+    except FileNotFoundError as error:
+        absent = "does not exist" if declared.get("file") else "is not set here"
+        hint = "write the key there" if declared.get("file") else f"export {declared['env']}=... and run it again"
+        message = f"{service.ref}: {_where(declared)} {absent}"
+        raise InvalidManifest(message, hint=f"{hint}, or drop adminKeyFrom to have one generated") from error
+    except OSError as error:
+        raise explain(error, path, "read the key in") from error
+
+
+def _where(declared: Mapping[str, Any]) -> str:
+    source, value = next(iter(declared.items()))
+    return f"spec.auth.adminKeyFrom.{source} {value}"

@@ -1,6 +1,7 @@
-"""What is really there: runs with their probe's answer, routing tables, GPUs. Unknown is a value.
+"""What is really there: runs with their probe's answer, routing tables, GPUs; and an object's health from it.
 
-Read-only, all at once, under one deadline. Standard library only: ``areal get`` and ``apply`` observe in the same way.
+Read-only, all at once, under one deadline; unknown is a value. Standard library only: ``areal get`` and ``apply``
+observe in the same way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -46,6 +48,10 @@ class ObservedRun:
     @property
     def replica(self) -> int:
         return self.state.spec.replica
+
+    @property
+    def slot(self) -> str:
+        return f"{self.state.spec.component}/{self.state.spec.replica}"
 
     @property
     def url(self) -> str:
@@ -118,14 +124,19 @@ def observe(backend: RunControl, objects: Iterable[StoredObject]) -> Observed:
 
 def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Observed:
     """Ask every running process whether it is ready, and every router for its table."""
-    headers = cache(_key_headers)
+    headers = cache(key_headers)
     asked = [state for state in states if state.phase is Phase.RUNNING and state.spec.url]
     routers = [state for state in asked if state.spec.component == "router"]
     targets = [*((state, "/table") for state in routers), *((state, ready_path(state.spec)) for state in asked)]
     requests = [ProbeRequest(f"{state.spec.url}{path}", headers(key_file(state.spec))) for state, path in targets]
     answers = http_get_all(requests, timeout_s, most_bytes=_MOST_BYTES)
     tables, probes = answers[: len(routers)], answers[len(routers) :]
-    probed = {state.spec.uid: _probed(state, answer) for state, answer in zip(asked, probes, strict=True)}
+    now = time.time()
+    ages = [now - state.started_at if state.started_at else None for state in asked]
+    probed = {
+        state.spec.uid: ObservedRun(state, *_probed(state, answer), age_s)
+        for state, answer, age_s in zip(asked, probes, ages, strict=True)
+    }
     routes = {
         state.spec.owner: _table(state, answer)
         for state, answer in zip(routers, tables, strict=True)
@@ -161,12 +172,8 @@ def key_file(spec: RunSpec) -> str | None:
     return setting(spec, "admin_key_file")
 
 
-def key_headers(spec: RunSpec) -> dict[str, str]:
-    """The run's own admin key, where it has one that we may read."""
-    return _key_headers(key_file(spec))
-
-
-def _key_headers(path: str | None) -> dict[str, str]:
+def key_headers(path: str | None) -> dict[str, str]:
+    """The key in an admin key file, where there is one that we may read."""
     if path is None:
         return {}
     try:
@@ -175,28 +182,22 @@ def _key_headers(path: str | None) -> dict[str, str]:
         return {}
 
 
-def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> ObservedRun:
+def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen, str]:
     path = ready_path(state.spec)
-    age_s = time.time() - state.started_at if state.started_at else None
     if isinstance(answer, NoAnswer):
         halted = f"; pid {state.pid} is stopped by a signal (kill -CONT {state.pid})" if state.halted else ""
-        return ObservedRun(state, Seen.SILENT, f"GET {path}: {answer}{halted}", age_s)
+        return Seen.SILENT, f"GET {path}: {answer}{halted}"
     if isinstance(answer, ProbeFailed):
-        return ObservedRun(state, Seen.REFUSING, f"GET {path}: {answer}", age_s)
+        return Seen.REFUSING, f"GET {path}: {answer}"
     data = _object(answer.body)
     if answer.status == 200:
-        stranger = _stranger(state, data.get("pid"))
-        return ObservedRun(state, Seen.REFUSING if stranger else Seen.READY, stranger, age_s)
+        pid = data.get("pid")
+        stat = procfs.read_stat(pid) if isinstance(pid, int) and not state.node else None
+        if stat is not None and stat.session != state.shim_pid:
+            return Seen.REFUSING, f"another process (pid {pid}) answers on its port"
+        return Seen.READY, ""
     reason = data.get("reason") or data.get("status")
-    said = f" ({reason})" if reason else ""
-    return ObservedRun(state, Seen.NOT_READY, f"GET {path} answers {answer.status}{said}", age_s)
-
-
-def _stranger(state: RunState, pid: Any) -> str:
-    """Who answers on the run's port in its place, where the answer tells its pid."""
-    stat = procfs.read_stat(pid) if isinstance(pid, int) and not state.node else None
-    ours = stat is None or stat.session == state.shim_pid
-    return "" if ours else f"another process (pid {pid}) answers on its port"
+    return Seen.NOT_READY, f"GET {path} answers {answer.status}" + (f" ({reason})" if reason else "")
 
 
 def _table(router: RunState, answer: ProbeResponse | ProbeFailed) -> RouteTable | str:
@@ -221,3 +222,122 @@ def _object(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+# -- health and conditions. Pure.
+#
+# Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; a job's: Pending, Running,
+# Succeeded, Failed, Stopped. Ready is only what was asked and has answered: a process that did not answer in time, a
+# model whose router or gateway says nothing, is Unknown. A stored condition that is older than the object's generation
+# is not trusted.
+
+JOB_FAILED = "JobFailed"
+DIED = "ProcessDied"  # nobody restarts it but a reconcile
+_REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
+_WELL = ("Ready", "Running", "Succeeded")
+_STALLED = (DIED, "CrashLoop", JOB_FAILED)  # it will not get better by itself
+
+
+@dataclass(frozen=True)
+class Condition:
+    type: str  # Ready | Progressing | Degraded | Stalled
+    status: str  # True | False | Unknown
+    reason: str
+    message: str = ""
+    observed_generation: int = 0
+    since: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "status": self.status,
+            "reason": self.reason,
+            "message": self.message,
+            "observedGeneration": self.observed_generation,
+            "lastTransitionTime": iso(self.since),
+        }
+
+
+@dataclass(frozen=True)
+class Health:
+    """``ready`` of ``desired`` units: processes of a service, replicas of a model."""
+
+    phase: str
+    ready: int
+    desired: int
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def fraction(self) -> str:
+        return f"{self.ready}/{self.desired}"
+
+
+def best_run(runs: Sequence[ObservedRun], name: str, index: int = 0) -> ObservedRun | None:
+    mine = [run for run in runs if run.state.spec.component == name and run.replica == index]
+    return max(mine, key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
+
+
+def serves(run: ObservedRun | None) -> bool:
+    return run is not None and run.state.phase is Phase.RUNNING and run.seen is Seen.READY
+
+
+def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, external: bool = False) -> Health:
+    """``external``: there is no model to load, so a process that says that it is not ready has found a fault."""
+    waiting = [run for run in best if run is not None and not serves(run)]
+    if not waiting and None not in best:
+        return Health("Ready", ready, desired, "AllReady")
+    unknown = [run for run in waiting if run.state.phase is Phase.UNKNOWN]
+    if unknown:
+        return Health("Unknown", ready, desired, "CannotBeSeen", unknown[0].state.reason)
+    down = [run for run in waiting if not run.is_live]
+    restarting = [run for run in waiting if run.state.phase is Phase.BACKOFF]
+    if down or restarting:
+        run = (down or restarting)[0]
+        last = run.state.last_exit
+        why = f"{run.slot}: {last.reason if last else run.state.reason}"
+        return Health("Degraded" if ready else "Failed", ready, desired, _REASONS.get(run.state.phase, DIED), why)
+    if None in best:
+        return Health("Degraded" if ready else "Missing", ready, desired, "NoProcess", "areal reconcile starts it")
+    silent = [run for run in waiting if run.state.phase is Phase.RUNNING and run.seen in (Seen.SILENT, Seen.UNSEEN)]
+    if silent:
+        why = f"{silent[0].slot}: {silent[0].why or 'it was not asked'}"
+        return Health("Degraded" if ready else "Unknown", ready, desired, "NoAnswer", why)
+    run = next((run for run in waiting if run.seen is Seen.NOT_READY), waiting[0])
+    why = f"{run.slot}: {run.why or 'starting'}"
+    if run.seen is Seen.NOT_READY:
+        return Health("Degraded" if external else "Progressing", ready, desired, "NotReady", why)
+    return Health("Progressing", ready, desired, "Starting", why)
+
+
+def conditions_of(
+    health: Health, generation: int, error: str | None, previous: Sequence[Mapping[str, Any]], now: float
+) -> tuple[Condition, ...]:
+    """The four conditions; a condition that has not changed keeps the time of its last transition."""
+    whole = health.desired > 0 and health.ready == health.desired
+    ready = "Unknown" if health.phase == "Unknown" else str(whole and health.phase in _WELL)
+    failed = error is not None
+    degraded, reason = failed or health.phase in ("Degraded", "Failed"), health.reason or health.phase
+    found = (
+        ("Ready", ready, reason, health.message),
+        ("Progressing", str(health.phase == "Progressing"), health.phase, ""),
+        ("Degraded", str(degraded), "RolloutFailed" if failed else reason, error or ""),
+        ("Stalled", str(health.reason in _STALLED), reason, ""),
+    )
+    since = {(item.get("type"), item.get("status")): _seconds(item.get("lastTransitionTime"), now) for item in previous}
+    return tuple(
+        Condition(name, status, why, message, generation, since.get((name, status), now))
+        for name, status, why, message in found
+    )
+
+
+def _seconds(text: Any, default: float) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return default
+
+
+def iso(at: float) -> str | None:
+    """Seconds since the epoch as RFC 3339 in UTC; None for 0."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.desired import Target
-from areal.reconcilers.executor import Report
-from areal.reconcilers.health import Health, conditions_of
-from areal.reconcilers.observe import observe
+from areal.reconcilers.execute import Report
+from areal.reconcilers.observe import Health, conditions_of, observe
 from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
 from areal.reconcilers.status import gateway_address, health_of, hosts_of
 from areal.resources.kinds import parse_ref

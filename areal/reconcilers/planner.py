@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from areal.reconcilers.components import STARTED, PlanNotes, slot_of, unseen
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import controller_of, host_of
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.plan import GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
-from areal.reconcilers.planning import KindPlan, Planning, PlanScope, Policy
+from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanNotes, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
 
 _HOW = {
@@ -64,7 +63,7 @@ def _refuse_unseen(planning: Planning) -> None:
     hosts = {ref: host for ref, target in gone.items() if (host := host_of(target.object))}
     for ref, target in gone.items():
         for run in unseen(controller_of(target.object.kind).needed_to_end(target.object, planning.observed))[:1]:
-            where = f"{run.state.spec.owner} {slot_of(run)}"
+            where = f"{run.state.spec.owner} {run.slot}"
             hint = f"{_HINT}; if that place is gone for good, remove runs/{run.uid} from the areal home"
             _refuse(planning, ref, f"{where} cannot be seen: {run.state.reason}", hint)
     for ref, host in hosts.items():

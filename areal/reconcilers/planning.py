@@ -1,34 +1,182 @@
-"""The input of planning, the state that the kinds share while they plan, the phases of a kind's part, and the plan of
-a ``SimpleController``. Pure."""
+"""The parts that the kinds make their plans of. Pure.
+
+- ``decide``: keep, heal or replace one process. It compares specs: the sparse spec that the run was started for,
+  against the object's, both read with today's defaults and cut to the fields that the process depends on. Never a
+  hash: an upgrade that adds a defaulted field or reorders keys restarts nothing.
+- ``Planning``: the state of one plan, shared by the kinds; ``ObjectWork``: that of one object, with the ops that start,
+  stop and erase.
+- ``KindPlan``: the phases of a kind's part; ``SimplePlan``: that of a ``SimpleController``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 from areal.errors import NoCapacity
-from areal.reconcilers.components import (
-    SWEPT,
-    Action,
-    Component,
-    PlanNotes,
-    decide,
-    end_cause,
-    erase,
-    keep,
-    slot_of,
-    start,
-    stop_in_order,
-    stoppable,
-    unseen,
-)
 from areal.reconcilers.desired import Target
-from areal.reconcilers.observe import Observed, ObservedRun
-from areal.reconcilers.plan import GpuPool, PlanBuilder, Refusal, Verb
+from areal.reconcilers.observe import Observed, ObservedRun, Seen
+from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
+from areal.resources.backend import Part, parse_backend
 from areal.resources.kinds import KINDS
+from areal.resources.specs import InferenceServiceSpec
+from areal.resources.tree import UpdateClass, changes, path_text
+from areal.resources.validation import effective, update_class
+from areal.runtime.backends.base import Phase
+
+# -- one process: what is wanted, what was seen, what to do
+
+STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
+KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep a key that is no longer declared
+_ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)
+
+
+class Action(StrEnum):
+    KEEP = "keep"
+    AWAIT = "await"  # lives, has not answered yet
+    KICK = "kick"  # its shim waits in back-off
+    SPAWN = "spawn"
+    REPLACE = "replace"
+    LEAVE = "leave"  # cannot be seen: nothing is done
+    DEFER = "defer"  # what it depends on has no address yet: the next pass decides
+
+
+@dataclass(frozen=True)
+class Component:
+    """One process that an object should have. ``fields``: the top-level spec keys that it depends on. ``inputs``: what
+    it must have been told about its neighbours; a key absent here is not compared, but for the key's origin."""
+
+    ref: str
+    name: str
+    replica: int
+    kind: str
+    spec: Mapping[str, Any]
+    fields: tuple[str, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return f"{self.name}/{self.replica}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``run`` is the run acted on (kept, kicked, replaced); ``drift`` is (kind, message) when reality moved."""
+
+    action: Action
+    cause: str = ""
+    run: ObservedRun | None = None
+    drift: tuple[str, str] | None = None
+
+
+def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
+    """One process slot: keep the best run that fits, else say what must happen, with its cause."""
+    if hidden := unseen(runs):
+        return Decision(Action.LEAVE, f"cannot be seen: {hidden[0].state.reason}", hidden[0])
+    live = [(run, _outdated(component, run)) for run in runs if run.is_live]
+    if fitting := [run for run, changed in live if not changed]:
+        return _decide_living(max(fitting, key=_worth))
+    if live:
+        run, changed = max(live, key=lambda each: _worth(each[0]))
+        return Decision(Action.REPLACE, f"{changed} changed", run)
+    ended = [run for run in runs if run.state.phase in _ENDED]
+    dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
+    if dead is None:
+        return Decision(Action.SPAWN, "no process")
+    died = _how_it_died(dead)
+    kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
+    if "recycled" in dead.state.reason:
+        kind = "process-replaced"
+    return Decision(Action.SPAWN, f"{kind}: {died}", dead, (kind, died))
+
+
+def _decide_living(run: ObservedRun) -> Decision:
+    if run.state.phase is Phase.BACKOFF:
+        died = _how_it_died(run)
+        return Decision(Action.KICK, f"process-died: {died}", run, ("process-died", died))
+    if run.state.phase is Phase.STARTING:
+        return Decision(Action.AWAIT, "starting", run)
+    if run.seen in (Seen.REFUSING, Seen.SILENT):
+        # A probe that times out is not proof of death: wait for an answer, and let the shim's liveness probe judge.
+        if run.age_s is not None and run.age_s < STARTING_S:
+            return Decision(Action.AWAIT, "starting", run)
+        message = run.why or "does not answer its probe"
+        return Decision(Action.AWAIT, f"unhealthy: {message}", run, ("unhealthy", message))
+    if run.seen is Seen.NOT_READY:
+        return Decision(Action.AWAIT, f"not ready: {run.why}" if run.why else "not ready yet", run)
+    return Decision(Action.KEEP, run=run)
+
+
+def _outdated(component: Component, run: ObservedRun) -> str:
+    """The field that makes ``run`` the wrong process for ``component``; "" when it may stay."""
+    told = run.state.spec.inputs
+    for name, value in sorted({KEY_INPUT: None, **component.inputs}.items()):
+        if told.get(name) != value:
+            return f"inputs.{name}"
+    had, wanted = run.state.spec.spec, component.spec
+    if had == wanted:
+        return ""
+    found = changes(_relevant(component, had), _relevant(component, wanted))
+    classes = [(update_class(component.kind, change.path), change.path) for change in found]
+    update, path = max(classes, key=lambda each: each[0], default=(UpdateClass.META, ()))
+    return path_text(("spec", *path)) if update >= UpdateClass.ROLL else ""
+
+
+def _relevant(component: Component, sparse: Mapping[str, Any]) -> dict[str, Any]:
+    full = effective(component.kind, dict(sparse)).model_dump(by_alias=True, mode="json")
+    kept = {name: full[name] for name in component.fields if name in full}
+    if kept.get("backend"):  # its data-parallel dimension is only a number of replicas
+        kept["backend"] = str(replace(inference_part(kept["backend"]), data=1))
+    return kept
+
+
+def inference_part(backend: str) -> Part:
+    part = parse_backend(backend).inference
+    assert part is not None, f"validated backends name an inference engine: {backend}"
+    return part
+
+
+def key_input(service: InferenceServiceSpec) -> dict[str, str]:
+    """Where the key comes from that all processes of a service must share; nothing when it is generated."""
+    source = service.auth.admin_key_from
+    if source is None:
+        return {}
+    return {KEY_INPUT: f"file {source.file}" if source.file else f"env {source.env}"}
+
+
+def _how_it_died(run: ObservedRun) -> str:
+    """ "killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
+    last = run.state.last_exit
+    return (last.reason if last is not None else "") or run.state.reason or "gone without an exit record"
+
+
+def _worth(run: ObservedRun) -> tuple[int, int, str]:
+    ready = {Seen.READY: 3, Seen.UNSEEN: 2, Seen.NOT_READY: 1}.get(run.seen, 0)
+    return (int(run.state.phase is Phase.RUNNING), ready, run.uid)
+
+
+def stoppable(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    """Runs of which something may be left: never those that cannot be seen."""
+    return [run for run in runs if run.is_live or run.leaves_session]
+
+
+def unseen(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
+    return [run for run in runs if run.state.phase is Phase.UNKNOWN]
+
+
+def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
+    """Ended runs whose records nobody will read again, all but the last ``kept``; what never started has nothing to
+    tell."""
+    told = [run for run in slot if run.state.phase in _ENDED and run.state.phase is not Phase.INTENDED]
+    unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]
+    return [*unstarted, *sorted(told, key=lambda run: (run.ended_at, run.uid))[:-kept]]
+
+
+# -- the input of a plan
 
 
 @dataclass(frozen=True)
@@ -70,6 +218,21 @@ class PlanScope:
         return frozenset(target.ref for target in self.targets)
 
 
+# -- the working state of a plan, and of one object in it
+
+
+@dataclass
+class PlanNotes:
+    drift: list[Drift] = field(default_factory=list)
+    destructive: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    refused: dict[str, Refusal] = field(default_factory=dict)  # by object
+
+    def cannot_see(self, ref: str, runs: Iterable[ObservedRun]) -> None:
+        """Runs that may be alive somewhere else; nothing is done about them."""
+        self.unknown += [f"{ref} {run.slot}: cannot be seen: {run.state.reason}" for run in runs]
+
+
 @dataclass
 class Planning:
     """The working state of one plan, shared by the kinds.
@@ -92,9 +255,9 @@ class Planning:
     ended: dict[str, tuple[int, ...]] = field(default_factory=dict)
     trainers: dict[tuple[str, str | None], tuple[int, str]] = field(default_factory=dict)
 
-    def record_again(self, target: Target, needs: Sequence[int]) -> None:
+    def record_again(self, target: Target, erased: int) -> None:
         """After a target's predecessor has been erased."""
-        again = self.build.add(Verb.RECORD, target.ref, "", f"created again: {target.cause}", needs=needs)
+        again = self.build.add(Verb.RECORD, target.ref, "", f"created again: {target.cause}", needs=(erased,))
         self.recorded[target.ref] = (again,)
 
     @property
@@ -111,6 +274,17 @@ class Planning:
             if target.action != "unchanged":
                 raise
             self.notes.refused[target.ref] = Refusal("capacity", error.message, error.hint or "")
+
+
+STARTED = "started"  # the cause of the wait for a process that the plan itself starts
+
+
+@dataclass(frozen=True)
+class Started:
+    """``run`` is the uid or symbol of a process that is or will be there; it is ready after the ops ``ready``."""
+
+    run: str
+    ready: tuple[int, ...] = ()
 
 
 @dataclass
@@ -148,6 +322,10 @@ class ObjectWork:
         return observed.without(self.ref) if self.target.replaces is not None else observed
 
     @property
+    def runs(self) -> tuple[ObservedRun, ...]:
+        return self.observed.of(self.ref)
+
+    @property
     def recorded(self) -> tuple[int, ...]:
         return self.planning.recorded.get(self.ref, ())
 
@@ -157,19 +335,101 @@ class ObjectWork:
         asked = str(self.target.object.status.get("restartedAt", ""))
         return {"restartedAt": asked} if asked else {}
 
+    def component(
+        self, name: str, replica: int, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
+    ) -> Component:
+        item = self.target.object
+        return Component(self.ref, name, replica, item.kind, item.spec, fields, {**(inputs or {}), **self.restarted})
+
+    def decide(self, component: Component) -> Decision:
+        return decide(component, self.observed.of(self.ref, component.name, component.replica))
+
+    def note(self, component: Component, decision: Decision) -> None:
+        """What deciding about one process has found."""
+        if decision.drift is not None:
+            kind, message = decision.drift
+            self.notes.drift.append(Drift(self.ref, kind, component.target, message))
+        if decision.action is Action.LEAVE:
+            self.notes.unknown.append(f"{self.ref} {component.target}: {decision.cause}")
+
+    def start(
+        self,
+        component: Component,
+        decision: Decision,
+        needs: Sequence[int],
+        args: Mapping[str, Any] | None = None,
+        after: Sequence[int] = (),
+        trainer: str = "",
+    ) -> Started:
+        """SPAWN or KICK, then AWAIT; a process that stays is waited for when it has not answered yet.
+
+        It is waited for only ``after`` what it waits for itself: an engine that fails ends the wait for its data proxy.
+        ``trainer``: the job that starts only then, and brings the weights that a data proxy may wait for. Records of
+        earlier runs of this slot are forgotten, all but the newest: `logs --previous` reads that one.
+        """
+        ref, target, add = self.ref, component.target, self.build.add
+        run, cause = decision.run.uid if decision.run is not None else "", STARTED
+        if decision.action is Action.AWAIT:
+            cause = decision.cause
+        elif decision.action is Action.KICK:
+            needs = (add(Verb.KICK, ref, target, decision.cause, needs=needs, run=run),)
+        elif decision.action in (Action.SPAWN, Action.REPLACE):
+            needs = (*needs, *self.swept.get(target, ()))
+            for old in superseded(self.observed.of(ref, component.name, component.replica)):
+                add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)
+            run = f"+{ref}/{target}"
+            given = {**(args or {}), **({"inputs": dict(component.inputs)} if component.inputs else {})}
+            needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)
+        else:
+            return Started(run)
+        told = {"trainer": trainer} if trainer else {}
+        return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=told),))
+
     def stop(self, run: ObservedRun, cause: str, needs: Sequence[int], args: Mapping[str, Any] | None = None) -> int:
         """End a run; its GPUs are free afterwards. The lease of a run whose shim died is free already; what its session
         left may still use the GPU."""
-        op = self.build.add(Verb.STOP, self.ref, slot_of(run), cause, needs=needs, run=run.uid, args=args)
+        op = self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=args)
         squatters = self.observed.capacity.squatters
         self.gpus.give(sum(1 for uuid in run.state.spec.gpus if run.is_live or uuid in squatters), op)
         return op
 
+    def stop_component(
+        self,
+        name: str,
+        runs: Iterable[ObservedRun],
+        cause: str,
+        needs: Sequence[int],
+        args: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Stop those of ``runs`` that are of one component; ``needs`` where there is none."""
+        mine = [run for run in runs if run.state.spec.component == name]
+        stops = (
+            self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=args) for run in mine
+        )
+        return tuple(stops) or tuple(needs)
+
     def sweep(self) -> None:
-        """End what dead shims have left, before anything is started in their place."""
-        for run in self.observed.of(self.ref):
+        """End what dead shims have left, before anything is started in their place: it may hold what that needs."""
+        for run in self.runs:
             if run.leaves_session:
-                self.swept[slot_of(run)] = (*self.swept.get(slot_of(run), ()), self.stop(run, SWEPT, self.recorded))
+                op = self.stop(run, "sweep what its session left", self.recorded)
+                self.swept[run.slot] = (*self.swept.get(run.slot, ()), op)
+
+    def erase(self, needs: Sequence[int], after: Sequence[int] = ()) -> int:
+        """Forget every run's record, then the object."""
+        forgotten = [
+            self.build.add(Verb.FORGET, self.ref, run.slot, self.end_cause, needs=needs, run=run.uid)
+            for run in self.runs
+        ]
+        args = {"after": list(after)} if after else {}
+        return self.build.add(Verb.ERASE, self.ref, "", self.end_cause, needs=(*needs, *forgotten), args=args)
+
+    @property
+    def end_cause(self) -> str:
+        return self.target.cause or ("pruned" if self.target.action == "prune" else "deleted")
+
+
+# -- the phases
 
 
 class KindPlan:
@@ -199,7 +459,7 @@ class KindPlan:
         """Whatever needs all of this: erase what others needed until now, start what needs the others."""
         for target in self.targets:
             if target.gone:
-                erase(self.planning.build, target, self.planning.observed, ())
+                ObjectWork(self.planning, target).erase(())
 
 
 class SimplePlan(KindPlan):
@@ -220,51 +480,43 @@ class SimplePlan(KindPlan):
         planning = self.planning
         for target in self.targets:
             if (old := target.ending) is not None:
-                runs, grace = stoppable(planning.observed.of(old.ref)), planning.policy.grace
-                names, needs = [self._component], planning.all_drained
-                stopped = stop_in_order(planning.build, old.ref, runs, names, end_cause(old), needs, grace)
+                work = ObjectWork(planning, old)
+                needs, grace = planning.all_drained, planning.policy.grace
+                stopped = work.stop_component(self._component, stoppable(work.runs), work.end_cause, needs, grace)
                 planning.drained[old.ref] = stopped
 
     def end(self) -> None:
-        planning = self.planning
         for target in self.targets:
             if (old := target.ending) is not None:
-                erased = erase(planning.build, old, planning.observed, planning.drained[old.ref])
+                erased = ObjectWork(self.planning, old).erase(self.planning.drained[old.ref])
                 if not target.gone:
-                    planning.record_again(target, (erased,))
+                    self.planning.record_again(target, erased)
 
     def close(self) -> None:
         for target in self.targets:
             if not target.gone and target.ref in self.planning.scope.asked:
                 with self.planning.healing(target):
-                    self._converge(target)
+                    self._converge(ObjectWork(self.planning, target))
 
     def finish(self) -> None:
         """Ended objects are erased already."""
 
-    def _converge(self, target: Target) -> None:
-        planning, work, item = self.planning, ObjectWork(self.planning, target), target.object
-        build, observed = planning.build, work.observed
-        runs, count = observed.of(target.ref), self._replicas(item.spec)
-        planning.notes.cannot_see(target.ref, [run for run in unseen(runs) if run.replica >= count])
-        needs = (*work.recorded, *build.ready_ops(item.depends_on))
-        for run in runs:
-            if run.leaves_session:
-                needs = (*needs, build.add(Verb.STOP, target.ref, slot_of(run), SWEPT, needs=needs, run=run.uid))
+    def _converge(self, work: ObjectWork) -> None:
+        item = work.target.object
+        runs, count = work.runs, self._replicas(item.spec)
+        work.notes.cannot_see(work.ref, [run for run in unseen(runs) if run.replica >= count])
+        work.sweep()
+        needs = (*work.recorded, *work.build.ready_ops(item.depends_on))
         chosen: set[str] = set()
         for index in range(count):
-            component = Component(work.ref, self._component, index, item.kind, item.spec, self._fields, work.restarted)
-            decision = decide(component, observed.of(target.ref, component.name, index))
-            planning.notes.note(component, decision)
+            component = work.component(self._component, index, self._fields)
+            decision = work.decide(component)
+            work.note(component, decision)
             chosen |= {decision.run.uid} if decision.run is not None else set()
-            if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT, Action.DEFER):
-                keep(build, component, decision, needs)
-                continue
             old = decision.run if decision.action is Action.REPLACE else None
-            started = start(build, component, decision, observed, needs, {"successor": True} if old else None)
+            started = work.start(component, decision, needs, {"successor": True} if old else None)
             if old is not None:
-                cause = f"replaced: {decision.cause}"
-                build.add(Verb.STOP, target.ref, component.target, cause, needs=started.ready, run=old.uid)
+                work.stop(old, f"replaced: {decision.cause}", started.ready)
         superfluous = [run for run in runs if run.is_live and run.uid not in chosen]
         cause = f"not one of {count} replicas" if count else "suspended"
-        stop_in_order(build, target.ref, superfluous, [self._component], cause, needs)
+        work.stop_component(self._component, superfluous, cause, needs)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, TargetFailed, TimedOut
-from areal.reconcilers.health import Condition, Health, conditions_of, iso
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
-from areal.reconcilers.observe import Observed, ObservedRun, look
+from areal.reconcilers.observe import Condition, Health, Observed, ObservedRun, conditions_of, iso, look
 from areal.resources.kinds import API_VERSION, Ref
 from areal.runtime.backends import Backends
 from areal.state.home import Home

@@ -87,7 +87,7 @@ def flock_owner(path: Path) -> int:
 
 _SHARE_POLL_S = 0.01
 _GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
-HOUSEKEEPING = "areal.reconcilers.job_end"  # in the command of what nobody has called, and which ends by itself
+HOUSEKEEPING = "areal.reconcilers.background"  # in the command of what nobody has called, and which ends by itself
 _HOUSEKEEPING_S = 120.0
 
 

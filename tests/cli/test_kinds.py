@@ -10,7 +10,7 @@ from click.shell_completion import ShellComplete
 
 from areal.cli.main import cli
 from areal.cli.options import Invocation
-from areal.reconcilers.kinds.base import KindController
+from areal.reconcilers.kinds import KindController
 from areal.resources.fields import SpecModel
 from areal.resources.kinds import KindInfo, register, unregister
 from areal.resources.tree import UpdateClass

@@ -17,11 +17,10 @@ from typing import Any
 from areal.errors import TargetFailed
 from areal.reconcilers.converge import abandoned
 from areal.reconcilers.desired import Target
-from areal.reconcilers.executor import Report
+from areal.reconcilers.execute import Report, claim_slots
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Op, Plan, Verb
-from areal.reconcilers.slots import claim_slots
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import gpus_of

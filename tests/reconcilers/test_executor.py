@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.errors import ArealError, TargetFailed
-from areal.reconcilers.executor import Interrupted, Report, execute
+from areal.reconcilers.execute import Report, execute
+from areal.reconcilers.launch import Interrupted
 from areal.reconcilers.plan import Op, Plan, Verb
 
 NEVER = threading.Event()
@@ -103,7 +104,7 @@ def test_execute_interrupted_after_the_last_op_began_is_complete() -> None:
 
 def test_execute_of_an_op_that_gives_up_on_an_interrupt_is_skipped_and_not_failed() -> None:
     def perform(item: Op) -> None:
-        raise Interrupted("waiting was interrupted")
+        raise Interrupted(op(1))
 
     report, _ = run(op(1), op(2, needs=[1]), perform=perform)
     assert not report.failed
@@ -168,4 +169,4 @@ def test_execute_treats_any_areal_error_as_a_failed_op() -> None:
 def test_object_is_unfinished_where_one_of_its_ops_was_skipped() -> None:
     report, _ = run(op(1), op(2, needs=[1], ref="Model/b"), op(3, ref="Model/c"), failing=[1])
     assert [report.is_unfinished(ref) for ref in ("Model/a", "Model/b", "Model/c")] == [False, True, False]
-    assert Interrupted("stop").exit_code == 130
+    assert Interrupted(op(1)).exit_code == 130

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.reconcilers.health import Health, conditions_of
-from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of
 from areal.reconcilers.status import assess
 from areal.runtime.backends.base import Phase
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, assume, event, given, note, settings
 from hypothesis import strategies as st
 
 from areal.errors import NoCapacity
-from areal.reconcilers.components import unseen
 from areal.reconcilers.converge import MAX_PASSES
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.model_replicas import gpus_per_replica, replica_count
 from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.planning import unseen
 from areal.resources.validation import effective
 from tests.reconcilers.histories import Chances, Wish, rollouts, wishes, worlds
 from tests.reconcilers.simulator import Pick, Simulation, answers

@@ -46,7 +46,7 @@ def test_lock_held_by_another_names_pid_command_and_user(home: Home) -> None:
 
 def test_lock_of_what_clears_up_after_a_job_is_waited_for_without_a_timeout(home: Home) -> None:
     ends = """
-with lock_objects(home, [Ref("Model", "qwen")], command="areal.reconcilers.job_end TrainJob/j") as held:
+with lock_objects(home, [Ref("Model", "qwen")], command="areal.reconcilers.background TrainJob/j") as held:
     held.announce()
     print("held", flush=True)
     sys.stdin.readline()

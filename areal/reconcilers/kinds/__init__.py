@@ -1,15 +1,251 @@
-"""The kinds that can be reconciled: each has a controller, imported when it is first asked for."""
+"""The contract between the reconcilers and a kind, and the controllers of the registered kinds.
+
+A kind is added by its spec (``areal.resources``), a controller, and a line in ``areal.resources.kinds``. Planner,
+executor, status and the command line know a kind through its controller alone. The defaults of ``KindController`` are
+those of a kind that has no processes; ``SimpleController`` runs N processes of one component.
+
+`areal get` asks controllers for health: a controller's module imports nothing heavy, and its methods import planning,
+the spec's model and clients when they are called. ``spec`` is the sparse spec, as it is recorded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from areal.errors import UsageFault
+from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import KINDS, Ref, load
+from areal.runtime.backends.base import RestartPolicy
 
 if TYPE_CHECKING:
-    from areal.reconcilers.kinds.base import KindController
+    from areal.errors import ArealError
+    from areal.reconcilers.context import Progress
+    from areal.reconcilers.desired import Target, Wanted
+    from areal.reconcilers.launch import EffectContext, Slot
+    from areal.reconcilers.observe import Observed, ObservedRun
+    from areal.reconcilers.plan import Op
+    from areal.reconcilers.planning import KindPlan, Planning
+    from areal.resources.nodes import Diagnostic
+    from areal.resources.resource import Resource
+    from areal.runtime.backends.base import RunSpec, RunState
+    from areal.state.home import Home
+    from areal.state.objects import ObjectStore
     from areal.state.records import StoredObject
+
+LOOPBACK = "127.0.0.1"
+Told = Callable[[str, str], None]
+"""Called before a slow step, with the object's reference and the step in words."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a component listens. ``port`` 0: on a free one, the same as before where it can be. ``field``: of the spec,
+    where a port is declared. ``shared``: with its successor. ``in_place``: it takes the port of the run that it
+    replaces. ``caller``: the component, and its input, that has the URL of this one."""
+
+    port: int = 0
+    host: str = LOOPBACK
+    field: str = ""
+    shared: bool = False
+    in_place: bool = False
+    caller: tuple[str, str] | None = None
+
+
+class KindController:
+    """What the reconcilers ask of a kind."""
+
+    runs_to_completion: ClassVar[bool] = False
+    replicas_field: ClassVar[str] = ""
+    """The field that `areal scale` sets."""
+    kept_status: ClassVar[tuple[str, ...]] = ()
+    """Fields of the status that effects write: recording the object keeps them."""
+    columns: ClassVar[tuple[tuple[str, tuple[str, ...], bool], ...]] = ()
+    """What `areal get` shows: title, path in the object's document, whether with ``-o wide`` only."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    # -- manifests
+
+    def faults(self, resources: Sequence[Resource], cache: Path, told: Told) -> dict[Ref, list[Diagnostic]]:
+        """Faults of the kind's resources beyond their schema, found without the recorded objects. ``cache``: a
+        folder for answers of installed programs."""
+        return {}
+
+    def faults_against_state(
+        self, resources: Sequence[Resource], stored: Sequence[StoredObject]
+    ) -> dict[Ref, list[Diagnostic]]:
+        """Faults of the kind's resources beside the recorded objects. ``stored`` lacks the declared objects."""
+        return {}
+
+    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+        """Faults that would keep new objects of the kind from running."""
+        return {}
+
+    def expand(
+        self,
+        wanted: Sequence[Wanted],
+        stored: Sequence[StoredObject],
+        recreate: Sequence[str],
+        refused: MutableMapping[str, ArealError] | None,
+    ) -> list[Wanted]:
+        """``wanted``, and the objects that the kind's objects among them bring. ``recreate``: references of
+        objects that are deleted and created again. ``refused`` collects why an object cannot
+        be; without it ArealError is raised."""
+        return list(wanted)
+
+    def require_runnable(self, home: Home, found: StoredObject) -> None:
+        """Raises InvalidManifest for what this version cannot run, before anything is recorded."""
+
+    # -- what belongs to what
+
+    def host(self, spec: Mapping[str, Any]) -> str | None:
+        """The object that this one is attached to: it is observed with it, and deleted after it."""
+        return None
+
+    def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
+        """The object whose plan depends on this one."""
+        return self.host(spec)
+
+    def follow(
+        self, targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
+    ) -> tuple[Target, ...]:
+        """``targets``, and the objects that change with the kind's objects among them."""
+        return tuple(targets)
+
+    # -- status
+
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+        """``host``: the spec of the object's host, None where it is not recorded."""
+        return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
+
+    def address(self, runs: Iterable[ObservedRun]) -> str:
+        """Where users reach the object; "" while they do not."""
+        return ""
+
+    def finished(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> str:
+        """The phase that the object has ended in for good; "" while it has not."""
+        return ""
+
+    def running(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> bool:
+        """Whether ending the object now would lose work."""
+        return False
+
+    def outlived(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun], now: float) -> bool:
+        """Whether the object ended longer ago than it is to be kept."""
+        return False
+
+    def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
+        """How far an object is that is Running."""
+        return None
+
+    # -- planning
+
+    def plan(self, planning: Planning) -> KindPlan:
+        from areal.reconcilers.planning import KindPlan
+
+        return KindPlan(planning, self.kind)
+
+    def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
+        """The runs that must be seen before the object is deleted."""
+        return observed.of(str(found.ref))
+
+    def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
+        return False
+
+    # -- execution
+
+    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+        """None: the component listens nowhere."""
+        return None
+
+    def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
+        """Before the first effect of a plan that starts processes of these objects. Raises ArealError."""
+
+    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+        """How the process of a slot is started. Raises ArealError saying what is missing."""
+        raise UsageFault(f"{op.ref}: a {self.kind} has no processes")
+
+    def start_deadline_s(self, context: EffectContext, ref: str) -> float:
+        """How long a process may take to start, whatever the command's own time."""
+        return float("inf")
+
+    def dispose(self, home: Home, ref: Ref) -> str | None:
+        """Remove the files that an erased object's processes have left. Returns a sentence about kept files."""
+        return None
+
+    # -- operations
+
+    def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
+        """The object that `areal scale REF --model` means. Raises UsageFault, NotFound."""
+        if not self.replicas_field:
+            raise UsageFault(f"{ref} has no replicas to scale")
+        return ref
+
+    def replicas(self, spec: Mapping[str, Any]) -> int:
+        return 0 if spec.get("suspend") else int(spec.get(self.replicas_field, 1))
+
+    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None, service: str) -> dict[str, Any]:
+        """The manifest of what already runs. Raises UsageFault, NotFound, TargetFailed, Conflict."""
+        raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
+
+    def deleted(self, home: Home, ref: Ref) -> None:
+        """After `areal delete`, when the object is gone."""
+
+    def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Files that outlived their object, as (sentence, hint). ``names``: the recorded objects."""
+        return iter(())
+
+
+class SimpleController(KindController):
+    """N processes of one component, each with an address of its own. A process answers ``GET /health`` while it lives,
+    and ``GET /ready`` with 200 while it serves. Its successor is ready before an outdated process is stopped."""
+
+    replicas_field = "replicas"
+    component: ClassVar[str] = "server"
+    fields: ClassVar[tuple[str, ...]] = ()
+    """The fields of the spec that a process depends on: it is replaced when one of them changes."""
+    restart: ClassVar[RestartPolicy] = RestartPolicy()
+    grace_s: ClassVar[float] = 10.0
+
+    def argv(self, found: StoredObject, slot: Slot) -> list[str]:
+        """The command line of one process, which listens at ``slot.host`` and ``slot.port``."""
+        raise NotImplementedError
+
+    def env(self, found: StoredObject) -> Mapping[str, str]:
+        return {}
+
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+        count = self.replicas(spec)
+        if count == 0:
+            return Health("Suspended", 0, 0)
+        best = [best_run(seen.of(ref), self.component, index) for index in range(count)]
+        return judge(sum(1 for run in best if serves(run)), count, best)
+
+    def address(self, runs: Iterable[ObservedRun]) -> str:
+        return next((run.url for run in runs if run.is_live and run.replica == 0), "")
+
+    def plan(self, planning: Planning) -> KindPlan:
+        from areal.reconcilers.planning import SimplePlan
+
+        return SimplePlan(planning, self.kind, self.component, self.fields, self.replicas)
+
+    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+        return Endpoint()
+
+    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+        from areal.reconcilers.launch import run_spec
+
+        found, inputs = context.object(op.ref), dict(op.args.get("inputs", {}))
+        argv = self.argv(found, slot)
+        return run_spec(found, slot, argv, self.restart, self.grace_s, inputs=inputs, env=self.env(found))
+
+
+# -- the registered kinds
 
 
 def controller_of(kind: str) -> KindController:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal.errors import InvalidManifest
-from areal.reconcilers.kinds.base import KindController
+from areal.reconcilers.kinds import KindController
 from areal.state.home import Home
 from areal.state.records import StoredObject
 

@@ -1,6 +1,11 @@
-"""How the processes of a service and of its models are started: router, gateway, engines and data proxies.
+"""How the processes of a service and of its models are started: router, gateway, engines and data proxies; and the
+Hugging Face snapshots that they read.
 
 Keys never appear here: the processes read the admin key from the 0600 file that ``admin_key_file`` names.
+
+An id's revision is resolved once: the commit is recorded in the object's status (``commits``, by ``id@revision``), and
+every later start has that commit again. Another ``path`` or ``revision`` is resolved again. Missing ids are reported
+before a plan's first effect; files are downloaded when the first process needs them.
 """
 
 from __future__ import annotations
@@ -8,26 +13,30 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import areal
 from areal.errors import ArealError
-from areal.reconcilers.components import inference_part
-from areal.reconcilers.effect_context import EffectContext, interrupted
+from areal.hub import MAIN, TOKENIZER_FILES, Hub, Told, is_id
 from areal.reconcilers.kinds import host_of
-from areal.reconcilers.kinds.model_files import data_folder, router_file
 from areal.reconcilers.kinds.model_replicas import ENGINE, gpus_per_replica, replica_count
-from areal.reconcilers.launch import Slot, restart_policy, run_spec, secret_of, source_file
+from areal.reconcilers.launch import EffectContext, Interrupted, Slot, restart_policy, run_spec, secret_of, source_file
 from areal.reconcilers.plan import Op
+from areal.reconcilers.planning import inference_part
 from areal.resources.backend import flag_name
-from areal.resources.kinds import parse_ref, service_ref
-from areal.resources.paths import resolve_model_path
+from areal.resources.kinds import Ref, parse_ref, service_ref
+from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
 from areal.runtime.backends.base import RestartPolicy, RunSpec
+from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields
 from areal.wire.processes import (
@@ -80,11 +89,16 @@ def launch_of(context: EffectContext, op: Op, slot: Slot) -> Launch:
         object=context.object(op.ref),
         slot=slot,
         admin_key_file=context.key_file(service),
-        data_folder=str(data_folder(context.ctx.home, parse_ref(op.ref).name)),
+        data_folder=str(context.ctx.home.data / parse_ref(op.ref).name),
         router_file=str(router_file(context.ctx.home, parse_ref(service))),
         inputs=inputs,
         successor=bool(op.args.get("successor")),
     )
+
+
+def router_file(home: Home, service: Ref) -> Path:
+    """What was declared to the routers of a service, and where its router is."""
+    return home.object_folder(service) / "routes.json"
 
 
 def service_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
@@ -119,14 +133,14 @@ def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
 
     def told(name: str, done: int, total: int | None) -> None:
         if context.ctx.interrupted.is_set():
-            raise interrupted(op)  # the download goes on from here the next time
+            raise Interrupted(op)  # the download goes on from here the next time
         context.say(op, f"downloading {name}", done, total)
 
     need = gpus_per_replica(spec) if slot.component == ENGINE else 0
     launch = replace(
         launch_of(context, op, slot),
         gpus=context.backend.named(slot.backend).claim_gpus(need, owner=slot.ref) if need else (),
-        folders=context.files.folders(context.object(op.ref), spec, told),
+        folders=_folders(context, context.object(op.ref), spec, told),
     )
     return (engine if slot.component == ENGINE else data_proxy)(launch, spec, service)
 
@@ -182,6 +196,31 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
     )
 
 
+class _Server(NamedTuple):
+    """Its module, the flags that areal sets, and settings."""
+
+    module: str
+    model: str
+    tensor: str
+    pipeline: str
+    adapters: str
+    settings: tuple[str, ...] = ()
+
+
+_SERVERS = {
+    "vllm": _Server(
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--lora-modules",
+        # log-probabilities are those of the request's temperature
+        ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
+    ),
+    "sglang": _Server("sglang.launch_server", "--model-path", "--tp-size", "--pp-size", "--lora-paths"),
+}
+
+
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     part = inference_part(spec.backend or "embedded")
     path = _folder(spec.path, launch)
@@ -190,10 +229,14 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
         argv = service_argv("engines.embedded", spec.engine_args)
         lora = tuple(_adapters(spec, launch))
         config = write_fields(EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora))
-    elif part.engine == "vllm":
-        argv = _vllm(launch, spec, path)
-    elif part.engine == "sglang":
-        argv = _sglang(launch, spec, path)
+    elif part.engine in _SERVERS:
+        server = _SERVERS[part.engine]
+        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", server.module, server.model, path]
+        argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
+        argv += [server.tensor, str(part.tensor), server.pipeline, str(part.pipeline), *server.settings]
+        if spec.lora:
+            argv += ["--enable-lora", server.adapters, *_adapters(spec, launch)]
+        argv += flags(spec.engine_args)
     else:
         raise ArealError(
             f"{launch.object.ref}: backend {part.engine!r} is not an inference engine",
@@ -205,34 +248,13 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     if launch.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
-    liveness = spec.probes.liveness
-    return launch.run(
-        argv,
-        restart_policy(spec.restart),
-        10.0,
-        config=config,
-        env=env,
-        secret_env=secret_env,
-        liveness=liveness,
-    )
+    options = {"config": config, "env": env, "secret_env": secret_env, "liveness": spec.probes.liveness}
+    return launch.run(argv, restart_policy(spec.restart), 10.0, **options)
 
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """A service process of ours. ``arguments`` of the spec are flags, which override its configuration."""
     return [sys.executable, "-m", f"areal.services.inference.{name}", *flags(arguments)]
-
-
-def _vllm(launch: Launch, spec: ModelSpec, path: str) -> list[str]:
-    dims = inference_part(spec.backend or "")
-    python = str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable))
-    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", path]
-    argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
-    argv += ["--tensor-parallel-size", str(dims.tensor)]
-    argv += ["--pipeline-parallel-size", str(dims.pipeline), "--worker-extension-cls", "areal_vllm.Worker"]
-    argv += ["--logprobs-mode", "processed_logprobs"]  # those of the request's temperature
-    if spec.lora:
-        argv += ["--enable-lora", "--lora-modules", *_adapters(spec, launch)]
-    return [*argv, *flags(spec.engine_args)]
 
 
 def _vllm_env(given: Mapping[str, str]) -> dict[str, str]:
@@ -244,17 +266,6 @@ def _vllm_env(given: Mapping[str, str]) -> dict[str, str]:
     path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
     modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     return {**modes, **given, "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
-
-
-def _sglang(launch: Launch, spec: ModelSpec, path: str) -> list[str]:
-    dims = inference_part(spec.backend or "")
-    python = str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable))
-    argv = [python, "-m", "sglang.launch_server", "--model-path", path]
-    argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
-    argv += ["--tp-size", str(dims.tensor), "--pp-size", str(dims.pipeline)]
-    if spec.lora:
-        argv += ["--enable-lora", "--lora-paths", *_adapters(spec, launch)]
-    return [*argv, *flags(spec.engine_args)]
 
 
 def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:
@@ -274,17 +285,110 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     null is left out, a map is JSON."""
     argv: list[str] = []
     for name, value in arguments.items():
-        flag = "--" + flag_name(str(name))
-        if value is True:
-            argv.append(flag)
-        elif value is False or value is None:
+        if value is False or value is None:
             continue
-        elif isinstance(value, list):
-            argv += [flag, *(_word(item) for item in value)]
-        else:
-            argv += [flag, _word(value)]
+        argv.append("--" + flag_name(str(name)))
+        if value is not True:
+            items = value if isinstance(value, list) else [value]
+            argv += [json.dumps(item) if isinstance(item, Mapping) else str(item) for item in items]
     return argv
 
 
-def _word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+# -- snapshots of the hub
+
+COMMITS = "commits"
+_PARALLEL = 8
+_downloads: dict[str, threading.Lock] = {}
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """An id of a Model, and the revision that it is wanted at. ``only``: the files of it."""
+
+    id: str
+    revision: str
+    only: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.id}@{self.revision}"
+
+
+def hub_models(stored: StoredObject, spec: ModelSpec) -> Iterator[HubModel]:
+    """The ids among a Model's paths: weights, tokenizer, adapters. An engine that runs already has its weights: only
+    the tokenizer is needed."""
+    if spec.external is not None:
+        return
+    attached = spec.engine_url is not None
+    paths = {spec.path: spec.revision or MAIN} if spec.path and not (attached and spec.tokenizer_path) else {}
+    for path in (spec.tokenizer_path, *spec.lora.values()):
+        if path:
+            paths.setdefault(path, MAIN)
+    for path, revision in paths.items():
+        if not looks_local(path) and is_id(path) and resolve_model_path(path, source_file(stored)) is None:
+            yield HubModel(path, revision, TOKENIZER_FILES if attached else None)
+
+
+def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
+    """The recorded commit of each id."""
+    known = stored.status.get(COMMITS, {})
+    return {model.id: known[model.key] for model in hub_models(stored, spec) if model.key in known}
+
+
+def hub_of(stored: StoredObject, spec: ModelSpec) -> Hub:
+    """With the Model's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... of ``env`` and ``envFrom``."""
+    names = [name for name in spec.env_from if name.startswith(("HF_", "HUGGING"))]
+    secrets = {name: secret_of(spec.env_from[name], stored) for name in names}
+    return Hub.of({**spec.env, **secrets})
+
+
+def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], told: Callable[[str, str], None]) -> None:
+    """Raises NotFound or ArealError for the first of the ids that neither the cache nor the hub has. ``told``: the
+    object's ref, and what is done for it."""
+    wanted = [
+        (ref, hub_of(stored, spec), model)
+        for ref, (stored, spec) in models.items()
+        for model in hub_models(stored, spec)
+        if model.key not in stored.status.get(COMMITS, {})
+    ]
+    if not wanted:
+        return
+
+    def require(item: tuple[str, Hub, HubModel]) -> None:
+        ref, hub, model = item
+        told(ref, f"looking for {model.id}")
+        try:
+            hub.commit(model.id, model.revision)
+        except ArealError as error:
+            raise type(error)(f"{ref}: {error.message}", hint=error.hint) from error
+
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="hub") as pool:
+        list(pool.map(require, wanted))
+
+
+def _folders(
+    context: EffectContext, stored: StoredObject, spec: ModelSpec, told: Callable[[str, int, int | None], None]
+) -> dict[str, str]:
+    """The folder of each id of a Model, its commits recorded; each id is downloaded once, however many processes need
+    it. ``told``: the id, bytes done, of how many. Raises NotFound, ArealError."""
+    hub, found = hub_of(stored, spec), {}
+    for model in hub_models(stored, spec):
+        with _downloads.setdefault(f"{hub.cache}:{model.key}", threading.Lock()):
+            found[model.id] = str(_folder_of(context, stored, hub, model, partial(told, model.id)))
+    return found
+
+
+def _folder_of(context: EffectContext, stored: StoredObject, hub: Hub, model: HubModel, told: Told) -> Path:
+    known = (context.store.get(stored.ref) or stored).status.get(COMMITS, {}).get(model.key)
+    folder = hub.cached(model.id, known) if known else None
+    if folder is None:
+        began = time.monotonic()
+        folder = hub.snapshot(model.id, known or model.revision, only=model.only, told=told)
+        with context.lock:
+            context.deadline.at += time.monotonic() - began
+    if known != folder.name:
+        with context.lock:
+            status = (context.store.get(stored.ref) or stored).status
+            commits = {**status.get(COMMITS, {}), model.key: folder.name}
+            context.store.put_statuses({stored.ref: {**status, COMMITS: commits}})
+    return folder

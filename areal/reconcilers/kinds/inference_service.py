@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, UsageFault, did_you_mean
-from areal.reconcilers.health import Health, best_run, judge, serves
-from areal.reconcilers.kinds.base import Endpoint, KindController
+from areal.reconcilers.kinds import Endpoint, KindController
+from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
-    from areal.reconcilers.effect_context import EffectContext
-    from areal.reconcilers.launch import Slot
+    from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
@@ -27,7 +26,7 @@ class InferenceServiceController(KindController):
     columns = (("ADDRESS", ("status", "address"), False),)
 
     def require_runnable(self, home: Home, found: StoredObject) -> None:
-        from areal.reconcilers.admin_keys import require_usable_key
+        from areal.reconcilers.launch import require_usable_key
 
         require_usable_key(home, found)
 

@@ -13,24 +13,40 @@ own are never touched.
 
 from __future__ import annotations
 
+import json
+import os
 import socket
+import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NoCapacity, UsageFault
-from areal.reconcilers.components import end_cause, erase, stop_in_order, stoppable, superseded
+from areal.hub import COMMITS_VARIABLE
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
-from areal.reconcilers.kinds.job_config import PROCESSES, JobConfig, expand_job, require_runnable
+from areal.reconcilers.kinds.inference_launch import commits_of
+from areal.reconcilers.kinds.job_config import (
+    PROCESSES,
+    JobConfig,
+    choose_driver,
+    expand_job,
+    read_config,
+    require_runnable,
+)
 from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, job_status
+from areal.reconcilers.launch import EffectContext, Slot, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
-from areal.reconcilers.plan import Drift, Verb
-from areal.reconcilers.planning import KindPlan, ObjectWork
-from areal.resources.kinds import name_problem
-from areal.resources.specs import JobRestart, TrainJobSpec
+from areal.reconcilers.plan import Drift, Op, Verb
+from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
+from areal.resources.addresses import base_url
+from areal.resources.kinds import check_name, name_problem, parse_ref, served_name
+from areal.resources.specs import InferenceServiceSpec, JobRestart, TrainJobSpec
 from areal.resources.validation import effective
-from areal.runtime.backends.base import RunState
+from areal.runtime.backends.base import RestartPolicy, RunSpec, RunState
+from areal.state.files import read_json, write_atomic, write_json
+from areal.state.home import Home
 from areal.state.records import StoredObject
 
 TARGET = f"{DRIVER}/0"
@@ -43,10 +59,6 @@ class JobWork(ObjectWork):
         spec: TrainJobSpec = effective(self.target.object.kind, self.target.object.spec)
         return spec
 
-    @property
-    def runs(self) -> tuple[ObservedRun, ...]:
-        return self.observed.of(self.ref, DRIVER)
-
 
 class TrainJobPlan(KindPlan):
     """A driver ends before the model that it samples from, and starts when that is there."""
@@ -54,8 +66,8 @@ class TrainJobPlan(KindPlan):
     def drain(self) -> None:
         for place, target in enumerate(self.targets):
             if (old := target.ending) is not None:
-                work, grace = JobWork(self.planning, old), self.planning.policy.grace
-                stopped = stop_in_order(work.build, work.ref, stoppable(work.runs), [DRIVER], end_cause(old), (), grace)
+                work = JobWork(self.planning, old)
+                stopped = work.stop_component(DRIVER, stoppable(work.runs), work.end_cause, (), work.policy.grace)
                 self.planning.drained[target.ref] = stopped
             self._announce(place, target)
 
@@ -73,10 +85,10 @@ class TrainJobPlan(KindPlan):
         for target in self.targets:
             if (old := target.ending) is not None:
                 # What it made stays in its folder.
-                erased = erase(planning.build, old, planning.observed, planning.drained[target.ref])
+                erased = JobWork(planning, old).erase(planning.drained[target.ref])
                 if target.gone:
                     continue
-                planning.record_again(target, (erased,))
+                planning.record_again(target, erased)
             if target.ref in planning.scope.asked:
                 with planning.healing(target):
                     plan_job(JobWork(planning, target))
@@ -174,9 +186,7 @@ def _called_first(work: JobWork) -> tuple[int, ...]:
 def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
     """End what lives, and what a supervisor that died has left."""
     ending = [run for run in work.runs if run.is_live or (run.leaves_session and run is now.run)]
-    if not ending:
-        return ()
-    return stop_in_order(work.build, work.ref, ending, [DRIVER], cause, work.recorded, work.policy.grace)
+    return work.stop_component(DRIVER, ending, cause, work.recorded, work.policy.grace) if ending else ()
 
 
 # -- the objects that a job stands for
@@ -374,3 +384,151 @@ def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
 
 def services_of(stored: Iterable[StoredObject], job: str) -> Iterator[StoredObject]:
     return (item for item in stored if item.kind == _SERVICE and item.owner == job)
+
+
+# -- How a job's driver is started: its folder, its words, what it is told of the service that it samples from.
+
+STOP_GRACE_S = 60.0  # a driver may write a checkpoint
+_FOREVER_S = 1e9
+_HOPELESS = (2, 3)  # wrong usage, an invalid configuration: the next attempt would say the same
+_OWNER = "job.json"
+_INLINE = "given.yaml"
+
+
+def job_folder(home: Home, name: str) -> Path:
+    """What a job makes: configuration, metrics, checkpoints, trajectories."""
+    return home.jobs / check_name(name)
+
+
+def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    """Raises ArealError saying what is missing."""
+    stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
+    spec: TrainJobSpec = effective("TrainJob", stored.spec)
+    if spec.resources.nodes > 1:
+        raise UsageFault(f"{op.ref}: spec.resources.nodes {spec.resources.nodes} needs a cluster's scheduler")
+    folder = _own_folder(context.ctx.home, stored)
+    cwd = spec.working_dir or _earlier_cwd(context, op.ref) or os.getcwd()  # noqa: PTH109 - a string is wanted
+    inputs = dict(op.args["inputs"])
+    count = int(op.args["gpus"])
+    gpus = context.backend.named(slot.backend).claim_gpus(count, owner=op.ref) if count else ()
+    return RunSpec(
+        uid=slot.uid,
+        owner=op.ref,
+        component=DRIVER,
+        replica=0,
+        argv=tuple(_argv(spec, stored, folder, Path(cwd))),
+        backend=slot.backend,
+        env={
+            "PYTHONUNBUFFERED": "1",
+            **spec.env,
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
+            **_service(context, spec),
+            "AREAL_RUN_FOLDER": str(folder),
+            "AREAL_ATTEMPT": str(inputs["attempt"]),
+        },
+        secret_env={name: secret_of(source, stored) for name, source in spec.env_from.items()},
+        cwd=cwd,
+        gpus=gpus,
+        generation=stored.generation,
+        spec=stored.spec,
+        inputs=inputs,
+        restart=_restart(spec, int(inputs["restartsAllowed"])),
+        stop_grace_s=STOP_GRACE_S,
+        on_end=_on_end(context, op.ref),
+    )
+
+
+def _on_end(context: EffectContext, ref: str) -> tuple[str, ...]:
+    """The service that the job brought goes when the driver has ended for good."""
+    if not any(services_of(context.store.list("InferenceService"), ref)):
+        return ()
+    return (sys.executable, "-m", "areal.reconcilers.background", str(context.ctx.home.root), "job-end", ref)
+
+
+def _own_folder(home: Home, stored: StoredObject) -> Path:
+    """The job's folder. That of an earlier job of the same name is set aside: a new job must not go on from its
+    checkpoints, and they must not be lost."""
+    folder = job_folder(home, stored.name)
+    mark = folder / _OWNER
+    if folder.exists():
+        try:
+            owner = str(read_json(mark)["uid"])
+        except (FileNotFoundError, ArealError, KeyError, TypeError):
+            owner = "earlier"
+        if owner != stored.uid:
+            aside = folder.with_name(f"{folder.name}.{owner[:8]}")
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = folder.with_name(f"{folder.name}.{owner[:8]}-{number}")
+            folder.rename(aside)
+    if not mark.exists():
+        write_json(mark, {"uid": stored.uid, "job": str(stored.ref)})
+    return folder
+
+
+def _earlier_cwd(context: EffectContext, ref: str) -> str | None:
+    runs = context.observed.of(ref, DRIVER)
+    return next((run.state.spec.cwd for run in sorted(runs, key=lambda run: run.uid, reverse=True)), None)
+
+
+def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> list[str]:
+    config = _config_file(spec, stored, folder, cwd)
+    content = read_config(config) if config is not None else {}
+    driver = choose_driver(spec.driver, content, spec.overrides, str(config or stored.ref))
+    words = [*(["--config", str(config)] if config is not None else []), *spec.overrides]
+    processes = spec.resources.processes_per_node
+    started = ["areal.training.launch", "--processes", str(processes), "--"] if processes > 1 else ["areal.training"]
+    return [sys.executable, "-m", *started, "--driver", driver, "--", *words]
+
+
+def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:
+    """A file's path is read from where the driver runs, else from beside the manifest. A map becomes a file."""
+    if spec.config is None:
+        return None
+    if not isinstance(spec.config, str):
+        write_atomic(folder / _INLINE, json.dumps(spec.config, indent=1) + "\n")  # JSON is YAML
+        return folder / _INLINE
+    source = source_file(stored)
+    bases = [cwd, *([Path(source).absolute().parent] if source else [])]
+    for base in bases:
+        found = base / Path(spec.config).expanduser()
+        if found.is_file():
+            return found.resolve()
+    looked = ", ".join(dict.fromkeys(map(str, bases)))
+    raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=f"looked in {looked}")
+
+
+def _service(context: EffectContext, spec: TrainJobSpec) -> dict[str, str]:
+    """Where the model is that the job samples from and updates."""
+    if spec.rollout is None:
+        return {}
+    ref = f"InferenceService/{spec.rollout.service}"
+    service: InferenceServiceSpec = context.spec_of(ref)
+    told = {
+        "AREAL_INFERENCE_ADDR": base_url(service.gateway.host, service.gateway.port),
+        "AREAL_INFERENCE_KEY_FILE": context.key_file(ref),
+    }
+    if not spec.rollout.model:
+        return told
+    model = context.store.get(parse_ref(f"Model/{spec.rollout.model}"))
+    if model is None:
+        return {**told, "AREAL_INFERENCE_MODEL": spec.rollout.model}
+    told["AREAL_INFERENCE_MODEL"] = served_name(model.name, model.spec)
+    if commits := commits_of(model, effective("Model", model.spec)):
+        told[COMMITS_VARIABLE] = json.dumps(commits)
+    return told
+
+
+def _restart(spec: TrainJobSpec, allowed: int) -> RestartPolicy:
+    backoff: Any = spec.restart.backoff
+    return RestartPolicy(
+        policy=spec.restart.policy,
+        initial_backoff_s=backoff.initial_seconds,
+        factor=backoff.factor,
+        max_backoff_s=backoff.max_seconds,
+        jitter=backoff.jitter,
+        budget_count=allowed,
+        budget_window_s=_FOREVER_S,
+        final_exit_codes=_HOPELESS,
+    )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from areal.errors import NotFound, did_you_mean
-from areal.reconcilers.health import Health, best_run, judge, serves
-from areal.reconcilers.kinds.base import Endpoint, KindController, Told
-from areal.reconcilers.observe import ObservedRun, RouteTable
+from areal.reconcilers.kinds import Endpoint, KindController, Told
+from areal.reconcilers.observe import Health, ObservedRun, RouteTable, best_run, judge, serves
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
 
 if TYPE_CHECKING:
-    from areal.reconcilers.effect_context import EffectContext
-    from areal.reconcilers.launch import Slot
+    from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from areal.state.records import StoredObject
 
 
+_DISPOSAL_S = 60.0
+
+
 class ModelController(KindController):
     replicas_field = "replicas"
+    kept_status = ("commits",)
     columns = (("SERVICE", ("spec", "service"), False), ("BACKEND", ("spec", "backend"), False))
 
     # -- manifests
@@ -43,14 +47,23 @@ class ModelController(KindController):
     def faults_against_state(
         self, resources: Sequence[Resource], stored: Sequence[StoredObject]
     ) -> dict[Ref, list[Diagnostic]]:
-        from areal.reconcilers.kinds.model_files import missing_folders
+        from areal.hub import is_id
         from areal.resources.nodes import Diagnostic
+        from areal.resources.paths import looks_local, resolve_model_path
         from areal.resources.resource import served_as, served_twice
 
         taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
         faults: dict[Ref, list[Diagnostic]] = {}
         for resource in resources:
-            found = missing_folders(resource)
+            found = []
+            for name in ("path", "tokenizerPath"):
+                path = resource.spec.get(name)
+                if not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
+                    continue
+                if looks_local(path) or not is_id(path):
+                    what = f"model folder {path!r} does not exist"
+                    message = f"{what} (looked in the working directory and beside the manifest)"
+                    found.append(Diagnostic(resource.pos_of((name,)), resource.text_of((name,)), message))
             if (other := taken.get(served_as(resource.name, resource.spec))) is not None:
                 found.append(Diagnostic(*served_twice(resource, str(other))))
             if found:
@@ -127,7 +140,7 @@ class ModelController(KindController):
         return Endpoint(caller=("data-proxy", "engineUrl") if component == "engine" else None)
 
     def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
-        from areal.reconcilers.kinds.model_files import require_models
+        from areal.reconcilers.kinds.inference_launch import require_models
         from areal.resources.validation import effective
 
         require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, told)
@@ -144,9 +157,39 @@ class ModelController(KindController):
         return min(spec.probes.startup.deadline_seconds, strategy.progress_deadline_seconds)
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
-        from areal.reconcilers.kinds.model_files import dispose_of_data
+        """Trajectories outlive the processes. They go with the Model, but for finished ones that nobody has exported: a
+        Model of the same name serves them again. Only the recorder reads journals: a process of its own removes them.
+        """
+        import subprocess
 
-        return dispose_of_data(home, ref)
+        folder = home.data / ref.name
+        if not folder.exists():
+            return None
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "areal.services.inference.recorder.storage", str(folder)],
+                capture_output=True,
+                text=True,
+                timeout=_DISPOSAL_S,
+                stdin=subprocess.DEVNULL,
+                check=True,
+            )
+            remains = json.loads(done.stdout)
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.strip().splitlines()
+            return f"{ref}: {folder} is kept: {lines[-1] if lines else 'no reason given'}"
+        except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+            return f"{ref}: {folder} is kept: what is recorded in it could not be read: {error}"
+        reasons = []
+        if count := remains["finished"]:
+            reasons.append(f"{count} finished {'trajectory was' if count == 1 else 'trajectories were'} never exported")
+        if remains["unreadable"]:
+            reasons.append(f"unreadable journals: {', '.join(remains['unreadable'])}")
+        if remains["served"]:
+            reasons.append(f"journals in use: {', '.join(remains['served'])}")
+        if not reasons:
+            return None
+        return f"{ref}: {folder} is kept: {'; '.join(reasons)}. A Model of this name serves it again; remove it by hand"
 
     # -- operations
 
@@ -168,13 +211,14 @@ class ModelController(KindController):
 
     def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Trajectories that outlived their Model. They are somebody's work: nothing removes them."""
-        from areal.reconcilers.kinds.model_files import left_behind
-
-        for path in left_behind(home, names):
-            yield (
-                f"{path} holds what Model/{path.name} recorded, and no such Model is there any more",
-                "apply a Model of this name to export it, or remove the folder",
-            )
+        known = set(names)
+        folders = sorted(path for path in home.data.iterdir() if path.is_dir()) if home.data.is_dir() else []
+        for path in folders:
+            if path.name not in known:
+                yield (
+                    f"{path} holds what Model/{path.name} recorded, and no such Model is there any more",
+                    "apply a Model of this name to export it, or remove the folder",
+                )
 
 
 def _is_table(table: RouteTable | str | None) -> TypeGuard[RouteTable]:

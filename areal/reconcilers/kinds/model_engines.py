@@ -23,7 +23,7 @@ from typing import Any
 
 from areal.client.http import AdminClient
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
-from areal.reconcilers.components import inference_part
+from areal.reconcilers.planning import inference_part
 from areal.resources.backend import engine_arg_faults
 from areal.resources.kinds import Ref
 from areal.resources.nodes import Diagnostic

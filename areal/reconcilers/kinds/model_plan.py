@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal.errors import NoCapacity
-from areal.reconcilers.components import Action, awaiting, end_cause, erase, stoppable, unseen
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.model_replicas import (
     ENGINE,
@@ -30,7 +29,7 @@ from areal.reconcilers.kinds.model_replicas import (
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Drift, Verb
-from areal.reconcilers.planning import KindPlan, Planning
+from areal.reconcilers.planning import Action, KindPlan, Planning, stoppable, unseen
 from areal.resources.kinds import service_ref
 from areal.resources.specs import ModelSpec
 from areal.resources.validation import effective
@@ -93,7 +92,7 @@ def _surge(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> 
     """New beside old: start, warm, route in, soak, then drain and stop the old ones. Until they are drained the old
     ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
     cause = f"replaced: {_cause(batch)}"
-    new, warm = _successors(work, batch, last or work.recorded, beside=True)
+    new, warm = _start_successors(work, batch, last or work.recorded, beside=True)
     old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
     switch = work.strategy.type == "BlueGreen"  # one change of the table: from then on only the new set is picked
     work.routed = [*work.routed, *new]
@@ -127,28 +126,21 @@ def _recreate(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) 
         work.routed = [uid for uid in work.routed if uid not in old]
         needs = (work.route(cause, needs),)
     needs = _retire(work, batch, needs, cause)
-    new, warm = _successors(work, batch, needs, beside=False)
+    new, warm = _start_successors(work, batch, needs, beside=False)
     work.routed += new
     return (work.route("successors are warm", warm),)
 
 
-def _successors(
+def _start_successors(
     work: ModelWork, batch: Sequence[Replica], needs: tuple[int, ...], *, beside: bool
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Start the new engines (where they change) and data proxies: the proxies; the ops after which they are warm."""
+    """The new data proxies; the ops after which they are warm."""
     new: list[str] = []
     warmed: list[int] = []
-    flag = {"successor": True} if beside else {}
     for replica in batch:
-        engine_run, ready = "", tuple[int, ...]()
-        if replica.engine is not None and replica.engine_component is not None:
-            replaced = replica.engine.action is Action.REPLACE
-            engine = work.start(replica.engine_component, replica.engine, needs, flag if replaced else None)
-            engine_run, ready = engine.run, engine.ready
-        args = {**({"engine": engine_run} if engine_run else {}), **flag}
-        proxy = work.start(replica.proxy_component, replica.proxy, needs, args, ready)
-        warmed += work.warm(replica, proxy.run, (*ready, *proxy.ready))
-        new.append(proxy.run)
+        proxy, ready = work.start_replica(replica, needs, successor=beside)
+        warmed += work.warm(replica, proxy, ready)
+        new.append(proxy)
     return new, tuple(warmed)
 
 
@@ -204,12 +196,12 @@ class ModelPlan(KindPlan):
             if (old := target.ending) is None:
                 continue
             work = ModelWork(planning, old)
-            last = plan_model_end(work, (*work.service.gateway_stopped, *planning.all_drained))
+            erased = plan_model_end(work, (*work.service.gateway_stopped, *planning.all_drained))
             if target.gone:
                 ref = work.service.ref
-                planning.ended[ref] = (*planning.ended.get(ref, ()), *last)
+                planning.ended[ref] = (*planning.ended.get(ref, ()), erased)
             else:
-                planning.record_again(target, last)
+                planning.record_again(target, erased)
 
     def close(self) -> None:
         for model in self._opened:
@@ -240,9 +232,8 @@ def open_model(work: ModelWork, *, routes_only: bool = False) -> OpenedModel:
     if routes_only:
         work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
         return OpenedModel(work, routes_only=True, last=_restore_routes(work))
-    runs = work.observed.of(work.ref)
-    replicas = with_callers([work.replica(index) for index in range(work.count)], runs)
-    extras = extras_of(runs, replicas)
+    replicas = with_callers([work.replica(index) for index in range(work.count)], work.runs)
+    extras = extras_of(work.runs, replicas)
     if not work.table_readable:
         replicas, extras = [not_replaced(replica) for replica in replicas], Extras()
     work.routed = _routed_now(work, replicas)
@@ -254,7 +245,7 @@ def close_model(plan: OpenedModel) -> None:
     work, extras, last = plan.work, plan.extras, plan.last
     if plan.routes_only:
         return
-    work.notes.cannot_see(work.ref, [run for run in unseen(work.observed.of(work.ref)) if run.replica >= work.count])
+    work.notes.cannot_see(work.ref, [run for run in unseen(work.runs) if run.replica >= work.count])
     work.sweep()
     fresh = [replica for replica in plan.replicas if not replica.replaced]
     replaced = [replica for replica in plan.replicas if replica.replaced]
@@ -350,17 +341,12 @@ def _bring_up(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...
     joining: list[str] = []
     warm: list[int] = []
     for replica in replicas:
-        engine_run, engine_ready = "", tuple[int, ...]()
-        if replica.engine is not None and replica.engine_component is not None:
-            engine = work.start(replica.engine_component, replica.engine, work.recorded)
-            engine_run, engine_ready = engine.run, engine.ready
-        args = {"engine": engine_run} if engine_run else {}
-        proxy = work.start(replica.proxy_component, replica.proxy, work.recorded, args, engine_ready)
-        ready += (*engine_ready, *proxy.ready)
+        proxy, mine = work.start_replica(replica, work.recorded)
+        ready += mine
         stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
-        if proxy.run not in work.routed and not stays_out:
-            joining.append(proxy.run)
-            warm += work.warm(replica, proxy.run, (*engine_ready, *proxy.ready))
+        if proxy not in work.routed and not stays_out:
+            joining.append(proxy)
+            warm += work.warm(replica, proxy, mine)
     if not joining:
         return (*last, *ready)
     work.routed += joining
@@ -403,16 +389,16 @@ def settle(work: ModelWork) -> None:
     if work.service.gateway_unseen or not work.table_readable:
         return
     needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
-    args = {"service": work.service.ref, **awaiting(work.trainer)}
+    args = {"service": work.service.ref, **({"trainer": work.trainer} if work.trainer else {})}
     work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
 
 
-def plan_model_end(work: ModelWork, needs: tuple[int, ...]) -> tuple[int, ...]:
-    """Delete: drain and unroute while the service lives on, then stop, forget, erase; the last ops.
+def plan_model_end(work: ModelWork, needs: tuple[int, ...]) -> int:
+    """Delete: drain and unroute while the service lives on, then stop, forget, erase; the last op.
 
     A router that does not answer must not keep a model from being deleted: its ops are waited for, not needed.
     """
-    cause, runs = end_cause(work.target), stoppable(work.observed.of(work.ref))
+    cause, runs = work.end_cause, stoppable(work.runs)
     after: tuple[int, ...] = ()
     if work.service.router and not work.service.gone:
         after = work.leave_router([run for run in runs if run.state.spec.component == PROXY and run.is_live], cause)
@@ -421,5 +407,4 @@ def plan_model_end(work: ModelWork, needs: tuple[int, ...]) -> tuple[int, ...]:
     for name in (PROXY, ENGINE):
         part = [run for run in runs if run.state.spec.component == name]
         last = tuple(work.stop(run, cause, last, args) for run in part) or last
-    erased = erase(work.build, work.target, work.observed, last, after)
-    return (erased,)
+    return work.erase(last, after)

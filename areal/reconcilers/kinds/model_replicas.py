@@ -13,23 +13,19 @@ from functools import cached_property
 from typing import Any
 
 from areal.errors import NoCapacity
-from areal.reconcilers.components import (
-    Action,
-    Component,
-    Decision,
-    Started,
-    awaiting,
-    decide,
-    inference_part,
-    keep,
-    key_input,
-    start,
-    unseen,
-)
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Verb
-from areal.reconcilers.planning import ObjectWork
+from areal.reconcilers.planning import (
+    Action,
+    Component,
+    Decision,
+    ObjectWork,
+    Started,
+    inference_part,
+    key_input,
+    unseen,
+)
 from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
@@ -116,7 +112,7 @@ def _behind(engine: Decision, proxy: Decision) -> Decision:
     if engine.action is Action.LEAVE and proxy.action is not Action.KEEP:
         return Decision(Action.DEFER, "its engine cannot be seen", proxy.run)
     if engine.action is Action.REPLACE and proxy.run is not None and proxy.run.is_live:
-        return Decision(Action.REPLACE, engine.cause, proxy.run, decided_by=engine.decided_by)
+        return Decision(Action.REPLACE, engine.cause, proxy.run)
     return proxy
 
 
@@ -252,42 +248,40 @@ class ModelWork(ObjectWork):
 
     def replica(self, index: int) -> Replica:
         """Decide about one slot; drift goes to the notes."""
-        inputs, sparse = {**self.restarted, **key_input(self.service.spec)}, self.target.object.spec
+        inputs = key_input(self.service.spec)
         engine, engine_component = None, None
         if self.spec.starts_engine:
-            engine_component = Component(self.ref, ENGINE, index, "Model", sparse, ENGINE_FIELDS, inputs)
-            engine = decide(engine_component, self.observed.of(self.ref, ENGINE, index))
-            self.notes.note(engine_component, engine)
+            engine_component = self.component(ENGINE, index, ENGINE_FIELDS, inputs)
+            engine = self.decide(engine_component)
+            self.note(engine_component, engine)
             if engine.run is not None and engine.action in (Action.KEEP, Action.AWAIT, Action.KICK):
                 inputs = {**inputs, "engineUrl": engine.run.url}
-        proxy_component = Component(self.ref, PROXY, index, "Model", sparse, PROXY_FIELDS, inputs)
-        proxy = decide(proxy_component, self.observed.of(self.ref, PROXY, index))
+        proxy_component = self.component(PROXY, index, PROXY_FIELDS, inputs)
+        proxy = self.decide(proxy_component)
         engine_restarts = engine is not None and engine.action in (Action.KICK, Action.SPAWN, Action.AWAIT)
         if not (engine_restarts and proxy.action is Action.AWAIT):
-            self.notes.note(proxy_component, proxy)
+            self.note(proxy_component, proxy)
         if engine is not None:
             proxy = _behind(engine, proxy)
             if proxy.action is Action.LEAVE and engine.action is Action.REPLACE:
                 engine = Decision(Action.DEFER, "its data proxy cannot be seen", engine.run)
         return Replica(index, engine, proxy, engine_component, proxy_component)
 
-    def start(
-        self,
-        component: Component,
-        decision: Decision,
-        needs: Sequence[int],
-        args: Mapping[str, Any] | None = None,
-        after: Sequence[int] = (),
-    ) -> Started:
-        """Start a process, with the GPUs that it needs; or wait for the one that is there."""
-        trainer = self.trainer if component.name == PROXY else ""
-        if decision.action in (Action.KEEP, Action.LEAVE, Action.DEFER, Action.AWAIT):
-            return keep(self.build, component, decision, needs, after, trainer)
-        if decision.action is not Action.KICK:
-            needs = (*needs, *self.swept.get(component.target, ()))
-        if component.name == ENGINE and decision.action is not Action.KICK:
-            needs = (*needs, *self.gpus.take(self.need, f"{self.ref} {component.target}"))
-        return start(self.build, component, decision, self.observed, needs, args, after, trainer)
+    def start_replica(
+        self, replica: Replica, needs: Sequence[int], *, successor: bool = False
+    ) -> tuple[str, tuple[int, ...]]:
+        """Start the engine, with the GPUs that it needs, and the data proxy, or wait for those that are there: the data
+        proxy's run; the ops after which both are ready. ``successor``: beside those that are to be replaced."""
+        flag = {"successor": True} if successor else {}
+        engine = Started("")
+        if replica.engine is not None and replica.engine_component is not None:
+            component, decision = replica.engine_component, replica.engine
+            gpus = self.gpus.take(self.need, f"{self.ref} {component.target}") if replica.new_engine else ()
+            args = flag if decision.action is Action.REPLACE else {}
+            engine = self.start(component, decision, (*needs, *gpus), args)
+        told = {**({"engine": engine.run} if engine.run else {}), **flag}
+        proxy = self.start(replica.proxy_component, replica.proxy, needs, told, engine.ready, self.trainer)
+        return proxy.run, (*engine.ready, *proxy.ready)
 
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
         """A completion through the data proxy, before it is routed. An endpoint of somebody else is asked for nothing
@@ -295,7 +289,7 @@ class ModelWork(ObjectWork):
         if self.spec.external is not None:
             return tuple(needs)
         target = replica.proxy_component.target
-        args = awaiting(self.trainer)
+        args = {"trainer": self.trainer} if self.trainer else {}
         return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
 
     def leave_router(self, proxies: Sequence[ObservedRun], cause: str) -> tuple[int, ...]:

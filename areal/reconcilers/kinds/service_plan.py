@@ -14,25 +14,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from areal.reconcilers.components import (
+from areal.reconcilers.observe import ObservedRun, RouteTable
+from areal.reconcilers.plan import Verb
+from areal.reconcilers.planning import (
     Action,
     Component,
     Decision,
+    KindPlan,
+    ObjectWork,
+    Planning,
     Started,
-    decide,
-    end_cause,
-    erase,
-    keep,
     key_input,
-    start,
-    stop_in_order,
     stoppable,
     unseen,
 )
-from areal.reconcilers.desired import Target
-from areal.reconcilers.observe import ObservedRun, RouteTable
-from areal.reconcilers.plan import Verb
-from areal.reconcilers.planning import KindPlan, ObjectWork, Planning
 from areal.resources.kinds import served_name
 from areal.resources.specs import InferenceServiceSpec
 from areal.resources.validation import effective
@@ -85,12 +80,12 @@ class InferenceServicePlan(KindPlan):
         planning = self.planning
         for target in self.targets:
             if target.gone:
-                spec = _spec(target)
-                runs, needs = stoppable(planning.observed.of(target.ref)), planning.all_drained
-                args = {"graceSeconds": planning.policy.drain_s(spec.strategy.drain_timeout_seconds)}
-                names = ["gateway"]
-                stopped = stop_in_order(planning.build, target.ref, runs, names, end_cause(target), needs, args)
-                planning.views[target.ref] = ServiceView(target.ref, spec, gone=True, gateway_stopped=stopped)
+                work = ServiceWork(planning, target)
+                args = {"graceSeconds": planning.policy.drain_s(work.spec.strategy.drain_timeout_seconds)}
+                stopped = work.stop_component(
+                    "gateway", stoppable(work.runs), work.end_cause, planning.all_drained, args
+                )
+                planning.views[target.ref] = ServiceView(target.ref, work.spec, gone=True, gateway_stopped=stopped)
 
     def open(self) -> None:
         planning = self.planning
@@ -150,15 +145,10 @@ class InferenceServicePlan(KindPlan):
         for target in self.targets:
             if not target.gone:
                 continue
+            work = ServiceWork(planning, target)
             needs = (*planning.views[target.ref].gateway_stopped, *planning.ended.get(target.ref, ()))
-            runs, grace = stoppable(planning.observed.of(target.ref)), planning.policy.grace
-            stopped = stop_in_order(planning.build, target.ref, runs, ["router"], end_cause(target), needs, grace)
-            erase(planning.build, target, planning.observed, (*needs, *stopped))
-
-
-def _spec(target: Target) -> InferenceServiceSpec:
-    spec: InferenceServiceSpec = effective(target.object.kind, target.object.spec)
-    return spec
+            stopped = work.stop_component("router", stoppable(work.runs), work.end_cause, needs, work.policy.grace)
+            work.erase((*needs, *stopped))
 
 
 @dataclass
@@ -167,27 +157,16 @@ class ServiceWork(ObjectWork):
 
     @cached_property
     def spec(self) -> InferenceServiceSpec:
-        return _spec(self.target)
+        spec: InferenceServiceSpec = effective(self.target.object.kind, self.target.object.spec)
+        return spec
 
-    def start(
-        self,
-        component: Component,
-        decision: Decision,
-        needs: Sequence[int],
-        args: Mapping[str, Any] | None = None,
-        after: Sequence[int] = (),
-    ) -> Started:
-        needs = (*needs, *self.swept.get(component.target, ()))
-        return start(self.build, component, decision, self.observed, needs, args, after)
-
-    def component(self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None) -> Component:
-        told = {**(inputs or {}), **self.restarted, **key_input(self.spec)}
-        return Component(self.ref, name, 0, "InferenceService", self.target.object.spec, fields, told)
-
-    def decide(self, component: Component) -> Decision:
-        decision = decide(component, self.observed.of(self.ref, component.name))
-        self.notes.note(component, decision)
-        return decision
+    def decided(
+        self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
+    ) -> tuple[Component, Decision]:
+        component = self.component(name, 0, fields, {**(inputs or {}), **key_input(self.spec)})
+        decision = self.decide(component)
+        self.note(component, decision)
+        return component, decision
 
 
 def open_service(work: ServiceWork) -> ServiceView:
@@ -195,8 +174,7 @@ def open_service(work: ServiceWork) -> ServiceView:
     if work.spec.suspend:
         return ServiceView(work.ref, work.spec, gateway_stopped=_suspend(work))
     work.sweep()
-    routing = work.component("router", ROUTER_FIELDS)
-    decision = work.decide(routing)
+    routing, decision = work.decided("router", ROUTER_FIELDS)
     router, fresh = _plan_router(work, routing, decision)
     table = None if fresh else work.observed.routes.get(work.ref)
     if isinstance(table, str):
@@ -222,12 +200,10 @@ def close_service(work: ServiceWork, view: ServiceView) -> ServiceView:
 
 def _suspend(work: ServiceWork) -> tuple[int, ...]:
     """Stop the gateway, which lets running streams finish, then the router; the ops after which no request comes."""
-    runs = work.observed.of(work.ref)
-    work.notes.cannot_see(work.ref, unseen(runs))
-    args = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}
-    ending = stoppable(runs)
-    closed = stop_in_order(work.build, work.ref, ending, ["gateway"], "suspended", work.recorded, args)
-    stop_in_order(work.build, work.ref, ending, ["router"], "suspended", closed)
+    work.notes.cannot_see(work.ref, unseen(work.runs))
+    args, ending = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}, stoppable(work.runs)
+    closed = work.stop_component("gateway", ending, "suspended", work.recorded, args)
+    work.stop_component("router", ending, "suspended", closed)
     return closed
 
 
@@ -247,22 +223,20 @@ def _plan_router(work: ServiceWork, component: Component, decision: Decision) ->
     """The router, and whether its table starts empty."""
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         _stop_extras(work, component, decision)
-        kept = keep(work.build, component, decision, work.recorded)
+        kept = work.start(component, decision, work.recorded)
         return kept, decision.action is Action.AWAIT and work.observed.routes.get(work.ref) is None
-    needs = work.recorded
+    needs = (*work.recorded, *work.swept.get(component.target, ()))
     if decision.action is Action.REPLACE:
         assert decision.run is not None
         work.notes.destructive.append(f"{work.ref}: the router is restarted (gateways serve on meanwhile)")
-        old = work.build.add(Verb.STOP, work.ref, component.target, decision.cause, needs=needs, run=decision.run.uid)
-        needs = (old,)
+        needs = (work.stop(decision.run, decision.cause, work.recorded),)
     return work.start(component, decision, needs), True
 
 
 def _decide_gateway(work: ServiceWork, router: Decision) -> tuple[Component, Decision]:
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
-    component = work.component("gateway", GATEWAY_FIELDS, inputs)
-    decision = work.decide(component)
+    component, decision = work.decided("gateway", GATEWAY_FIELDS, inputs)
     moving = (Action.SPAWN, Action.REPLACE, Action.LEAVE)
     if router.action in moving and decision.action in (Action.AWAIT, Action.KICK):
         return component, Decision(Action.DEFER, "its router has to be there first", decision.run)
@@ -276,7 +250,7 @@ def _plan_gateway(work: ServiceWork, view: ServiceView) -> ServiceView:
     if decision.action is Action.DEFER:
         return replace(view, gateway_unseen=True)
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
-        kept = keep(work.build, component, decision, work.recorded, view.router_ready)
+        kept = work.start(component, decision, work.recorded, after=view.router_ready)
         _stop_extras(work, component, decision, kept.ready)
         return replace(view, gateway_ready=kept.ready, gateway_unseen=decision.action is Action.LEAVE)
     if view.router_unseen:
@@ -284,7 +258,8 @@ def _plan_gateway(work: ServiceWork, view: ServiceView) -> ServiceView:
     if decision.action is Action.REPLACE:
         return view
     # A router that fails ends the wait for the gateway that follows it.
-    started = work.start(component, decision, work.recorded, {"router": view.router}, view.router_ready)
+    needs = (*work.recorded, *work.swept.get(component.target, ()))
+    started = work.start(component, decision, needs, {"router": view.router}, view.router_ready)
     return replace(view, gateway_ready=started.ready)
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.health import DIED, JOB_FAILED, Health
-from areal.reconcilers.kinds.base import KindController, Told
+from areal.reconcilers.kinds import KindController, Told
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
+from areal.reconcilers.observe import DIED, JOB_FAILED, Health
 from areal.runtime.backends.base import Phase
 
 if TYPE_CHECKING:
     from areal.errors import ArealError
     from areal.reconcilers.context import Progress
     from areal.reconcilers.desired import Target, Wanted
-    from areal.reconcilers.effect_context import EffectContext
-    from areal.reconcilers.launch import Slot
+    from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
@@ -121,6 +120,6 @@ class TrainJobController(KindController):
         return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
-        from areal.reconcilers.kinds.job_launch import driver_run
+        from areal.reconcilers.kinds.job_plan import driver_run
 
         return driver_run(context, op, slot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal.reconcilers.kinds.simple import SimpleController
+from areal.reconcilers.kinds import SimpleController
 from areal.reconcilers.launch import Slot
 from areal.state.records import StoredObject
 

@@ -1,0 +1,504 @@
+"""Execute a plan: claim slots, run its ops in dependency order and in parallel, journal each. Decides nothing.
+
+Invariants: an op begins only when all it needs have succeeded; an op that needs a failed one is skipped, and so is
+whatever needs that; after an interrupt nothing new begins and what runs is finished, or gives up by itself. ``after``
+in an op's args names ops that must have ended, well or not. Every effect is idempotent.
+
+A uid and a port are claimed, before the first effect, for every run that a plan starts: all of them or none. Ports are
+sticky: a run that follows a dead or stopped one takes its port again, so that neighbours' URLs stay true. A successor
+that runs beside its predecessor takes a new port, but for a gateway, whose address users know: the two share it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from graphlib import TopologicalSorter
+from queue import Empty, SimpleQueue
+from threading import Event
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from areal.errors import ArealError, NoCapacity, TargetFailed, TimedOut
+from areal.reconcilers.kinds import Endpoint, controller_of, host_of
+from areal.reconcilers.launch import EffectContext, Interrupted, Slot
+from areal.reconcilers.observe import Observed, ObservedRun, Seen, key_file, key_headers, probe_run, ready_path
+from areal.reconcilers.plan import Op, Plan, Verb
+from areal.resources.kinds import parse_ref, served_name
+from areal.runtime.backends.base import Phase
+from areal.runtime.leases import PortOwner, port_owner
+from areal.runtime.probes import ProbeFailed, ProbeResponse, failure, http_get, wait_ready
+from areal.state.records import new_uid
+
+PARALLEL_OPS = 32
+_INTERRUPT_POLL_S = 0.2
+
+
+@dataclass
+class Report:
+    """How each op of ``plan`` ended. ``skipped`` never began, or gave up on an interrupt."""
+
+    plan: Plan = field(default_factory=Plan)
+    done: set[int] = field(default_factory=set)
+    failed: dict[int, ArealError] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    def errors_of(self, ref: str) -> list[ArealError]:
+        return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]
+
+    def is_unfinished(self, ref: str) -> bool:
+        return any(op.id in self.skipped for op in self.plan.ops_of(ref))
+
+
+def execute(plan: Plan, perform: Callable[[Op], None], interrupted: Event) -> Report:
+    """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
+    report = Report(plan)
+    waiting = {op.id: op for op in plan.ops}
+    known = frozenset(waiting)
+    order = TopologicalSorter({op.id: known & {*op.needs, *op.args.get("after", ())} for op in plan.ops})
+    order.prepare()
+    running: dict[Future[None], Op] = {}
+    ended: SimpleQueue[Future[None]] = SimpleQueue()
+    with ThreadPoolExecutor(PARALLEL_OPS, thread_name_prefix="op") as pool:
+        while order.is_active():
+            if interrupted.is_set() and waiting:
+                report.interrupted = True
+                report.skipped |= waiting.keys()
+                waiting.clear()
+            while ready := order.get_ready():
+                for number in ready:
+                    op = waiting.pop(number, None)
+                    if op is not None and known.intersection(op.needs) <= report.done:
+                        future = pool.submit(perform, op)
+                        running[future] = op
+                        future.add_done_callback(ended.put)
+                    else:
+                        report.skipped.add(number)
+                        order.done(number)
+            if running:
+                with suppress(Empty):
+                    future = ended.get(timeout=_INTERRUPT_POLL_S)
+                    number = running.pop(future).id
+                    _note_end(report, number, future)
+                    order.done(number)
+    return report
+
+
+def _note_end(report: Report, number: int, future: Future[None]) -> None:
+    try:
+        future.result()
+    except Interrupted:
+        report.interrupted = True
+        report.skipped.add(number)
+    except ArealError as error:
+        report.failed[number] = error
+    else:
+        report.done.add(number)
+
+
+# -- slots
+
+
+class PortSource(Protocol):
+    """The part of a backend that slots need."""
+
+    def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]: ...
+
+
+def claim_slots(
+    plan: Plan,
+    observed: Observed,
+    specs: Mapping[str, Mapping[str, Any]],
+    backend_named: Callable[[str], PortSource],
+    scheduler_of: Callable[[str], str],
+    *,
+    owner_of: Callable[[int], PortOwner | None] = port_owner,
+    new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
+) -> dict[str, Slot]:
+    """Symbol -> slot for every SPAWN of the plan. ``scheduler_of``: the name of an object's backend. Raises NoCapacity
+    naming who holds a declared port."""
+    stopping = frozenset(op.run for op in plan.ops if op.verb is Verb.STOP)
+    slots = {}
+    for op in plan.ops:
+        if op.verb is not Verb.SPAWN:
+            continue
+        (kind, _, name), (component, _, replica) = op.ref.partition("/"), op.target.rpartition("/")
+        backend = scheduler_of(op.ref)
+        slot = partial(
+            Slot, f"{name}-{component}-{replica}-{new_suffix()}", op.ref, component, int(replica), backend=backend
+        )
+        endpoint = controller_of(kind).endpoint(specs[op.ref], component)
+        if endpoint is None:
+            slots[op.run] = slot(port=0)
+            continue
+        if endpoint.port:
+            _require_free(op.ref, observed.of(op.ref, component), endpoint, owner_of)
+        port = endpoint.port or _choose_port(op, observed, endpoint, stopping, backend_named(backend))
+        slots[op.run] = slot(port=port, host=endpoint.host, shared=endpoint.shared)
+    return slots
+
+
+def _require_free(
+    ref: str, runs: Sequence[ObservedRun], endpoint: Endpoint, owner_of: Callable[[int], PortOwner | None]
+) -> None:
+    """A declared port that a stranger holds fails here, before anything is changed."""
+    if any(run.is_live and endpoint.port in _ports(run) for run in runs):
+        return
+    owner = owner_of(endpoint.port)
+    if owner is not None:
+        raise NoCapacity(
+            f"{ref}: port {endpoint.port} is in use by {owner}",
+            hint=f"stop that process, or choose another {endpoint.field}",
+        )
+
+
+def _choose_port(op: Op, observed: Observed, endpoint: Endpoint, stopping: frozenset[str], ports: PortSource) -> int:
+    component, _, replica = op.target.rpartition("/")
+    former = observed.of(op.ref, component, int(replica))
+    held = [port for run in former if run.is_live and run.uid in stopping for port in _ports(run)]
+    if endpoint.in_place and held:
+        return held[0]
+    if op.args.get("successor"):
+        return ports.claim_ports(1, owner=op.ref)[0]  # nobody may take it for the one that was there
+    called: list[int] = []  # where living neighbours look for it: data proxies for their engine, gateways for a router
+    if endpoint.caller is not None:
+        caller, told = endpoint.caller
+        callers = [run for run in observed.of(op.ref, caller, int(replica)) if run.is_live]
+        urls = [urlsplit(str(run.state.spec.inputs.get(told, ""))) for run in callers]
+        called = [url.port for url in urls if url.port is not None]
+    ended = sorted((run for run in former if not run.is_live), key=lambda run: run.ended_at, reverse=True)
+    sticky = [*called, *(port for run in ended for port in _ports(run))]
+    return ports.claim_ports(1, owner=op.ref, prefer=sticky)[0]
+
+
+def _ports(run: ObservedRun) -> tuple[int, ...]:
+    return (*run.state.spec.ports, *run.state.spec.shared_ports)
+
+
+# -- effects on processes
+
+POLL_S = 0.02
+SLOW_POLL_S = 0.1
+KICK_SETTLE_S = 2.0
+WARM_TIMEOUT_S = 120.0
+WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its engine lacks what a trainer published
+
+
+def perform(context: EffectContext, op: Op) -> None:
+    """Raises ArealError when it fails; only a death in the middle leaves the operation open in the journal."""
+    number = context.tx.begin(op.verb.value, ref=op.ref, target=op.target, run=context.uid(op.run))
+    try:
+        _EFFECTS[op.verb](context, op, number)
+    except ArealError:
+        context.tx.end(number, failed=True)
+        raise
+    context.tx.end(number)
+
+
+def spawn(context: EffectContext, op: Op, number: int) -> None:
+    slot = context.slots[op.run]
+    context.say(op, f"starting {slot.component}")
+    spec = controller_of(parse_ref(op.ref).kind).launch(context, op, slot)
+    context.backend.start(spec, on_pid=lambda pid: context.tx.note(number, pid=pid))
+    with context.lock:
+        context.spawned[op.run] = slot.uid
+    where = f" on port {slot.port}" if slot.port else ""
+    context.event(op.ref, "Normal", "Started", f"{op.target}{where}: {op.cause}")
+
+
+def kick(context: EffectContext, op: Op, number: int) -> None:
+    context.say(op, "restarting now")
+    context.backend.kick(op.run)
+    until = time.monotonic() + KICK_SETTLE_S
+    while context.state(op.run).phase is Phase.BACKOFF and time.monotonic() < until:
+        time.sleep(POLL_S)
+    context.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
+
+
+def await_ready(context: EffectContext, op: Op, number: int) -> None:
+    """The run's own child lives, owns its port and answers; a child that ends while starting fails at once."""
+    patience_s = controller_of(parse_ref(op.ref).kind).start_deadline_s(context, op.ref)
+    left_s = context.left_s
+    spec = context.state(op.run).spec
+    try:
+        wait_ready(
+            context.backend,
+            context.uid(op.run),
+            path=ready_path(spec),
+            headers=key_headers(key_file(spec)),
+            timeout_s=min(left_s, patience_s),
+            on_wait=lambda state, elapsed_s: _say_stage(context, op, state.spec.uid),
+            interrupted=context.ctx.interrupted,
+            accept=partial(_accepts, op),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(op) from None
+    except TimedOut as error:
+        if patience_s > left_s:
+            raise
+        context.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
+        raise TargetFailed(error.message, hint=error.hint, detail=error.detail) from error
+    except TargetFailed as error:
+        context.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
+        raise
+    context.say(op, "ready")
+
+
+def _accepts(op: Op, response: ProbeResponse) -> bool:
+    """Ready; or all that a data proxy lacks are the weights that its model's trainer is to bring. Raises TargetFailed
+    where the process says that waiting will not make it ready."""
+    try:
+        body = json.loads(response.body)
+    except ValueError:
+        body = None
+    said = body if isinstance(body, dict) else {}
+    if response.status == 200 or (op.args.get("trainer") and said.get("awaits_version") is not None):
+        return True
+    if fault := said.get("fault"):
+        what, _, advice = str(fault).rpartition("; ")
+        raise TargetFailed(f"{op.ref} {op.target}: {what}", hint=f"{advice}; then the same command again")
+    return False
+
+
+def _say_stage(context: EffectContext, op: Op, uid: str) -> None:
+    stage = context.backend.stage(uid)
+    if stage is not None:
+        context.say(op, stage.stage, stage.done, stage.total)
+
+
+def warm(context: EffectContext, op: Op, number: int) -> None:
+    """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
+    context.say(op, "warming up")
+    model = context.object(op.ref)
+    client = context.admin(host_of(model) or op.ref, context.url(op.run), WARM_TIMEOUT_S)
+    body = {
+        "model": served_name(model.name, model.spec),
+        "prompt": "1",
+        "max_tokens": 1,
+        "temperature": 0,
+        "store": False,
+    }
+    logs = f"areal logs {op.ref.lower()}"
+    try:
+        status, answer = client.post("/v1/completions", body)
+    except OSError as error:
+        why = error or type(error).__name__
+        raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {why}", hint=logs) from error
+    refused = answer.get("error") if isinstance(answer, dict) else None
+    if op.args.get("trainer") and isinstance(refused, dict) and refused.get("code") == WEIGHTS_BEHIND:
+        context.say(op, f"waits for the weights of {op.args['trainer']}")
+        return
+    if status != 200:
+        raise TargetFailed(f"{op.ref} {op.target}: the model does not complete: {status} {_brief(answer)}", hint=logs)
+
+
+def soak(context: EffectContext, op: Op, number: int) -> None:
+    """The new processes stay up for as long as they must before old ones go."""
+    until = time.monotonic() + float(op.args["seconds"])
+    while time.monotonic() < until:
+        for symbol in op.runs:
+            run = probe_run(context.state(symbol))
+            if run.seen in (Seen.REFUSING, Seen.SILENT) or run.state.phase is not Phase.RUNNING:
+                raise failure(context.backend, run.state)
+        context.say(op, f"must stay ready for {until - time.monotonic():.0f} s more")
+        context.pause(op, SLOW_POLL_S)
+
+
+def stop(context: EffectContext, op: Op, number: int) -> None:
+    context.say(op, "stopping")
+    report = context.backend.stop(op.run, grace_s=op.args.get("graceSeconds"))
+    if report.was_alive or report.swept_pids:
+        swept = f"; swept {len(report.swept_pids)} left-over processes" if report.swept_pids else ""
+        note = f"; {report.note}" if report.note else ""
+        context.event(op.ref, "Normal", "Stopped", f"{op.target}: {op.cause}{swept}{note}")
+
+
+def forget(context: EffectContext, op: Op, number: int) -> None:
+    context.backend.forget(op.run)
+
+
+def give_up(context: EffectContext, runs: tuple[str, ...]) -> None:
+    """Stop what was started in vain. What cannot be stopped is left to `areal doctor`, and to the next plan."""
+    for symbol in runs:
+        slot = context.slots[symbol]
+        try:
+            context.backend.stop(context.spawned[symbol])
+        except ArealError as error:
+            message = f"{slot.component}/{slot.replica} was given up and could not be stopped: {error.message}"
+            context.event(slot.ref, "Warning", "StopFailed", message)
+
+
+# -- effects on routes, through the router's admin routes
+
+ROUTED_S = 10.0
+DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
+
+
+def route(context: EffectContext, op: Op, number: int) -> None:
+    """The model's whole set, none of it draining."""
+    cordoned = op.args.get("cordoned", ())
+    held = {"cordoned": True}
+    workers = [
+        {"worker_id": context.uid(run), "worker_addr": context.url(run), **(held if run in cordoned else {})}
+        for run in op.runs
+    ]
+    settings = {name: op.args[name] for name in ("expected", "readiness")}
+    answer = _post(context, op, "/register_model", {"model": _served(context, op), "workers": workers, **settings})
+    for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
+        if worker.get("state") == "draining":
+            _post(context, op, "/undrain", {"worker_id": worker["worker_id"]})
+    context.event(op.ref, "Normal", "Routed", f"{len(workers)} replicas: {op.cause}")
+
+
+def unroute(context: EffectContext, op: Op, number: int) -> None:
+    name = op.args.get("model") or _served(context, op)
+    _post(context, op, "/remove_model", {"model": name}, missing_is_fine=True)
+
+
+def _served(context: EffectContext, op: Op) -> str:
+    model = context.object(op.ref)
+    return served_name(model.name, model.spec)
+
+
+def configure(context: EffectContext, op: Op, number: int) -> None:
+    _post(context, op, "/configure", dict(op.args))
+
+
+def synced(context: EffectContext, op: Op, number: int) -> None:
+    _post(context, op, "/synced", {})
+
+
+def drain(context: EffectContext, op: Op, number: int) -> None:
+    """No new picks, then wait until no request is in flight at the data proxy, or the drain's own deadline."""
+    _post(context, op, "/drain", {"worker_id": op.run, "stopping": True}, missing_is_fine=True)
+    url, seconds, began = context.url(op.run), float(op.args["seconds"]), time.monotonic()
+    while True:
+        waited_s = time.monotonic() - began
+        busy = _in_flight(url)
+        if busy is None or (busy == 0 and waited_s >= min(DRAIN_SETTLE_S, seconds)):
+            return
+        if waited_s >= seconds:
+            context.event(op.ref, "Warning", "DrainTimeout", f"{op.run} still had {busy} requests after {seconds:g} s")
+            return
+        context.say(op, f"draining, {busy} requests in flight")
+        context.pause(op, SLOW_POLL_S)
+
+
+def _in_flight(url: str) -> int | None:
+    """Requests in flight at a data proxy; None when it cannot say, which means it is gone."""
+    try:
+        return int(json.loads(http_get(f"{url}/health", 2.0).body).get("in_flight", 0))
+    except (ProbeFailed, ValueError):
+        return None
+
+
+def settle(context: EffectContext, op: Op, number: int) -> None:
+    """The gateway lists the model, and the router sends requests to its replicas: what `Ready` promises is what a
+    user's client sees. A replica that the router does not find well is waited for a moment, and is no failure here."""
+    service, name = str(op.args["service"]), _served(context, op)
+    gateway = _gateway_url(context, service)
+    client = context.admin(service, gateway)
+    while True:
+        try:
+            status, answer = client.get("/v1/models")
+        except OSError as error:
+            status, answer = 0, str(error)
+        if status == 200 and any(entry.get("id") == name for entry in answer.get("data", ())):
+            break
+        context.require_time(op, f"{op.ref}: {gateway} does not list the model: {status or ''} {_brief(answer)}")
+        context.pause(op, POLL_S)
+
+    def is_unrouted() -> bool:
+        """Whether a worker of the model gets no requests: the router has yet to find it well."""
+        try:
+            status, answer = client.get("/workers")
+        except OSError:
+            return True
+        workers = answer.get("workers", ()) if status == 200 and isinstance(answer, dict) else ()
+        return any(worker["model"] == name and worker["state"] not in ("ready", "draining") for worker in workers)
+
+    until = time.monotonic() + ROUTED_S
+    while not op.args.get("trainer") and is_unrouted() and time.monotonic() < until:
+        context.pause(op, SLOW_POLL_S)
+
+
+def _gateway_url(context: EffectContext, service: str) -> str:
+    started = [slot.url for slot in context.slots.values() if (slot.ref, slot.component) == (service, "gateway")]
+    urls = [*started, *(run.url for run in context.observed.of(service, "gateway") if run.is_live)]
+    if not urls:
+        raise TargetFailed(f"{service} has no running gateway", hint=f"areal describe {service.lower()}")
+    return urls[0]
+
+
+def _brief(answer: Any) -> str:
+    """An error body in a few words."""
+    if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+        return str(answer["error"].get("message", ""))
+    return str(answer)[:300]
+
+
+def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False) -> Any:
+    """POST to the service's router. Raises ArealError when it does not do as it is told."""
+    service = str(op.args.get("service") or op.ref)
+    hint = f"areal logs {service.lower()} -c router; then the same command again"
+    url = context.url(op.args.get("router") or op.run)
+    try:
+        status, answer = context.admin(service, url).post(path, dict(body))
+    except OSError as error:
+        why = error or type(error).__name__
+        raise ArealError(f"{op.ref}: the router at {url} does not answer POST {path}: {why}", hint=hint) from error
+    if status >= 400 and not (missing_is_fine and status == 404):
+        raise ArealError(f"{op.ref}: the router answers {status} to POST {path}: {_brief(answer)}", hint=hint)
+    return answer
+
+
+# -- effects on objects
+
+
+def record(context: EffectContext, op: Op, number: int) -> None:
+    """Write the object as accepted: who, when, under which revision."""
+    target, now, actor = context.targets[op.ref], time.time(), context.ctx.actor
+    item = target.object
+    layers = tuple(layer if layer.at else replace(layer, at=now, actor=layer.actor or actor) for layer in item.layers)
+    stamped = replace(item, uid=item.uid or new_uid(), created_at=item.created_at or now, layers=layers)
+    stamped = context.store.add_revision(stamped, actor=actor, at=now)
+    context.store.put(stamped, keeps=controller_of(item.kind).kept_status)
+    context.event(op.ref, "Normal", "Created" if target.action in ("create", "replace") else "Configured", op.cause)
+
+
+def erase(context: EffectContext, op: Op, number: int) -> None:
+    """Delete the object, and what its processes recorded, unless that would be a loss."""
+    ref = parse_ref(op.ref)
+    kept = controller_of(ref.kind).dispose(context.ctx.home, ref)
+    context.store.delete(ref)
+    if kept is not None:
+        with context.lock:
+            context.notes.append(kept)
+
+
+_EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
+    Verb.RECORD: record,
+    Verb.SPAWN: spawn,
+    Verb.KICK: kick,
+    Verb.AWAIT: await_ready,
+    Verb.WARM: warm,
+    Verb.ROUTE: route,
+    Verb.CONFIGURE: configure,
+    Verb.SYNC: synced,
+    Verb.SETTLE: settle,
+    Verb.SOAK: soak,
+    Verb.DRAIN: drain,
+    Verb.UNROUTE: unroute,
+    Verb.STOP: stop,
+    Verb.FORGET: forget,
+    Verb.ERASE: erase,
+}
+assert _EFFECTS.keys() == set(Verb)
