@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import mmap
 import os
 import secrets
 import threading
@@ -170,7 +171,10 @@ def _claim(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
             )
         before = json.loads(about.read_bytes())
         run_id = before["run_id"]
-        _same(path, before, settings)
+        differ = {name: value for name, value in settings.items() if before.get(name) != value}
+        if differ:
+            detail = "\n".join(f"{name}: {before.get(name)} there, {value} now" for name, value in differ.items())
+            raise Conflict(f"{path} holds a run of something else", detail=detail, hint="choose another --output")
     elif _has_begun(path):
         raise Conflict(f"{path} holds trajectories, but no run.json that says of what", hint="choose another --output")
     else:
@@ -193,23 +197,13 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _same(path: Path, before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    other = [
-        f"{name}: {before.get(name)} there, {value} now"
-        for name, value in settings.items()
-        if before.get(name) != value
-    ]
-    if other:
-        raise Conflict(f"{path} holds a run of something else", detail="\n".join(other), hint="choose another --output")
-
-
 def _mend(path: Path) -> None:
     """Cut off what a killed writer left of a line, and forget lines that became Parquet."""
     for lines in path.glob(f"{TRAJECTORIES}*{JSONL}"):
         if lines.with_suffix(PARQUET).exists():
             lines.unlink()
-            continue
-        _cut(lines)
+        else:
+            _cut(lines)
     for name in ("journal.jsonl", "failures.jsonl"):
         if (path / name).exists():
             _cut(path / name)
@@ -219,27 +213,16 @@ def _mend(path: Path) -> None:
 
 def _cut(lines: Path) -> None:
     with lines.open("r+b") as file:
-        file.truncate(_whole_lines(file.fileno()))
-
-
-def _whole_lines(fd: int, step: int = 1 << 16) -> int:
-    """The length of the file up to the end of its last complete line."""
-    at = os.fstat(fd).st_size
-    while at > 0:
-        start = max(0, at - step)
-        newline = os.pread(fd, at - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        at = start
-    return 0
+        if lines.stat().st_size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                end = content.rfind(b"\n") + 1
+            file.truncate(end)
 
 
 def _previous_run(journal: Path) -> PreviousRun:
     sessions: dict[str, str] = {}
     acknowledged: set[str] = set()
-    if not journal.exists():
-        return PreviousRun()
-    for line in journal.read_text(encoding="utf-8").splitlines():
+    for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
         entry = json.loads(line)
         if entry["op"] == "started":
             sessions[entry["episode"]] = entry["session_id"]

@@ -32,15 +32,8 @@ _FAIL_FACTOR = 64  # an error
 _HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
 
 
-@dataclass(frozen=True)
-class EpisodeResult:
-    """``trajectory`` None: the episode was rejected."""
-
-    trajectory: Any
-    head_version: int
-    tail_version: int
-    attempts: int
-    seconds: float
+Outcome = Rollout | Failure | None
+"""The outcome of an episode; None: it was rejected."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class EpisodeRunner:
         head = self._heads.get(item.number)
         return head.version if head is not None else None
 
-    async def run(self, item: EpisodeSpec) -> EpisodeResult | Failure:
+    async def run(self, item: EpisodeSpec) -> Outcome:
         started, attempt = time.monotonic(), 0
         try:
             while True:
@@ -68,9 +61,10 @@ class EpisodeRunner:
                 self._heads[item.number] = engine.head
                 version = engine.get_version()
                 try:
-                    trajectory = await self._attempt(item, engine)
+                    if (trajectory := await self._attempt(item, engine)) is None:
+                        return None
                     head, tail = versions_of(trajectory, version)
-                    return EpisodeResult(trajectory, head, tail, attempt, time.monotonic() - started)
+                    return Rollout(item, trajectory, head, tail, attempt, time.monotonic() - started)
                 except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
                     blame = blame_of(error)
                     if attempt >= self.attempts or blame not in _RETRIED:
@@ -135,10 +129,6 @@ class RolloutsFailed(ArealError):
         self.failures = tuple(failures)
 
 
-Outcome = Rollout | Failure | None
-"""The outcome of an episode; None: it was rejected."""
-
-
 class Executor:
     """``most_failures``: so many in a row end a wait. ``on_failure`` is called with each failure."""
 
@@ -160,7 +150,6 @@ class Executor:
         self._ended: OrderedDict[int, Failure | None] = OrderedDict()  # without a result, the last ones
         self._changed = asyncio.Event()
         self._paused = False
-        self._finished = 0
 
     def submit(self, items: Sequence[EpisodeSpec]) -> None:
         for item in items:
@@ -215,12 +204,10 @@ class Executor:
             if isinstance(outcome, Failure):
                 self.staleness.failed(item, outcome)
                 self._on_failure(item, outcome)
-                self._resolve(item, outcome)
             else:
-                rollout = self._rollout(item, outcome)
-                self.staleness.ended(item, rollout)
+                self.staleness.ended(item, outcome)
                 self._warn_of_rejections()
-                self._resolve(item, rollout)
+            self._resolve(item, outcome)
         finally:
             self._aborted.discard(item.number)
         self._notify()
@@ -238,20 +225,6 @@ class Executor:
                 "have one reward teaches nothing); more are sampled",
                 rejected,
             )
-
-    def _rollout(self, item: EpisodeSpec, result: EpisodeResult) -> Rollout | None:
-        if result.trajectory is None:
-            return None
-        self._finished += 1
-        return Rollout(
-            item,
-            result.trajectory,
-            result.head_version,
-            result.tail_version,
-            self._finished,
-            result.attempts,
-            result.seconds,
-        )
 
     def _resolve(self, item: EpisodeSpec, outcome: Outcome) -> None:
         future = self._awaited.get(item.number)

@@ -21,7 +21,7 @@ from areal.api.registry import load_attr
 from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.api.workflow_context import stat_scope
-from areal.dataset.tokenizers import templated, texts
+from areal.dataset.tokenizers import load_hf_tokenizer, templated, texts
 from areal.errors import ArealError, UsageFault
 from areal.reward.functions import Parameters
 from areal.rollout.tensors import RewardedResponse, response_rows, row
@@ -29,15 +29,6 @@ from areal.rollout.tensors import RewardedResponse, response_rows, row
 if TYPE_CHECKING:
     from areal.api.cli_args import GenerationHyperparameters
     from areal.api.engine_api import InferenceEngine
-
-
-def resolved_tokenizer(tokenizer: Any) -> Any:
-    """A tokenizer, or the one in a model's folder."""
-    if not isinstance(tokenizer, str):
-        return tokenizer
-    from areal.dataset.tokenizers import load_hf_tokenizer
-
-    return load_hf_tokenizer(tokenizer)
 
 
 def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = None) -> list[int]:
@@ -102,76 +93,64 @@ def _key(data: Mapping[str, Any]) -> bytes | None:
 
 
 RewardFn: TypeAlias = "Callable[..., Any] | str | Sequence[Callable[..., Any] | str]"
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class _Function:
+    """A reward function with those columns of a row that it takes."""
+
+    def __init__(self, reward_fn: Callable[..., Any] | str, timeout_s: float) -> None:
+        found = load_attr(reward_fn, "reward") if isinstance(reward_fn, str) else reward_fn
+        try:
+            self.wrapper = AsyncRewardWrapper(found, timeout_seconds=timeout_s)
+        except ValueError as error:
+            raise UsageFault(f"reward {reward_fn!r}: {error}") from error
+        self.call = Parameters.of(found).call
+        if isinstance(reward_fn, str):
+            self.name = reward_fn.replace(":", ".").rpartition(".")[2]
+        else:
+            self.name = str(getattr(reward_fn, "__name__", type(reward_fn).__name__))
 
 
 class RowReward:
-    """``reward_fn`` (or its name) for answers to rows of a data set: it gets prompt, completion, their token ids, and
-    those of the row's own columns that it takes. Raises UsageFault for what is not there or cannot be called."""
+    """The reward of answers to rows of a data set. ``reward_fn`` (or its name) gets prompt, completion, their token
+    ids, and those of the row's own columns that it takes. The rewards of several, each times its weight (1), are added
+    up; the mean of each is in the metrics, by the function's name. Raises UsageFault for a function that is not there
+    or cannot be called, and for weights that do not fit."""
 
-    def __init__(self, reward_fn: Callable[..., Any] | str, timeout_s: float = 15.0) -> None:
-        found = load_attr(reward_fn, "reward") if isinstance(reward_fn, str) else reward_fn
-        try:
-            self._wrapper = AsyncRewardWrapper(found, timeout_seconds=timeout_s)
-        except ValueError as error:
-            raise UsageFault(f"reward {reward_fn!r}: {error}") from error
-        self._parameters = Parameters.of(found)
-
-    def check(self, row: Mapping[str, Any]) -> None:
-        """Before anything is sampled. Raises UsageFault for a row without a column that the function needs."""
-        self._parameters.call(("", "", [], []), row)
-
-    async def __call__(
-        self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, Any]
-    ) -> float:
-        args, kwargs = self._parameters.call((prompt, completion, prompt_ids, completion_ids), row)
-        return await self._wrapper(*args, **kwargs)
-
-    async def each(
-        self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
-    ) -> list[float | Exception]:
-        """The reward of each answer (text, token ids) to one prompt, or its error."""
-        return await self._wrapper.each(
-            [self._parameters.call((prompt, text, prompt_ids, ids), row) for text, ids in answers]
-        )
-
-
-class WeightedRewards:
-    """Several rewards, each times its weight, added up. The mean of each is in the metrics, by its function's name."""
-
-    def __init__(
-        self,
-        reward_fns: Sequence[Callable[..., Any] | str],
-        timeout_s: float = 15.0,
-        weights: Sequence[float] | None = None,
-    ) -> None:
-        self._weights = [1.0] * len(reward_fns) if weights is None else [float(weight) for weight in weights]
-        if not reward_fns or len(self._weights) != len(reward_fns):
-            raise UsageFault(
-                f"reward_weights has {len(self._weights)} numbers, and reward_fn {len(reward_fns)} functions"
-            )
+    def __init__(self, reward_fn: RewardFn, timeout_s: float = 15.0, weights: Sequence[float] | None = None) -> None:
+        is_several = isinstance(reward_fn, list | tuple)
+        given: Sequence[Any] = reward_fn if is_several else [reward_fn]  # type: ignore[assignment]
+        self._weights = [1.0] * len(given) if weights is None else [float(weight) for weight in weights]
+        if not given or len(self._weights) != len(given):
+            raise UsageFault(f"reward_weights has {len(self._weights)} numbers, and reward_fn {len(given)} functions")
         if not all(math.isfinite(weight) for weight in self._weights):
             raise UsageFault(f"reward_weights must be finite numbers, not {self._weights}")
-        self._rewards = [RowReward(each, timeout_s) for each in reward_fns]
-        self._names = [_name_of(each) for each in reward_fns]
-        if len(set(self._names)) < len(self._names):
-            raise UsageFault(f"reward_fn has functions of one name, which metrics cannot tell apart: {self._names}")
+        self._functions = [_Function(each, timeout_s) for each in given]
+        names = [each.name for each in self._functions]
+        if len(set(names)) < len(names):
+            raise UsageFault(f"reward_fn has functions of one name, which metrics cannot tell apart: {names}")
+        self._names = names if is_several or weights is not None else []
 
     def check(self, row: Mapping[str, Any]) -> None:
-        for reward in self._rewards:
-            reward.check(row)
+        """Before anything is sampled. Raises UsageFault for a row without a column that a function needs."""
+        for function in self._functions:
+            function.call(("", "", [], []), row)
 
     async def __call__(
         self, prompt: str, completion: str, prompt_ids: list[int], completion_ids: list[int], row: Mapping[str, Any]
     ) -> float:
-        call = (prompt, completion, prompt_ids, completion_ids, row)
-        return self._sum(await asyncio.gather(*(reward(*call) for reward in self._rewards)))
+        calls = [(each, *each.call((prompt, completion, prompt_ids, completion_ids), row)) for each in self._functions]
+        return self._sum(await asyncio.gather(*(each.wrapper(*args, **kwargs) for each, args, kwargs in calls)))
 
     async def each(
         self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
     ) -> list[float | Exception]:
-        """An answer that one function has no reward for has none."""
-        found = await asyncio.gather(*(reward.each(prompt, prompt_ids, answers, row) for reward in self._rewards))
+        """The reward of each answer (text, token ids) to one prompt, or the error of a function that has none."""
+        jobs = [
+            (function, [function.call((prompt, text, prompt_ids, ids), row) for text, ids in answers])
+            for function in self._functions
+        ]
+        found = await asyncio.gather(*(function.wrapper.each(calls) for function, calls in jobs))
         result: list[float | Exception] = []
         for values in zip(*found, strict=True):
             errors = [value for value in values if isinstance(value, Exception)]
@@ -179,28 +158,10 @@ class WeightedRewards:
         return result
 
     def _sum(self, values: Sequence[float]) -> float:
-        numbers = {f"reward/{name}": value for name, value in zip(self._names, values, strict=True)}
-        stats.get(stat_scope()).scalar(**numbers)
+        if self._names:
+            numbers = {f"reward/{name}": value for name, value in zip(self._names, values, strict=True)}
+            stats.get(stat_scope()).scalar(**numbers)
         return sum(weight * value for weight, value in zip(self._weights, values, strict=True))
-
-
-def row_reward(
-    reward_fn: RewardFn,
-    timeout_s: float = 15.0,
-    weights: Sequence[float] | None = None,
-) -> RowReward | WeightedRewards:
-    """The reward of one function, or of a list of functions with ``weights`` (1 each)."""
-    if isinstance(reward_fn, list | tuple):
-        return WeightedRewards(reward_fn, timeout_s, weights)
-    if weights is not None:
-        return WeightedRewards([reward_fn], timeout_s, weights)  # type: ignore[list-item]
-    return RowReward(reward_fn, timeout_s)  # type: ignore[arg-type]
-
-
-def _name_of(reward_fn: Callable[..., Any] | str) -> str:
-    if isinstance(reward_fn, str):
-        return reward_fn.replace(":", ".").rpartition(".")[2]
-    return str(getattr(reward_fn, "__name__", type(reward_fn).__name__))
 
 
 T = TypeVar("T")
@@ -227,9 +188,9 @@ class RLVRWorkflow(RolloutWorkflow):
         data_extract_prompt_fn: Callable[[dict[str, Any]], Any] | str | None = None,
         reward_weights: Sequence[float] | None = None,
     ) -> None:
-        self.tokenizer = resolved_tokenizer(tokenizer)
+        self.tokenizer = load_hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = row_reward(reward_fn, reward_timeout, reward_weights)
+        self._reward = RowReward(reward_fn, reward_timeout, reward_weights)
         self._thinking = enable_thinking
         self._prompts = PromptCache(self.tokenizer, enable_thinking)
         self._input_ids_of = _function(get_input_ids_fn, "get_input_ids_fn")
@@ -342,9 +303,9 @@ class MultiTurnWorkflow(RolloutWorkflow):
     ) -> None:
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
-        self.tokenizer = resolved_tokenizer(tokenizer)
+        self.tokenizer = load_hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
-        self._reward = row_reward(reward_fn, reward_timeout, reward_weights)
+        self._reward = RowReward(reward_fn, reward_timeout, reward_weights)
         self._max_turns = max_turns
         self._discount = turn_discount
         self._thinking = enable_thinking

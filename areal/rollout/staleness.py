@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from areal.rollout.failures import Failure
 
@@ -61,35 +61,6 @@ def is_stale(window: StalenessWindow, head_version: int, version: int) -> bool:
     return version - head_version > window.staleness
 
 
-class Finished(Protocol):
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def head_version(self) -> int: ...
-
-    @property
-    def finished(self) -> int: ...
-
-
-R = TypeVar("R", bound=Finished)
-
-
-def oldest_first(finished: Iterable[R], count: int) -> list[R]:
-    """The ones to consume: oldest weights first, then in the order in which they finished."""
-    return sorted(finished, key=lambda each: (each.head_version, each.finished))[:count]
-
-
-def shuffled(chosen: Sequence[R], seed: int) -> list[R]:
-    """A batch in an order that depends neither on when they finished nor on when they were submitted, but is the same
-    in every run: so a batch's first minibatch is not that of the short answers."""
-
-    def place(each: R) -> bytes:
-        return blake2b(f"{seed}:{each.number}".encode(), digest_size=8).digest()
-
-    return sorted(chosen, key=place)
-
-
 _REMEMBERED_FAILURES = 256
 _RUNS = 2  # of a prompt whose results are dropped
 
@@ -110,13 +81,12 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Rollout:
-    """An episode that was accepted. Versions are those of its oldest and newest token; ``finished`` counts ends."""
+    """An episode that was accepted. Versions are those of its oldest and newest token."""
 
     item: EpisodeSpec
     trajectory: Any
     head_version: int
     tail_version: int
-    finished: int
     attempts: int = 1
     seconds: float = 0.0
 
@@ -131,6 +101,17 @@ class Rollout:
     @property
     def data(self) -> Mapping[str, Any]:
         return self.item.data
+
+
+def oldest_first(ended: Iterable[Rollout], count: int) -> list[Rollout]:
+    """The ones to consume: oldest weights first, then in the order in which they ended, which ``ended`` has."""
+    return sorted(ended, key=lambda each: each.head_version)[:count]
+
+
+def shuffled(chosen: Sequence[Rollout], seed: int) -> list[Rollout]:
+    """A batch in an order that depends neither on when they ended nor on when they were submitted, but is the same in
+    every run: so a batch's first minibatch is not that of the short answers."""
+    return sorted(chosen, key=lambda each: blake2b(f"{seed}:{each.number}".encode(), digest_size=8).digest())
 
 
 class EndCause(StrEnum):
@@ -171,7 +152,7 @@ class StalenessManager:
     pending: deque[EpisodeSpec] = field(default_factory=deque)
     running: set[int] = field(default_factory=set)
     outside: set[int] = field(default_factory=set)
-    accepted: dict[int, Rollout] = field(default_factory=dict)
+    accepted: dict[int, Rollout] = field(default_factory=dict)  # in the order in which they ended
     in_training: int = 0
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FAILURES))
     failing: int = 0  # failures since the last episode that gave a result

@@ -27,7 +27,7 @@ def rollout(rows: list[tuple[list[int], list[int]]], *, is_eval: bool = False, *
         "loss_mask": padded([[0] * len(prompt) + [1] * len(answer) for prompt, answer in rows]),
         "rewards": np.arange(len(rows), dtype=float),
     } | {name: np.array(values) for name, values in columns.items()}
-    return Rollout(EpisodeSpec(3, {"question": "?"}, None, "t-3", is_eval=is_eval), trajectory, 0, 0, 1)
+    return Rollout(EpisodeSpec(3, {"question": "?"}, None, "t-3", is_eval=is_eval), trajectory, 0, 0)
 
 
 def shape(episodes: list[Episode]) -> dict[int, list[tuple[list[int], str | None]]]:

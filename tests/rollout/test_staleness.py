@@ -28,8 +28,8 @@ def item(number: int, *, outside_window: bool = False) -> EpisodeSpec:
     return EpisodeSpec(number, {"row": number}, None, f"task-{number}", outside_window=outside_window)
 
 
-def rollout(number: int, head: int = 0, finished: int = 0) -> Rollout:
-    return Rollout(item(number), None, head, head, finished)
+def rollout(number: int, head: int = 0) -> Rollout:
+    return Rollout(item(number), None, head, head)
 
 
 @given(WINDOWS, COUNT, COUNT, COUNT, COUNT)
@@ -56,18 +56,18 @@ def test_capacity_is_the_published_formula_where_every_batch_is_consumed_whole()
                 assert mine == max(0, published)
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 100)), max_size=20), st.integers(0, 20))
-def test_oldest_are_consumed_first(finished: list[tuple[int, int]], count: int) -> None:
-    rollouts = [rollout(number, head, end) for number, (head, end) in enumerate(finished)]
+@given(st.lists(st.integers(0, 5), max_size=20), st.integers(0, 20))
+def test_oldest_are_consumed_first(heads: list[int], count: int) -> None:
+    rollouts = [rollout(number, head) for number, head in enumerate(heads)]  # numbered as they ended
     chosen = oldest_first(rollouts, count)
     left = [each for each in rollouts if each not in chosen]
     assert len(chosen) == min(count, len(rollouts))
-    assert all((a.head_version, a.finished) <= (b.head_version, b.finished) for a in chosen for b in left)
+    assert all((a.head_version, a.number) <= (b.head_version, b.number) for a in chosen for b in left)
 
 
 @given(st.permutations(range(10)), st.integers())
 def test_order_of_a_batch_is_independent_of_the_order_of_ends(order: list[int], seed: int) -> None:
-    as_they_ended = [rollout(number, 0, end) for end, number in enumerate(order)]
+    as_they_ended = [rollout(number) for number in order]
     by_number = [each.number for each in shuffled(sorted(as_they_ended, key=lambda each: each.number), seed)]
     assert [each.number for each in shuffled(as_they_ended, seed)] == by_number
 
@@ -106,7 +106,7 @@ class Rollouts(RuleBasedStateMachine):
         elif how == "overtake" and not ended.outside_window:
             self.staleness.aborted(ended)
         else:
-            found = Rollout(ended, None, head, self.staleness.version, 0) if how == "accept" else None
+            found = Rollout(ended, None, head, self.staleness.version) if how == "accept" else None
             self.staleness.ended(ended, found)
 
     @rule(whole=st.booleans())

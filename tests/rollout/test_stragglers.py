@@ -48,7 +48,7 @@ class Simulation:
     def end_one(self) -> None:
         end, _, item, head = heapq.heappop(self.running)
         self.now = max(self.now, end)
-        self.manager.ended(item, Rollout(item, None, head, self.manager.version, len(self.staleness)))
+        self.manager.ended(item, Rollout(item, None, head, self.manager.version))
 
     def until(self, moment: float) -> None:
         while self.running and self.running[0][0] <= moment:

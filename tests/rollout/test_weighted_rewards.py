@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from areal.errors import UsageFault
-from areal.rollout.rlvr import WeightedRewards, row_reward
+from areal.rollout.rlvr import RowReward
 
 LENGTH, RIGHT = f"{__name__}:length", f"{__name__}:right"
 
@@ -23,7 +23,7 @@ def right(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, a
 
 
 async def test_rewards_are_added_up_by_their_weights() -> None:
-    rewards = row_reward([LENGTH, RIGHT], 30.0, [0.5, 2.0])
+    rewards = RowReward([LENGTH, RIGHT], 30.0, [0.5, 2.0])
     row = {"answer": "yes"}
     assert await rewards("q", "yes", [1], [2], row) == 0.5 * 3 + 2.0
     found = await rewards.each("q", [1], [("no", [2]), ("raise", [3]), ("yes", [4])], row)
@@ -32,8 +32,8 @@ async def test_rewards_are_added_up_by_their_weights() -> None:
 
 
 async def test_rewards_without_weights_count_alike() -> None:
-    assert await row_reward([LENGTH, RIGHT], 30.0)("q", "yes", [1], [2], {"answer": "yes"}) == 4.0
-    assert await row_reward(LENGTH, 30.0)("q", "yes", [1], [2], {}) == 3.0
+    assert await RowReward([LENGTH, RIGHT], 30.0)("q", "yes", [1], [2], {"answer": "yes"}) == 4.0
+    assert await RowReward(LENGTH, 30.0)("q", "yes", [1], [2], {}) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ async def test_rewards_without_weights_count_alike() -> None:
 )
 def test_weights_that_do_not_fit_are_told(functions: list[Any], weights: list[float] | None, said: str) -> None:
     with pytest.raises(UsageFault, match=said):
-        WeightedRewards(functions, 30.0, weights)
+        RowReward(functions, 30.0, weights)
 
 
 def test_row_without_a_column_that_one_of_them_needs_is_told_before_anything_is_sampled() -> None:
     with pytest.raises(UsageFault, match="answer"):
-        WeightedRewards([LENGTH, RIGHT]).check({"question": "?"})
+        RowReward([LENGTH, RIGHT]).check({"question": "?"})
