@@ -199,9 +199,7 @@ def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> 
 
 
 def _tools(fields: Fields) -> dict[str, Any]:
-    tools = fields.take("tools", [])
-    if not isinstance(tools, list):
-        raise bad_request("tools must be a list", param="tools")
+    tools = fields.items("tools")
     choice = Fields(fields.mapping("tool_choice"))
     kind, name = choice.text("type") or "auto", choice.text("name")
     chat: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]}

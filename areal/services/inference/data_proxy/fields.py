@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import orjson
@@ -18,9 +18,11 @@ import orjson
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
-from areal.wire.sampling import GREEDY_BELOW, SamplingParams
+from areal.wire.sampling import GREEDY_BELOW, REAL_RANGES, WHOLE_RANGES, SamplingParams
 
 _MOST_IGNORED_NAMES = 50
+_T = TypeVar("_T")
+_D = TypeVar("_D")
 
 
 def unsupported(name: str, why: str) -> ApiError:
@@ -68,21 +70,23 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value = self._left.pop(name, default)
-        if not isinstance(value, bool):
-            raise bad_request(f"{name} must be true or false", param=name)
-        return value
+        return self._of_kind(name, bool, "true or false", default)
 
     def text(self, name: str) -> str | None:
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            raise bad_request(f"{name} must be a string", param=name)
-        return value
+        return self._of_kind(name, str, "a string", None)
 
     def mapping(self, name: str) -> dict[str, Any]:
-        value = self.take(name, {})
-        if not isinstance(value, dict):
-            raise bad_request(f"{name} must be an object", param=name)
+        return self._of_kind(name, dict, "an object", {})
+
+    def items(self, name: str) -> list[Any]:
+        return self._of_kind(name, list, "a list", [])
+
+    def _of_kind(self, name: str, kind: type[_T], called: str, default: _D) -> _T | _D:
+        if name not in self._left:
+            return default
+        value = self._left.pop(name)
+        if not isinstance(value, kind):
+            raise bad_request(f"{name} must be {called}", param=name)
         return value
 
     def texts(self, name: str, at_most: int) -> tuple[str, ...]:
@@ -225,9 +229,9 @@ def _schema(name: str, value: object) -> Mapping[str, Any]:
 
 # The fields that chats and completions share: sampling, stopping, the form of the answer.
 
-MAX_CHOICES = 128
 MAX_STOPS = 16
 
+_NEUTRAL = {name: getattr(SamplingParams(), name) for name in REAL_RANGES}
 _SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
 
 
@@ -253,11 +257,8 @@ _RESPONSE_FIELDS = frozenset(
     {"stream_options", "stop", "skip_special_tokens", "return_token_ids", "response_format", *CONSTRAINTS}
 )
 _SAMPLING_FIELDS = frozenset(
-    {
-        "stop_token_ids", "ignore_eos", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
-        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "n",
-    }
-)  # fmt: skip
+    {*REAL_RANGES, "stop_token_ids", "ignore_eos", "min_tokens", "top_k", "seed", "logit_bias", "n"}
+)
 
 
 def read_response_options(fields: Fields, top_logprobs: int | None, capabilities: Capabilities) -> ResponseOptions:
@@ -325,22 +326,19 @@ def read_sampling(
     stop_tokens = {token_id for stop in options.stops if (token_id := codec.special_id(stop)) is not None}
     if not ignore_eos:
         stop_tokens |= codec.end_ids
+    reals = {name: fields.number(name, _NEUTRAL[name], *bounds) for name, bounds in REAL_RANGES.items()}
+    reals["temperature"] = _temperature(reals["temperature"], capabilities)
     sampling = SamplingParams(
         max_new_tokens=max_tokens,
-        min_new_tokens=fields.whole("min_tokens", 0, 2**31 - 1) or 0,
-        temperature=_temperature(fields, capabilities),
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0),
-        top_k=max(0, fields.whole("top_k", -1, 2**31 - 1) or 0),
-        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
-        seed=fields.whole("seed", -(2**63), 2**63 - 1),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100.0),
+        min_new_tokens=fields.whole("min_tokens", *WHOLE_RANGES["min_new_tokens"]) or 0,
+        top_k=max(0, fields.whole("top_k", *WHOLE_RANGES["top_k"]) or 0),
+        seed=fields.whole("seed", *WHOLE_RANGES["seed"]),
         logit_bias=_logit_bias(fields, codec.vocab_size),
         stop_token_ids=tuple(sorted({*stop_ids, *stop_tokens})),
         ignore_eos=ignore_eos,
-        n=fields.whole("n", 1, MAX_CHOICES) or 1,
+        n=fields.whole("n", *WHOLE_RANGES["n"]) or 1,
         top_logprobs=options.top_logprobs or 0,
+        **reals,
     )
     if capabilities.sampling_fields < SAMPLING_FIELDS:
         for name in sampling.changed():
@@ -349,9 +347,8 @@ def read_sampling(
     return sampling
 
 
-def _temperature(fields: Fields, capabilities: Capabilities) -> float:
+def _temperature(value: float, capabilities: Capabilities) -> float:
     """A temperature whose inverse overflows logits is greedy, and is recorded as 0."""
-    value = fields.number("temperature", 1.0, 0.0, 2.0)
     if value < GREEDY_BELOW:
         return 0.0
     if value < capabilities.lowest_temperature:

@@ -59,6 +59,7 @@ from areal.services.inference.recorder.records import (
     text_digest,
     token_array,
 )
+from areal.wire.processes import DataProxyConfig
 from areal.wire.sampling import SamplingParams
 
 # Prompts. A turn that continues a recorded one keeps that turn's tokens exactly and encodes only what follows. The
@@ -69,14 +70,6 @@ from areal.wire.sampling import SamplingParams
 # messages, as some drop the reasoning of earlier turns, is the prompt encoded as a whole.
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """``text`` is that of a chat's one prompt."""
-
-    ids: Sequence[list[int]]
-    text: str | None = None
-
-
 class PromptBuilder:
     def __init__(self, codec: TextCodec, pool: CodecPool) -> None:
         self._codec = codec
@@ -84,20 +77,20 @@ class PromptBuilder:
 
     async def build(
         self, generation: GenerationRequest, recorder: CallRecorder | None, size: int, limit: int | None
-    ) -> Prompts:
-        """``recorder`` None: no recorded turn is continued. ``size``: bytes of the request. ``limit``: tokens that the
-        context holds. Raises ApiError 400 when the template refuses the chat, or the prompt has more tokens."""
+    ) -> tuple[Sequence[list[int]], str | None]:
+        """Token ids of each prompt, and the text of a chat's one prompt. ``recorder`` None: no recorded turn is
+        continued. ``size``: bytes of the request. ``limit``: tokens that the context holds. Raises ApiError 400 when
+        the template refuses the chat, or the prompt has more tokens."""
         try:
             if generation.text is None:
                 prompts = generation.prompts
-                ids = await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US)
-                return Prompts(ids)
+                return await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US), None
             text = await self._pool.run(generation.text, size * RENDER_US)
             before, rest = await self._continued(generation, recorder, text, size) if recorder else ([], text)
             encoded = await self._pool.run(
                 lambda: self._codec.encode(rest, add_special_tokens=False, most=limit), len(rest) * ENCODE_US
             )
-            return Prompts([before + encoded if before else encoded], text)
+            return [before + encoded if before else encoded], text
         except TooLong:
             message = f"this model's context is {limit} tokens; you asked for more in the prompt"
             raise bad_request(message, param="messages", code="context_length_exceeded") from None
@@ -173,11 +166,6 @@ def _template_text(choice: Choice, codec: TextCodec) -> str:
     return reply.content + (codec.decode(last, skip_special=False) if ended else "")
 
 
-def recorded_call_ids(turn: TokenTurn) -> Sequence[str]:
-    ids: Sequence[str] = turn.extra.get("call_ids", ())
-    return ids
-
-
 def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
     """A recorded choice as one update: its text is a function of its tokens."""
     tops = turn.extra.get("top_logprobs")
@@ -230,16 +218,6 @@ def engine_streaming(
     return ends_early or is_long or timeout_s < _ENGINE_POLL_S, _BATCHED_TOKENS
 
 
-@dataclass(frozen=True)
-class CallLimits:
-    """``max_model_len`` and ``adapters`` are read at each call: the engine reports them once it is up."""
-
-    max_body_bytes: int
-    request_timeout_s: float
-    max_model_len: Callable[[], int | None]
-    adapters: Callable[[], tuple[str, ...]] = tuple
-
-
 class TokenMetrics:
     """Counters of finished responses."""
 
@@ -284,30 +262,36 @@ Parse = Callable[[Fields], ParsedRequest]
 
 
 class ModelCalls:
+    """``max_model_len`` and ``adapters`` are read at each call: the engine reports them once it is up."""
+
     def __init__(
         self,
-        model: str,
+        config: DataProxyConfig,
         codec: TextCodec,
-        pool: CodecPool,
+        parsers: Parsers,
         generator: Generator,
         capabilities: Capabilities,
-        limits: CallLimits,
-        metrics: TokenMetrics,
-        parsers: Parsers,
         recorders: CallRecorders,
+        metrics: TokenMetrics,
+        *,
         check_serving: Callable[[], None],
+        max_model_len: Callable[[], int | None],
+        adapters: Callable[[], Collection[str]],
     ) -> None:
-        self._model = model
+        self._model = config.model
+        self._max_body_bytes = config.max_body_bytes
+        self._timeout_s = config.request_timeout
         self._codec = codec
-        self._pool = pool
-        self._prompts = PromptBuilder(codec, pool)
+        self._pool = CodecPool(config.tokenizer_threads)
+        self._prompts = PromptBuilder(codec, self._pool)
+        self._parsers = parsers
         self._generator = generator
         self._capabilities = capabilities
-        self._limits = limits
-        self._metrics = metrics
-        self._parsers = parsers
         self._recorders = recorders
+        self._metrics = metrics
         self._check_serving = check_serving
+        self._max_model_len = max_model_len
+        self._adapters = adapters
         self.tokens_in_flight = 0
 
     def handlers(self) -> dict[str, Handler]:
@@ -323,7 +307,7 @@ class ModelCalls:
         """The length of a prompt, without an answer."""
         self._check_serving()
         self._recorders.authenticate(request.headers)
-        body = await request.read(self._limits.max_body_bytes)
+        body = await request.read(self._max_body_bytes)
 
         def parse(fields: Fields) -> ParsedRequest:
             return self._parse_dialect(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
@@ -333,7 +317,7 @@ class ModelCalls:
 
     def _parse(self, data: dict[str, Any], parse: Parse) -> ParsedRequest:
         fields = Fields(data)
-        adapter = adapter_of(fields.text("model"), self._model, self._limits.adapters())
+        adapter = adapter_of(fields.text("model"), self._model, self._adapters())
         parsed = parse(fields)
         return parsed if adapter is None else replace(parsed, generation=replace(parsed.generation, adapter=adapter))
 
@@ -366,7 +350,7 @@ class ModelCalls:
     async def _answer(self, request: Request, parse: Parse) -> AnyResponse:
         self._check_serving()
         caller = self._recorders.authenticate(request.headers)
-        body = await request.read(self._limits.max_body_bytes)
+        body = await request.read(self._max_body_bytes)
         timer = CallTimer(time.perf_counter())
         parsed = self._parse(decode_object(body), parse)
         async with self._recorders.open(caller, request.headers, body) as recorder:
@@ -377,21 +361,21 @@ class ModelCalls:
     async def _generate(
         self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer, size: int
     ) -> AnyResponse:
-        generation, limit = parsed.generation, self._limits.max_model_len()
+        generation, limit = parsed.generation, self._max_model_len()
         is_recorded = recorder.records(generation.store)
         with dialect_field_names(parsed.names) if parsed.names else _NO_DIALECT:
             if is_recorded or generation.options.tells_logprobs:
                 check_logprobs(generation.sampling, generation.options, self._capabilities)
-            prompts = await self._prompts.build(generation, recorder if is_recorded else None, size, limit)
-            lengths = [len(prompt) for prompt in prompts.ids]
+            prompts, text = await self._prompts.build(generation, recorder if is_recorded else None, size, limit)
+            lengths = [len(prompt) for prompt in prompts]
             room = _room(generation, max(lengths), limit)
         sampling = generation.sampling
         if sampling.max_new_tokens != room:
             sampling = replace(sampling, max_new_tokens=room)
-        state = self._state(generation, prompts.ids, recorder.answer_id(parsed.id_prefix), int(time.time()))
+        state = self._state(generation, prompts, recorder.answer_id(parsed.id_prefix), int(time.time()))
         if generation.prompt_logprobs is not None:
-            state.scores = await self._generator.scores(prompts.ids, generation.prompt_logprobs, generation.adapter)
-        timeout_s = progress_timeout_s(request, self._limits.request_timeout_s)
+            state.scores = await self._generator.scores(prompts, generation.prompt_logprobs, generation.adapter)
+        timeout_s = progress_timeout_s(request, self._timeout_s)
         call = GenerationCall(
             request=request,
             generation=generation,
@@ -401,7 +385,7 @@ class ModelCalls:
             timeout_s=timeout_s,
             timer=timer,
             recorder=recorder,
-            prompt_text=prompts.text,
+            prompt_text=text,
         )
         held = sum(lengths) + (room or 0) * len(state.choices)
         self.tokens_in_flight += held
@@ -418,7 +402,7 @@ class ModelCalls:
         generation = parsed.generation
         turns = [turn for turn in recorder.replayed or () if isinstance(turn, TokenTurn)]
         prompts = [list(turn.prompt_ids) for turn in turns[:: generation.sampling.n]]
-        call_ids = [recorded_call_ids(turn) for turn in turns]
+        call_ids = [turn.extra.get("call_ids", ()) for turn in turns]
         state = self._state(generation, prompts, turns[0].answer_id, turns[0].created, call_ids)
         serializer = parsed.serializer(state)
         updates = [replay_turn(choice, turn) for choice, turn in zip(state.choices, turns, strict=True)]

@@ -40,8 +40,8 @@ from areal.services.inference.data_proxy.template import (
     RESERVED,
     ChatTemplate,
     TemplateInput,
+    check_tools,
     read_messages,
-    read_tools,
     text_after_answer,
 )
 from areal.services.inference.data_proxy.tokenizer import TextCodec
@@ -152,7 +152,7 @@ def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capa
     unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if fields.has_none(_TOOL_FIELDS):
         return unused
-    tools = read_tools(fields.take("tools", []))
+    tools = check_tools(fields.items("tools"))
     choice = fields.take("tool_choice", "auto")
     one_call = not fields.flag("parallel_tool_calls", True)
     if one_call and parsers.tools is None:

@@ -36,11 +36,11 @@ from areal.services.inference.data_proxy.control import (
 )
 from areal.services.inference.data_proxy.external_models import ExternalModels
 from areal.services.inference.data_proxy.generation import Generator
-from areal.services.inference.data_proxy.model_calls import CallLimits, ModelCalls, TokenMetrics, adapter_of
+from areal.services.inference.data_proxy.model_calls import ModelCalls, TokenMetrics, adapter_of
 from areal.services.inference.data_proxy.openai import load_parsers
 from areal.services.inference.data_proxy.session_routes import JournalSessionRoutes, TrajectoryRoutes
 from areal.services.inference.data_proxy.sessions import CallerResolver, CallRecorders
-from areal.services.inference.data_proxy.tokenizer import CodecPool, load_codec
+from areal.services.inference.data_proxy.tokenizer import load_codec
 from areal.services.inference.data_proxy.weights import WeightRoutes, WeightSync
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import Dialect
@@ -256,29 +256,29 @@ def _token_engine(config: DataProxyConfig) -> Build:
                 **store_details(store),
             }
 
-        limits = CallLimits(config.max_body_bytes, config.request_timeout, context, lambda: watch.state.adapters)
-        pool = CodecPool(config.tokenizer_threads)
+        def adapters() -> Collection[str]:
+            return watch.state.adapters
+
         tracker = WeightTracker(watch, store.root if store is not None else None, config.model_path)
         service = _service(config, options, watch, lambda: control.not_ready, details)
         watch.on_change = pause.on_change = service.lifetime.news.set
         control = EngineControl(engine, watch, pause, lambda: service.lifetime.in_flight, tracker)
-        metrics = TokenMetrics(service.metrics)
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
         held.set_function(lambda: calls.tokens_in_flight)
         paused = service.metrics.gauge("areal_paused", "1 while generation is held still.")
         paused.set_function(lambda: float(pause.active))
         recorders = CallRecorders(store, options.key)
         calls = ModelCalls(
-            config.model,
+            config,
             codec,
-            pool,
+            parsers,
             generator,
             engine.capabilities,
-            limits,
-            metrics,
-            parsers,
             recorders,
-            control.check_serving,
+            TokenMetrics(service.metrics),
+            check_serving=control.check_serving,
+            max_model_len=context,
+            adapters=adapters,
         )
         control.add_to(service)
         WeightRoutes(engine, control, tracker, http).add_to(service)
@@ -286,9 +286,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         service.add_lifespan(lambda: background("published-weights", weight_sync.run))
         backend = BackendRoute(config.engine, engine, control, http, engine_headers, config.engine_url)
         backend.add_to(service)
-        models = _add_model_routes(
-            service, config, options, recorders, store, calls.handlers(), lambda: watch.state.adapters
-        )
+        models = _add_model_routes(service, config, options, recorders, store, calls.handlers(), adapters)
         try:
             yield service
         finally:

@@ -31,28 +31,18 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 _ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
-def _item(kind: str, status: str, item_id: str, **more: Any) -> dict[str, Any]:
-    return {"id": item_id, "type": kind, "status": status, **more}
-
-
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _reasoning_part(text: str) -> dict[str, Any]:
-    return {"type": "reasoning_text", "text": text}
-
-
-def _message(status: str, text: str, item_id: str) -> dict[str, Any]:
-    return _item("message", status, item_id, role="assistant", content=[_text_part(text)])
-
-
-def _thought(status: str, text: str, item_id: str) -> dict[str, Any]:
-    return _item("reasoning", status, item_id, summary=[], content=[_reasoning_part(text)])
+def _text_item(kind: str, status: str, text: str, item_id: str) -> dict[str, Any]:
+    """A message or reasoning, with its one part."""
+    item = {"id": item_id, "type": kind, "status": status}
+    if kind == "message":
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {**item, "role": "assistant", "content": [part]}
+    return {**item, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
 
 def _call(status: str, call_id: str, name: str, arguments: str, item_id: str) -> dict[str, Any]:
-    return _item("function_call", status, item_id, call_id=call_id, name=name, arguments=arguments)
+    item = {"id": item_id, "type": "function_call", "status": status}
+    return {**item, "call_id": call_id, "name": name, "arguments": arguments}
 
 
 class ResponsesWriter:
@@ -131,10 +121,10 @@ class ResponsesWriter:
             return b""
         done = self._done("completed")
         item_id = self._item_id(kind, len(self._items))
-        item = (_message if kind == "message" else _thought)("in_progress", "", item_id)
-        part = item["content"][0]
+        item = _text_item(kind, "in_progress", "", item_id)
         added = self._add({**item, "content": []})
-        return done + added + self._event("response.content_part.added", **self._at(), content_index=0, part=part)
+        part = self._event("response.content_part.added", **self._at(), content_index=0, part=item["content"][0])
+        return done + added + part
 
     def _add(self, item: dict[str, Any]) -> bytes:
         self._open, self._text = item, []
@@ -149,23 +139,18 @@ class ResponsesWriter:
         item = self._open
         if item is None:
             return b""
-        text, item_id = "".join(self._text), item["id"]
-        events: list[bytes] = []
-        if item["type"] == "function_call":
-            whole = _call(status, item["call_id"], item["name"], text or "{}", item_id)
+        text, kind, at = "".join(self._text), item["type"], self._at()
+        if kind == "function_call":
+            whole = _call(status, item["call_id"], item["name"], text or "{}", item["id"])
             more = {"name": item["name"], "arguments": whole["arguments"]}
-            events.append(self._event("response.function_call_arguments.done", **self._at(), **more))
-        elif item["type"] == "message":
-            whole = _message(status, text, item_id)
-            events.append(
-                self._event("response.output_text.done", **self._at(), content_index=0, text=text, logprobs=[])
-            )
+            events = [self._event("response.function_call_arguments.done", **at, **more)]
         else:
-            whole = _thought(status, text, item_id)
-            events.append(self._event("response.reasoning_text.done", **self._at(), content_index=0, text=text))
-        if "content" in whole:
-            part = whole["content"][0]
-            events.append(self._event("response.content_part.done", **self._at(), content_index=0, part=part))
+            whole = _text_item(kind, status, text, item["id"])
+            name, more = ("output_text", {"logprobs": []}) if kind == "message" else ("reasoning_text", {})
+            events = [
+                self._event(f"response.{name}.done", **at, content_index=0, text=text, **more),
+                self._event("response.content_part.done", **at, content_index=0, part=whole["content"][0]),
+            ]
         events.append(self._event("response.output_item.done", output_index=len(self._items), item=whole))
         self._items.append(whole)
         self._open = None
@@ -181,9 +166,9 @@ class ResponsesWriter:
     def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, Any]:
         output = []
         if reply.reasoning:
-            output.append(_thought("completed", reply.reasoning, self._item_id("reasoning", 0)))
+            output.append(_text_item("reasoning", "completed", reply.reasoning, self._item_id("reasoning", 0)))
         if reply.content:
-            output.append(_message("completed", reply.content, self._item_id("message", len(output))))
+            output.append(_text_item("message", "completed", reply.content, self._item_id("message", len(output))))
         for call in reply.calls:
             item_id = self._item_id("function_call", len(output))
             output.append(_call("completed", call.id, call.name, call.arguments or "{}", item_id))
@@ -233,9 +218,7 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     chat: dict[str, Any] = {"messages": _messages(instructions, fields.take("input")), "stream": fields.flag("stream")}
     stream_options = Fields(fields.mapping("stream_options"))
     stream_options.accept(("include_obfuscation",))
-    tools = fields.take("tools", [])
-    if not isinstance(tools, list):
-        raise bad_request("tools must be a list", param="tools")
+    tools = fields.items("tools")
     choice = fields.take("tool_choice", "auto")
     chat |= {
         "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
@@ -326,30 +309,20 @@ class _MessageBuilder:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
 
+    def add(self, role: str, content: object, **more: Any) -> dict[str, Any]:
+        self.messages.append({"role": role, "content": content, **more})
+        return self.messages[-1]
+
     def add_text(self, role: str, text: str) -> None:
-        open_answer = self._answer() if role == "assistant" else None
-        if open_answer is not None and not open_answer["content"] and "tool_calls" not in open_answer:
-            open_answer["content"] = text
+        answer = self._answer() if role == "assistant" else None
+        if answer is not None and not answer["content"] and "tool_calls" not in answer:
+            answer["content"] = text
         else:
-            self.messages.append({"role": role, "content": text})
-
-    def add_parts(self, parts: list[dict[str, Any]]) -> None:
-        """A user message with images, for multimodal models."""
-        self.messages.append({"role": "user", "content": parts})
-
-    def add_reasoning(self, text: str) -> None:
-        """Reasoning starts a new answer."""
-        self.messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+            self.add(role, text)
 
     def add_call(self, call: dict[str, Any]) -> None:
-        answer = self._answer()
-        if answer is None:
-            answer = {"role": "assistant", "content": ""}
-            self.messages.append(answer)
+        answer = self._answer() or self.add("assistant", "")
         answer.setdefault("tool_calls", []).append(call)
-
-    def add_tool_result(self, call_id: str, text: str) -> None:
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def _answer(self) -> dict[str, Any] | None:
         last = self.messages[-1] if self.messages else {}
@@ -381,12 +354,12 @@ def _add(builder: _MessageBuilder, item: object, where: str) -> None:
                 raise bad_request(message, param=f"{where}.role")
             content = item.get("content")
             if role == "user" and isinstance(content, list) and any(map(_is_image, content)):
-                builder.add_parts(_parts(content, f"{where}.content"))
+                builder.add("user", _parts(content, f"{where}.content"))
             else:
                 builder.add_text(role, _joined_text(content, f"{where}.content", "" if role == "assistant" else "\n"))
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            builder.add_reasoning(_joined_text(parts, f"{where}.content", "\n"))
+            builder.add("assistant", "", reasoning_content=_joined_text(parts, f"{where}.content", "\n"))
         case "function_call":
             names = ("call_id", "name", "arguments")
             call_id, name, arguments = (string_of(item, each, where) for each in names)
@@ -394,7 +367,7 @@ def _add(builder: _MessageBuilder, item: object, where: str) -> None:
             builder.add_call({"id": call_id, "type": "function", "function": function})
         case "function_call_output":
             text = _joined_text(item.get("output"), f"{where}.output", "\n")
-            builder.add_tool_result(string_of(item, "call_id", where), text)
+            builder.add("tool", text, tool_call_id=string_of(item, "call_id", where))
         case "item_reference":
             raise unsupported(f"{where}.type", _NOT_KEPT)
         case kind:

@@ -234,11 +234,9 @@ def _arguments(value: object) -> object:
         return value
 
 
-def read_tools(value: object) -> list[dict[str, Any]]:
-    """Raises 400 for a tool that is no function with a name."""
-    if not isinstance(value, list):
-        raise bad_request("tools must be a list", param="tools")
-    for index, tool in enumerate(value):
+def check_tools(tools: list[Any]) -> list[dict[str, Any]]:
+    """``tools``. Raises 400 for one that is not a function with a name."""
+    for index, tool in enumerate(tools):
         if isinstance(tool, dict) and tool.get("type", "function") != "function":
             name = f"tools[{index}].type"
             raise bad_request(f"{name} is {tool['type']!r}; only functions are supported", param=name)
@@ -246,4 +244,4 @@ def read_tools(value: object) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             name = f"tools[{index}].function"
             raise bad_request(f"{name} must be an object with a name", param=name)
-    return value
+    return tools

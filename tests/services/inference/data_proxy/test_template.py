@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from areal.services.http.errors import ApiError
+from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.template import (
     ChatTemplate,
     TemplateInput,
+    check_tools,
     read_messages,
-    read_tools,
     text_after_answer,
 )
 from tests.services.inference.data_proxy.dialects.talks import TEMPLATE
@@ -116,7 +117,7 @@ def test_messages_that_are_none_are_refused_by_name(messages: object, param: str
 @pytest.mark.parametrize(("tools", "param"), [(7, "tools"), ([7], "tools[0].function"), ([{}], "tools[0].function")])
 def test_tools_that_are_none_are_refused_by_name(tools: object, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_tools(tools)
+        check_tools(Fields({"tools": tools}).items("tools"))
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
