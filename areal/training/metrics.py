@@ -29,7 +29,7 @@ from areal.training.run_folder import replace_text
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
-    from areal.services.http.metrics import Metrics as Registry
+    from areal.services.http.service import Metrics as Registry
 
 
 Metrics = dict[str, float]

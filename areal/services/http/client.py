@@ -21,11 +21,9 @@ import orjson
 
 from areal.services.http.headers import Headers, add_field
 
-# How a call fails before its answer is whole. A deadline is TimeoutError, as everywhere.
-
 
 class CallFailed(Exception):
-    """The other side gave no whole answer."""
+    """The other side gave no whole answer. A deadline is TimeoutError, as everywhere."""
 
 
 class NotConnected(CallFailed):
@@ -294,15 +292,12 @@ class Connection(asyncio.Protocol):
         self.closed = True
         self._hand_on_late()
         if not self._ended:
-            if error is None and self._begun and self._until_close():
+            until_close = b"content-length" not in self._raw and b"transfer-encoding" not in self._raw
+            if error is None and self._begun and until_close:
                 self._ended = True
             else:
                 self._error = self._error or ResponseLost(f"the connection ended: {error!r}")
         self._wake()
-
-    def _until_close(self) -> bool:
-        """Whether the answer's end is the connection's."""
-        return b"content-length" not in self._raw and b"transfer-encoding" not in self._raw
 
     def _fail(self, error: Exception) -> None:
         self._error = error
@@ -436,7 +431,10 @@ class HttpClient:
 
     def send(self, base: str, verb: str, path: str, lines: bytes, body: bytes) -> PendingCall:
         """``call`` for whoever has the header's lines already."""
-        address = self._addresses.get(base) or self._learn(base)
+        if (address := self._addresses.get(base)) is None:
+            if len(self._addresses) >= _MOST_ADDRESSES:  # workers come and go
+                self._addresses.clear()
+            address = self._addresses[base] = parse_address(base)
         if "\r" in path or "\n" in path or " " in path:
             raise ValueError("a path has a space or a line break")
         head = f"{verb}{address.prefix}{path} HTTP/1.1\r\nHost: {address.authority}\r\n"
@@ -457,12 +455,6 @@ class HttpClient:
         of more than ``most`` bytes."""
         async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
             return Fetched(answer.status, answer.headers, await answer.whole(most))
-
-    def _learn(self, base: str) -> Address:
-        if len(self._addresses) >= _MOST_ADDRESSES:  # workers come and go
-            self._addresses.clear()
-        address = self._addresses[base] = parse_address(base)
-        return address
 
     async def connection(self, address: Address) -> Connection:
         idle = self._idle.get(address)

@@ -1,4 +1,4 @@
-"""Errors as a caller over HTTP meets them: OpenAI's error object, always with a request id.
+"""Errors as a caller over HTTP meets them: in the form of the API that was called, always with a request id.
 
 A caller's mistake is 4xx, ours is 5xx and says nothing of the inside: the detail stays in the log beside the same
 request id.
@@ -6,8 +6,13 @@ request id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import orjson
+
+from areal.services.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
 
 _TYPES = {
     401: "authentication_error",
@@ -15,6 +20,13 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC_TYPES = {
+    **_TYPES,
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # within a text of the answer its quotes are escaped
 
 
 class ApiError(Exception):
@@ -41,16 +53,58 @@ class ApiError(Exception):
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self, request_id: str) -> dict[str, Any]:
-        return {
-            "error": {
-                "message": self.message,
-                "type": self.type,
-                "code": self.code,
-                "param": self.param,
-                "request_id": request_id,
-            }
-        }
+        """OpenAI's error object."""
+        about = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
+        return {"error": {**about, "request_id": request_id}}
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
+
+
+class ErrorForm:
+    """OpenAI's: ``body`` beside a status, or ``event`` as a stream's last one, after the bytes of ``last_part``."""
+
+    id_headers: tuple[str, ...] = (REQUEST_ID,)
+
+    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        return error.body(request_id)
+
+    def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
+        return b"data: " + orjson.dumps(self.body(error, request_id)) + b"\n\n"
+
+
+class _ResponsesForm(ErrorForm):
+    """Of the Responses API: its own event, and the object by which clients tell an error from an event they do not
+    know. Its number follows that of the event before."""
+
+    def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
+        numbers = _SEQUENCE.findall(last_part)
+        number = int(numbers[-1]) + 1 if numbers else 0
+        about = {"message": error.message, "code": error.code, "param": error.param}
+        event = {"type": "error", "sequence_number": number, **about, **self.body(error, request_id)}
+        return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
+
+
+class _AnthropicForm(ErrorForm):
+    id_headers = (REQUEST_ID, ANTHROPIC_REQUEST_ID)
+
+    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+
+    def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
+        return b"event: error\n" + super().event(error, request_id, last_part)
+
+
+OPENAI = ErrorForm()
+_FORMS = {"/messages": _AnthropicForm(), "/responses": _ResponsesForm()}
+_OTHERS = tuple(_FORMS)
+
+
+def error_form(path: str) -> ErrorForm:
+    """The form in which callers of ``path`` expect errors, whether it is a path of ours or not."""
+    path = path.removeprefix("/v1")
+    if not path.startswith(_OTHERS):
+        return OPENAI
+    return next((form for prefix, form in _FORMS.items() if path == prefix or path.startswith(prefix + "/")), OPENAI)

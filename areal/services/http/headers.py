@@ -18,8 +18,6 @@ FINAL = "x-areal-final"  # data proxy to relay: another worker would be told the
 PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress that are too many
 
 
-# Header fields of requests and answers, as both ends of a connection have them.
-
 T = TypeVar("T")
 
 

@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 
 import httptools
 
-from areal.services.http.errors import ApiError
+from areal.services.http.errors import OPENAI, ApiError
 from areal.services.http.headers import Headers, add_field, unique_id
 from areal.services.http.messages import (
     AnyResponse,
@@ -26,10 +26,10 @@ from areal.services.http.messages import (
     Response,
     StreamResponse,
     encode_head,
+    error_response,
     has_body,
     id_lines,
 )
-from areal.services.http.service import OPENAI
 from areal.services.http.tasks import until_beat
 
 # Bytes in, requests out: one connection's parser, and what it refuses. A request is handed on as soon
@@ -289,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """The last answer of a connection whose input cannot be parsed any more."""
-        response = OPENAI.response(error, unique_id("req_"))
+        response = error_response(error, OPENAI, unique_id("req_"))
         head = encode_head(response.status, response.headers, f"Content-Length: {len(response.body)}\r\n{_CLOSE}")
         self._transport.write(head + response.body)
         self._close(linger=True)

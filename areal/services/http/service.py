@@ -10,95 +10,107 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import unquote
 
 import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from areal.services.http.auth import Access, AdminKey, Authenticator
-from areal.services.http.errors import ApiError
-from areal.services.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
-from areal.services.http.messages import AnyResponse, PathTable, Request, Response, StreamResponse
-from areal.services.http.metrics import CONTENT_TYPE, Metrics, RouteMetrics
+from areal.services.http.errors import ApiError, error_form
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, error_response
 
-# How each API says that a call went wrong: as a body beside a status, and as the last event of a
-# stream. OpenAI's object everywhere but under Anthropic's paths; a stream of the Responses API has an event type of
-# its own.
+# Prometheus metrics. Several relay processes share one port, and a scrape reaches any of them: when their supervisor
+# sets ``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
 
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # within a text of the answer its quotes are escaped
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1)
 
 
-@dataclass(frozen=True)
-class ErrorForm:
-    """``event`` is what a stream ends with, after the bytes that were written last."""
+class _EveryProcess(Collector):
+    """The metrics that all processes wrote into ``folder``. The file of a process that just starts is empty."""
 
-    body: Callable[[ApiError, str], dict[str, Any]]
-    event: Callable[[ApiError, str, bytes], bytes]
-    id_headers: tuple[str, ...] = (REQUEST_ID,)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def response(self, error: ApiError, request_id: str) -> Response:
-        ids = dict.fromkeys(self.id_headers, request_id)
-        body = orjson.dumps(self.body(error, request_id))
-        headers = {**error.headers, **ids}
-        return Response(error.status, body, content_type="application/json", headers=headers)
+    def collect(self) -> Iterable[Metric]:
+        written = [str(file) for file in self._folder.glob("*.db") if _size(file)]
+        merged: Iterable[Metric] = MultiProcessCollector.merge(written)  # type: ignore[no-untyped-call]
+        return merged
 
 
-def _openai_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    return error.body(request_id)
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # its process has just ended
+        return 0
 
 
-def _openai_event(error: ApiError, request_id: str, before: bytes) -> bytes:
-    return b"data: " + orjson.dumps(error.body(request_id)) + b"\n\n"
+class RouteMetrics:
+    """The metrics of one route's requests, looked up once."""
+
+    def __init__(self, metrics: Metrics, route: str) -> None:
+        self._requests = metrics.requests
+        self._route = route
+        self._seconds = metrics.seconds.labels(route)
+        self._in_flight = metrics.in_flight
+        self._by_status: dict[int, Counter] = {}
+
+    def began(self) -> None:
+        self._in_flight.inc()
+
+    def ended(self, status: int, seconds: float) -> None:
+        self._in_flight.dec()
+        counter = self._by_status.get(status)
+        if counter is None:
+            counter = self._by_status[status] = self._requests.labels(self._route, str(status))
+        counter.inc()
+        self._seconds.observe(seconds)
 
 
-def _responses_event(error: ApiError, request_id: str, before: bytes) -> bytes:
-    """The API's own event, and the object by which clients tell an error from an event they do not know. Its number
-    follows that of the event before."""
-    numbers = _SEQUENCE.findall(before)
-    number = int(numbers[-1]) + 1 if numbers else 0
-    body = error.body(request_id)
-    about = {"message": error.message, "code": error.code, "param": error.param}
-    event = {"type": "error", "sequence_number": number, **about}
-    return b"event: error\ndata: " + orjson.dumps(event | body) + b"\n\n"
+class Metrics:
+    """The registry of one process; every name begins with ``areal_``."""
 
+    def __init__(self) -> None:
+        self._shared = "PROMETHEUS_MULTIPROC_DIR" in os.environ
+        self._registry = CollectorRegistry()
+        self.requests = self.counter("areal_http_requests_total", "Requests answered.", ("route", "status"))
+        self.seconds = self.histogram("areal_http_request_seconds", "From the first byte in to the last byte out.")
+        self.overhead = self.histogram(
+            "areal_overhead_seconds", "This process's own time in a proxied request.", OVERHEAD_SECONDS
+        )
+        self.in_flight = self.gauge("areal_http_in_flight", "Model requests being answered now.")
 
-def _anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self._registry)
 
+    def gauge(
+        self, name: str, text: str, labels: Sequence[str] = (), across: Literal["livesum", "livemax"] = "livesum"
+    ) -> Gauge:
+        """``across`` says how the processes that share a port add up."""
+        return Gauge(name, text, labels, registry=self._registry, multiprocess_mode=across)
 
-def _anthropic_event(error: ApiError, request_id: str, before: bytes) -> bytes:
-    return b"event: error\ndata: " + orjson.dumps(_anthropic_body(error, request_id)) + b"\n\n"
+    def histogram(
+        self, name: str, text: str, buckets: Sequence[float] = SECONDS, labels: Sequence[str] = ("route",)
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self._registry)
 
-
-OPENAI = ErrorForm(_openai_body, _openai_event)
-RESPONSES = ErrorForm(_openai_body, _responses_event)
-ANTHROPIC = ErrorForm(_anthropic_body, _anthropic_event, (REQUEST_ID, ANTHROPIC_REQUEST_ID))
-
-_FORMS = {"/messages": ANTHROPIC, "/responses": RESPONSES}
-_OTHERS = tuple(_FORMS)
-
-
-def error_form(path: str) -> ErrorForm:
-    """The form in which callers of ``path`` expect errors, whether it is a path of ours or not."""
-    path = path.removeprefix("/v1")
-    if not path.startswith(_OTHERS):
-        return OPENAI
-    return next((form for prefix, form in _FORMS.items() if path == prefix or path.startswith(prefix + "/")), OPENAI)
+    def exposition(self) -> bytes:
+        registry = self._registry
+        if self._shared:
+            registry = CollectorRegistry()
+            registry.register(_EveryProcess(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])))
+        return generate_latest(registry)
 
 
 class Lifetime:
@@ -139,7 +151,7 @@ _LONGEST_EVENT = 16 * 1024 * 1024
 
 class EventCutter:
     """Cuts a byte stream between events, so that a source that breaks off never leaves half an event behind. ``held``
-    is the half that waits for its end."""
+    is the half that waits for its end; of a source that ended well it is passed on, too."""
 
     def __init__(self) -> None:
         self.held = b""
@@ -156,16 +168,80 @@ class EventCutter:
         self.held = part[end:]
         return part[:end] if self.held else part
 
-    def rest(self) -> bytes:
-        """The bytes after the last event of a source that ended well."""
-        return self.held
-
 
 async def write_final(out: StreamResponse, data: bytes) -> None:
     """Write ``data`` to a stream that ends now. A caller that is gone, or reads nothing any more, misses it."""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         async with asyncio.timeout(_FINAL_WRITE_S):
             await out.write(data)
+
+
+# Routes. A path without parameters is looked up; the few with some are tried in the order in which they were added.
+# ``{name}`` stands for one segment, ``{name...}`` at the end for the rest of the path. Parameters are decoded after the
+# route is chosen, so that an encoded slash never chooses one.
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Pattern(Generic[T]):
+    segments: tuple[str, ...]
+    methods: dict[str, T] = field(default_factory=dict)
+
+    def match(self, path: str) -> dict[str, str] | None:
+        rest = self.segments[-1].endswith("...}")
+        given = path.split("/", len(self.segments) - 1 if rest else -1)
+        if len(given) != len(self.segments):
+            return None
+        found: dict[str, str] = {}
+        for wanted, segment in zip(self.segments, given, strict=True):
+            if wanted.startswith("{"):
+                if not segment:
+                    return None
+                found[wanted.strip("{.}")] = unquote(segment)
+            elif wanted != segment:
+                return None
+        return found
+
+
+class PathTable(Generic[T]):
+    """A HEAD goes where the GET of its path goes."""
+
+    def __init__(self) -> None:
+        self._fixed: dict[str, dict[str, T]] = {}
+        self._patterns: list[_Pattern[T]] = []
+
+    def add(self, method: str, path: str, target: T) -> None:
+        fixed = "{" not in path
+        methods = self._fixed.setdefault(path, {}) if fixed else self._pattern(tuple(path.split("/"))).methods
+        if method in methods:
+            raise ValueError(f"{method} {path} is there already")
+        methods[method] = target
+
+    def _pattern(self, segments: tuple[str, ...]) -> _Pattern[T]:
+        for pattern in self._patterns:
+            if pattern.segments == segments:
+                return pattern
+        self._patterns.append(pattern := _Pattern[T](segments))
+        return pattern
+
+    def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
+        """The target and the path's parameters. Raises 404, and 405 with the methods that the path has."""
+        if (methods := self._fixed.get(path)) is not None:
+            return _of_method(methods, method, path), {}
+        for pattern in self._patterns:
+            if (found := pattern.match(path)) is not None:
+                return _of_method(pattern.methods, method, path), found
+        raise ApiError(404, f"no such path: {method} {path}", code="unknown_path")
+
+
+def _of_method(methods: dict[str, T], method: str, path: str) -> T:
+    target = methods.get("GET" if method == "HEAD" else method)
+    if target is None:
+        allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
+        message = f"{method} is not allowed on {path}"
+        raise ApiError(405, message, code="method_not_allowed", headers={"Allow": ", ".join(allowed)})
+    return target
 
 
 Handler = Callable[[Request], Awaitable[AnyResponse]]
@@ -212,7 +288,7 @@ class Service:
 
     def route(self, method: str, path: str, handler: Handler, access: Access) -> None:
         counted = access in (Access.INFERENCE, Access.SESSION)
-        self._routes.add(method, path, _Route(handler, access, self.metrics.of_route(path) if counted else None))
+        self._routes.add(method, path, _Route(handler, access, RouteMetrics(self.metrics, path) if counted else None))
 
     def add_lifespan(self, lifespan: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         """A context that lasts as long as the service: entered before it listens, left when it has drained."""
@@ -297,7 +373,7 @@ async def _failure(request: Request, error: ApiError) -> AnyResponse:
     form = error_form(request.path)
     stream: StreamResponse | None = request.stream
     if stream is None and not request.answered:
-        return form.response(error, request.id)
+        return error_response(error, form, request.id)
     if stream is None or not stream.is_events:
         raise ConnectionResetError("the answer had begun")
     await write_final(stream, form.event(error, request.id, request.connection.last_part))

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
-from areal.services.http.service import Service, json_response
+from areal.services.http.service import EventCutter, Metrics, Service, json_response
 from tests.services.http.server.server_fixture import RawAnswer, ServerFixture, get, post, serving
 
 KEY = "Authorization: Bearer secret"
@@ -180,3 +187,59 @@ async def test_companions_live_as_long_as_the_service() -> None:
     async with service.lifespan():
         assert answer == ["enters"]
     assert answer == ["enters", "leaves"]
+
+
+EVENTS = st.lists(st.sampled_from([b"data: {}\n\n", b"data: a\ndata: b\n\n", b": note\n\n", b"data: x\r\n\r\n"]))
+
+
+def test_half_an_event_is_held_until_it_is_whole() -> None:
+    cutter = EventCutter()
+    assert cutter.push(b'data: {"a"') == b""
+    assert cutter.push(b": 1}\n") == b""
+    assert cutter.push(b"\ndata: ") == b'data: {"a": 1}\n\n'
+    assert cutter.held == b"data: "
+
+
+@given(EVENTS, st.lists(st.integers(0, 100)), st.binary(max_size=5))
+def test_whole_events_pass_however_they_are_cut_and_nothing_is_lost(
+    events: list[bytes], places: list[int], tail: bytes
+) -> None:
+    tail = tail.replace(b"\n", b"").replace(b"\r", b"")
+    stream = b"".join(events) + tail
+    edges = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
+    cutter, passed = EventCutter(), b""
+    for start, end in itertools.pairwise(edges):
+        passed += cutter.push(stream[start:end])
+        assert passed == b"" or passed.endswith((b"\n\n", b"\n\r\n"))
+    assert passed == b"".join(events)
+    assert cutter.held == tail
+
+
+def test_event_longer_than_any_is_not_held_for_ever() -> None:
+    cutter = EventCutter()
+    huge = b"x" * (17 * 1024 * 1024)
+    assert cutter.push(huge) == huge
+
+
+COUNT = """
+from areal.services.http.service import Metrics
+metrics = Metrics()
+metrics.in_flight.inc()
+metrics.requests.labels("/x", "200").inc()
+"""
+
+
+def test_processes_that_share_a_folder_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", COUNT], env=env, check=True, timeout=60)
+    (tmp_path / "gauge_livesum_0.db").touch()  # of a process that starts just now
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    text = Metrics().exposition().decode()
+    assert 'areal_http_requests_total{route="/x",status="200"} 2.0' in text
+    assert "areal_http_in_flight 2.0" in text
+
+
+def test_folder_that_is_gone_has_nothing_to_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "gone"))
+    assert Metrics().exposition() == b""

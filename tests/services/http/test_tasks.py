@@ -1,3 +1,5 @@
+"""Background tasks, timers of one process that ring together, and the deadline on progress."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,7 +7,8 @@ import logging
 
 import pytest
 
-from areal.services.http.tasks import background
+from areal.services.http import tasks
+from areal.services.http.tasks import Watchdog, background
 
 
 async def test_background_task_that_fails_is_logged_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,3 +42,117 @@ async def test_background_task_ends_with_its_body() -> None:
     async with background("steady", run):
         await asyncio.wait_for(begun.wait(), 10)
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("period_s", [0.5, 1.0, 2.0, 20.0])
+async def test_timers_of_whole_periods_ring_together(period_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, now = asyncio.get_running_loop(), 1000.3
+    monkeypatch.setattr(tasks, "_PHASE_S", 0.25)
+    monkeypatch.setattr(loop, "time", lambda: now)
+    beats = []
+    for _ in range(10):
+        left_s = tasks.until_beat(period_s)
+        assert period_s / 4 < left_s <= period_s * 1.25
+        now += left_s - 0.001  # a timer rings a little early
+        beats.append(now + 0.001)
+        now += 0.01  # what is done then
+    assert [round((beat - 0.25) / period_s, 6) % 1 for beat in beats] == [0.0] * 10
+    assert len(set(beats)) == 10
+
+
+async def test_no_period_is_no_wait() -> None:
+    assert tasks.until_beat(0.0) == 0.0
+
+
+async def test_watchdog_without_a_kick_raises_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        async with Watchdog(lambda: 0.01):
+            await asyncio.Event().wait()
+
+
+async def test_watchdog_that_is_excused_looks_again_and_then_raises() -> None:
+    asked = []
+
+    def excused() -> bool:
+        asked.append(True)
+        return len(asked) < 3
+
+    with pytest.raises(TimeoutError):
+        async with Watchdog(lambda: 0.01, excused=excused):
+            await asyncio.Event().wait()
+    assert len(asked) == 3
+
+
+async def test_watchdog_kicked_in_time_lets_the_body_end() -> None:
+    loop = asyncio.get_running_loop()
+    async with Watchdog(lambda: 5.0) as watchdog:
+        for _ in range(100):
+            watchdog.kick()
+            await asyncio.sleep(0)
+    assert loop.time() > 0
+
+
+async def test_watchdog_follows_a_limit_that_grows_while_it_waits() -> None:
+    limit = [0.01]
+
+    async def body() -> None:
+        async with Watchdog(lambda: limit[0]):
+            limit[0] = 60.0
+            await asyncio.sleep(0.05)
+
+    await body()
+
+
+async def test_watchdog_passes_a_cancellation_from_outside_on() -> None:
+    async def body() -> None:
+        async with Watchdog(lambda: 60.0):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(body(), name="body")
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_watchdog_that_expires_as_somebody_cancels_lets_the_cancellation_pass() -> None:
+    expired = asyncio.Event()
+
+    def excused() -> bool:
+        expired.set()
+        return False
+
+    async def body() -> None:
+        async with Watchdog(lambda: 0.0, excused=excused):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(body(), name="body")
+    await expired.wait()
+    task.cancel()  # before the task has run again
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_watchdog_that_expired_leaves_its_task_uncancelled() -> None:
+    with pytest.raises(TimeoutError):
+        async with Watchdog(lambda: 0.0):
+            await asyncio.Event().wait()
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def test_progress_that_is_found_when_asked_moves_the_deadline_from_when_it_was() -> None:
+    loop = asyncio.get_running_loop()
+    progress_at = loop.time() + 0.06
+
+    def excused() -> bool:
+        ago_s = loop.time() - progress_at
+        if ago_s < 0.1:
+            watchdog.kick(ago_s)
+        return ago_s < 0.1
+
+    with pytest.raises(TimeoutError):
+        async with Watchdog(lambda: 0.1, excused=excused) as watchdog:
+            await asyncio.Event().wait()
+    assert progress_at + 0.09 < loop.time() < progress_at + 5

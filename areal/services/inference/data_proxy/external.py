@@ -348,7 +348,7 @@ async def _pass_on(
                 await out.write(events)
         await response_recorder.end()
         if out.prepared:
-            await out.write(response_recorder.held + cutter.rest())
+            await out.write(response_recorder.held + cutter.held)
     except ConnectionResetError:  # the client disconnected
         return out
     return out

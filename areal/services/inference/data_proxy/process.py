@@ -21,10 +21,9 @@ from areal.resources.addresses import UrlError, parse_external_url
 from areal.services.http.auth import Access
 from areal.services.http.client import ENGINE_IDLE_S, CallFailed, HttpClient
 from areal.services.http.messages import Request, Response
-from areal.services.http.metrics import Metrics
 from areal.services.http.process import ServeOptions, report_stage, serve_options
 from areal.services.http.serve import run_service
-from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.service import Handler, Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.inference.data_proxy.control import (
     BackendRoute,

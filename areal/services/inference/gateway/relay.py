@@ -29,8 +29,7 @@ from areal.services.http.client import Connection, HttpClient, NotConnected, Pen
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import Headers
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
-from areal.services.http.metrics import Metrics
-from areal.services.http.service import EventCutter
+from areal.services.http.service import EventCutter, Metrics
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.gateway.routing import Follower, LiveTable
 from areal.services.inference.router.picking import CallKey, Picker
@@ -427,7 +426,7 @@ class _StreamRelay:
 
     def end(self) -> None:
         """The worker's answer is whole."""
-        if rest := self._cutter.rest():
+        if rest := self._cutter.held:
             self._write(rest)
 
     def _write(self, data: bytes) -> None:

@@ -23,9 +23,8 @@ from areal.services.http.auth import Access
 from areal.services.http.client import Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_object
-from areal.services.http.metrics import Metrics
 from areal.services.http.process import ServeOptions
-from areal.services.http.service import Lifetime, Service, json_response
+from areal.services.http.service import Lifetime, Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.inference.router.declared_file import DeclaredFile
 from areal.services.inference.router.picking import CallKey, Picker

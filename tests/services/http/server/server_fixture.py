@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
-from areal.services.http.errors import ApiError
-from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.errors import OPENAI, ApiError
+from areal.services.http.messages import AnyResponse, Request, Response, error_response
 from areal.services.http.server import Application, HttpServer, ServerLimits
-from areal.services.http.service import OPENAI
 
 QUICK = ServerLimits(
     keep_alive_s=0.2, header_s=0.2, body_grace_s=0.2, body_bytes_per_s=1e6, linger_s=0.3, stalled_s=0.3, sweep_s=0.02
@@ -121,7 +120,7 @@ async def echo(request: Request) -> AnyResponse:
     try:
         body = await request.read(2**20)
     except ApiError as error:
-        return OPENAI.response(error, request.id)
+        return error_response(error, OPENAI, request.id)
     return Response(200, body, headers={"x-method": request.method, "x-path": request.path, "x-size": str(len(body))})
 
 

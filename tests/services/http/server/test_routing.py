@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import PathTable
+from areal.services.http.service import PathTable
 
 
 def table() -> PathTable[str]:

@@ -1,14 +1,16 @@
-"""The configuration of a service process: a JSON file, and flags on top of it."""
+"""How a service process starts: its configuration, its stage, and its garbage collector."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from areal.errors import UsageFault
-from areal.services.http.process import read_config
+from areal.services.http.process import read_config, report_stage
 from areal.wire.processes import GatewayConfig
 
 
@@ -55,3 +57,44 @@ def test_config_file_that_is_not_there_and_required_flag_are_named(tmp_path: Pat
         read_config(GatewayConfig, "gateway", ["--config", str(tmp_path / "nothing.json")])
     with pytest.raises(UsageFault, match=r"^--router-url is required$"):
         read_config(GatewayConfig, "gateway", [])
+
+
+def test_stage_is_written_whole_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "stage.json"
+    monkeypatch.setenv("AREAL_STAGE_FILE", str(file))
+    report_stage("loading", done=1, total=2)
+    report_stage("serving")
+    assert json.loads(file.read_text()) == {"stage": "serving", "done": None, "total": None}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_stage_without_a_file_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AREAL_STAGE_FILE", raising=False)
+    report_stage("serving")
+
+
+# The collector is a setting of the whole interpreter: tested in a process of its own.
+
+SCRIPT = """
+import gc, weakref
+from areal.services.http.process import collect_rarely
+collect_rarely()
+assert gc.get_freeze_count() > 1000 and gc.get_threshold()[0] >= 10_000
+
+class Node: pass
+
+def cycle():
+    node = Node()
+    node.self = node
+    return weakref.ref(node)
+
+gone = cycle()
+kept = [[] for _ in range(2 * gc.get_threshold()[0])]
+assert gone() is None, "cycles are still found"
+print("ok")
+"""
+
+
+def test_cycles_are_collected_rarely_and_what_was_imported_never() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout == "ok\n", ran.stderr
