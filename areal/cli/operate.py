@@ -27,7 +27,7 @@ from areal.errors import ArealError, UsageFault
 from areal.terminal import ESCAPE, fancy, safe
 
 if TYPE_CHECKING:
-    from areal.reconcilers.context import Context, ObjectOutcome, Outcome, Progress
+    from areal.reconcilers.context import Context, Outcome, Progress
     from areal.reconcilers.plan import Plan
     from areal.resources.kinds import Ref
 
@@ -80,13 +80,13 @@ class ProgressPrinter:
         with self._lock:
             before = self._live.get(progress.ref)
             self._live[progress.ref] = (progress, time.monotonic())
-            if not self._moving and (before is None or self._differs(before[0], progress)):
+            if self._moving:
+                return
+            was = before[0] if before is not None else None
+            changed = was is None or was.stage != progress.stage or _tenth(was) < _tenth(progress)
+            if changed or (self._verbose and was is not None and was.done != progress.done):
                 self._stream.write(_progress_line(progress) + "\n")
                 self._stream.flush()
-
-    def _differs(self, before: Progress, now: Progress) -> bool:
-        changed = before.stage != now.stage or _tenth(before) < _tenth(now)
-        return changed or (self._verbose and before.done != now.done)
 
     def _tick(self) -> None:
         turn = 0
@@ -116,8 +116,9 @@ class ProgressPrinter:
 
 def _progress_line(progress: Progress, *, waited: float = 0.0) -> str:
     parts = [f"{progress.ref}: {progress.stage}" if progress.ref else progress.stage]
-    if progress.done is not None and progress.total:
-        parts.append(_counted(progress.done, progress.total))
+    done, total = progress.done, progress.total
+    if done is not None and total:
+        parts.append(f"{size(done)}/{size(total)} {100 * done // total}%" if total >= _BYTES else f"{done}/{total}")
     elapsed = progress.elapsed_s + waited
     times = [age(elapsed)] if elapsed >= 1 else []
     if progress.eta_s is not None:
@@ -132,12 +133,6 @@ def _tenth(progress: Progress) -> int:
     if progress.eta_s is None or not progress.total:
         return 0
     return 10 * (progress.done or 0) // progress.total
-
-
-def _counted(done: int, total: int) -> str:
-    if total >= _BYTES:
-        return f"{size(done)}/{size(total)} {100 * done // total}%"
-    return f"{done}/{total}"
 
 
 # -- Ctrl-C
@@ -234,13 +229,14 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
             kind, _, name = item.ref.partition("/")
             show(f"{kind.lower()}/{name} {item.action}" + (f": {item.message}" if item.message else ""))
     else:
+        rows: list[dict[str, Any]] = []
+        for item in outcome.objects:
+            rows.append({"ref": item.ref, "action": item.action, "message": item.message, "exitCode": item.exit_code})
+            if (error := item.error) is not None:
+                rows[-1]["error"] = {"message": error.message, "hint": error.hint, "detail": error.detail}
         rest = {"notes": list(outcome.notes), "addresses": dict(outcome.addresses), "exitCode": outcome.exit_code}
         emit_rows(
-            cli,
-            [_outcome_row(item) for item in outcome.objects],
-            _OUTCOME_COLUMNS,
-            name=lambda row: str(row["ref"]),
-            wrap=lambda rows: {"objects": list(rows), **rest},
+            cli, rows, _OUTCOME_COLUMNS, name="{ref}".format_map, wrap=lambda rows: {"objects": list(rows), **rest}
         )
     sys.stdout.flush()
     for item in outcome.objects:
@@ -252,14 +248,6 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
         cli.say("interrupted; run the same command again to go on from here")
         return EXIT_INTERRUPTED
     return outcome.exit_code
-
-
-def _outcome_row(item: ObjectOutcome) -> dict[str, Any]:
-    row: dict[str, Any] = {"ref": item.ref, "action": item.action, "message": item.message, "exitCode": item.exit_code}
-    if item.error is not None:
-        error = item.error
-        row["error"] = {"message": error.message, "hint": error.hint, "detail": error.detail}
-    return row
 
 
 # -- scale, restart, suspend, resume, reconcile, adopt
@@ -290,57 +278,39 @@ def scale_object(cli: Invocation, ref: Ref, replicas: int, *, within_s: float = 
     return mutate(cli, operations.scale, ref, replicas, timeout_s=cli.deadline_s(within_s), **how)
 
 
-@click.command()
-@targets_argument
-@change_options()
-def restart(cli: Invocation, targets: tuple[str, ...]) -> int:
-    """Restart an object's processes: the new beside the old, then the old drains, where there is room."""
-    from areal.reconcilers import operations
+def _verb(name: str, text: str) -> click.Command:
+    """An operation on one object after the other. A failure on one is reported beside the outcomes of the others."""
 
-    return _each(cli, targets, operations.restart)
+    def run(cli: Invocation, targets: tuple[str, ...]) -> int:
+        from areal.reconcilers import operations
+        from areal.reconcilers.context import ObjectOutcome, Outcome
 
+        refs = parse_refs(targets)
 
-@click.command()
-@targets_argument
-@change_options()
-def suspend(cli: Invocation, targets: tuple[str, ...]) -> int:
-    """Stop an object's processes and keep the object; `areal resume` starts them again."""
-    from areal.reconcilers import operations
+        def each(context: Context) -> Outcome:
+            outcomes = []
+            for ref in refs:
+                try:
+                    outcomes.append(getattr(operations, name)(context, ref, timeout_s=cli.deadline_s()))
+                except ArealError as error:
+                    if len(refs) == 1:
+                        raise
+                    failed = ObjectOutcome(str(ref), "failed", error.message, error.exit_code, error)
+                    outcomes.append(Outcome((failed,), exit_code=error.exit_code))
+                if context.interrupted.is_set():
+                    break
+            return together(outcomes)
 
-    return _each(cli, targets, operations.suspend)
+        return mutate(cli, each)
 
-
-@click.command()
-@targets_argument
-@change_options()
-def resume(cli: Invocation, targets: tuple[str, ...]) -> int:
-    """Start a suspended object again."""
-    from areal.reconcilers import operations
-
-    return _each(cli, targets, operations.resume)
+    return click.command(name, help=text)(targets_argument(change_options()(run)))
 
 
-def _each(cli: Invocation, targets: tuple[str, ...], operation: Callable[..., Outcome]) -> int:
-    """One after the other; a failure on one object is reported beside the outcomes of the others."""
-    from areal.reconcilers.context import ObjectOutcome, Outcome
-
-    refs = parse_refs(targets)
-
-    def run(context: Context) -> Outcome:
-        outcomes = []
-        for ref in refs:
-            try:
-                outcomes.append(operation(context, ref, timeout_s=cli.deadline_s()))
-            except ArealError as error:
-                if len(refs) == 1:
-                    raise
-                failed = ObjectOutcome(str(ref), "failed", error.message, error.exit_code, error)
-                outcomes.append(Outcome((failed,), exit_code=error.exit_code))
-            if context.interrupted.is_set():
-                break
-        return together(outcomes)
-
-    return mutate(cli, run)
+restart = _verb(
+    "restart", "Restart an object's processes: the new beside the old, then the old drains, where there is room."
+)
+suspend = _verb("suspend", "Stop an object's processes and keep the object; `areal resume` starts them again.")
+resume = _verb("resume", "Start a suspended object again.")
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:

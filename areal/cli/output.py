@@ -118,11 +118,21 @@ def as_list(items: Sequence[Any]) -> dict[str, Any]:
 
 Row = Mapping[str, Any]
 
-_GOOD = frozenset(("ready", "running", "true", "alive", "succeeded", "normal", "created", "healed"))
-_BAD = frozenset(("failed", "dead", "crashloop", "stalled", "unhealthy", "error", "missing", "unreachable"))
-_BUSY = frozenset(
-    ("progressing", "starting", "backoff", "intended", "degraded", "draining", "unknown", "suspended", "warning")
-)
+_STATE_COLOURS = {
+    "green": ["ready", "running", "true", "alive", "succeeded", "normal", "created", "healed"],
+    "red": ["failed", "dead", "crashloop", "stalled", "unhealthy", "error", "missing", "unreachable"],
+    "yellow": [
+        "progressing",
+        "starting",
+        "backoff",
+        "intended",
+        "degraded",
+        "draining",
+        "unknown",
+        "suspended",
+        "warning",
+    ],
+}
 
 
 class Column(NamedTuple):
@@ -174,15 +184,18 @@ def render_table(
     ]
     room = _room(indent)
     aligned = _aligned(widths, room, last_is_text=bool(shown) and not shown[-1].right)
-    paint = _painter()
+    paint = _paint_state if fancy(sys.stdout) else None
     lines = [_line(titles, widths, shown, aligned, None)] if header else []
     for row in cells:
-        if room is not None and aligned == len(shown):
-            lines += _hanging(row, widths, shown, paint, room)
+        if room is not None and row and aligned == len(shown):  # the last cell may take several lines
+            before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+            space = max(_LEAST, room - before)
+            first, *more = _wrapped(row[-1], space, space)
+            lines.append(_line([*row[:-1], first], widths, shown, aligned, paint))
+            lines += [" " * before + part for part in more]
             continue
         if room is not None and row and cell_width(row[0]) > room:
-            first, *more = _wrapped(row[0], room, room - 2)
-            lines += [first, *(f"  {part}" for part in more)]
+            lines += _indented(row[0], room)
         else:
             lines.append(_line(row, widths, shown, aligned, paint))
         rest = [f"{titles[i]} {text}".lstrip() for i, text in enumerate(row) if i >= aligned and text != "-"]
@@ -258,23 +271,6 @@ def _line(
     return "  ".join(parts).rstrip()
 
 
-def _hanging(
-    cells: list[str],
-    widths: list[int],
-    columns: Sequence[Column],
-    paint: Callable[[str, str], str] | None,
-    room: int,
-) -> list[str]:
-    """A row whose last column may take several lines."""
-    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    space = max(_LEAST, room - before)
-    first, *more = _wrapped(cells[-1], space, space) if cells else [""]
-    return [
-        _line([*cells[:-1], first], widths, columns, len(columns), paint),
-        *(" " * before + part for part in more),
-    ]
-
-
 def _packed(fields: list[str], room: int) -> list[str]:
     """The fields in indented lines, each as full as fits."""
     space = room - len(_INDENT)
@@ -284,10 +280,15 @@ def _packed(fields: list[str], room: int) -> list[str]:
         if joins and cell_width(lines[-1]) + 2 + cell_width(each) <= space:
             lines[-1] += f"  {each}"
             continue
-        first, *more = _wrapped(each, space, space - 2)
-        lines += [first, *(f"  {part}" for part in more)]
-        joins = not more
+        parts = _indented(each, space)
+        lines += parts
+        joins = len(parts) == 1
     return [_INDENT + line for line in lines]
+
+
+def _indented(text: str, space: int) -> list[str]:
+    first, *more = _wrapped(text, space, space - 2)
+    return [first, *(f"  {part}" for part in more)]
 
 
 def _wrapped(text: str, first: int, others: int) -> list[str]:
@@ -313,16 +314,9 @@ def _longest(text: str, space: int) -> int:
     return len(text)
 
 
-def _painter() -> Callable[[str, str], str] | None:
-    if not fancy(sys.stdout):
-        return None
-
-    def paint(word: str, padded: str) -> str:
-        low = word.lower()
-        colour = "green" if low in _GOOD else "red" if low in _BAD else "yellow" if low in _BUSY else None
-        return style(padded, fg=colour) if colour else padded
-
-    return paint
+def _paint_state(word: str, padded: str) -> str:
+    colour = next((colour for colour, words in _STATE_COLOURS.items() if word.lower() in words), None)
+    return style(padded, fg=colour) if colour else padded
 
 
 # -- units: tables only, JSON keeps the numbers
@@ -335,23 +329,22 @@ def age(seconds: float | None) -> str:
     left = max(0, int(seconds))
     if left < 120:
         return f"{left}s"
-    for big, small, size, part in (("m", "s", 60, 1), ("h", "m", 3600, 60), ("d", "h", 86400, 3600)):
-        if left < {"m": 3600, "h": 86400}.get(big, float("inf")):
-            rest = left % size // part
-            return f"{left // size}{big}{rest}{small}" if rest and left // size < 10 else f"{left // size}{big}"
-    raise AssertionError("unreachable")
+    big, small, size, part = next(
+        units for units in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)) if left >= units[2]
+    )
+    count, rest = left // size, left % size // part
+    return f"{count}{big}{rest}{small}" if rest and count < 10 else f"{count}{big}"
 
 
 def size(count: float | None) -> str:
     """Bytes: ``512B``, ``1.5KiB``, ``12GiB``."""
     if count is None:
         return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            return f"{value:.0f}{unit}" if unit == "B" or value >= 100 else f"{value:.3g}{unit}"
+    value, units = float(count), ["TiB", "GiB", "MiB", "KiB", "B"]
+    while value >= 1024 and len(units) > 1:
         value /= 1024
-    raise AssertionError("unreachable")
+        units.pop()
+    return f"{value:.0f}{units[-1]}" if units[-1] == "B" or value >= 100 else f"{value:.3g}{units[-1]}"
 
 
 def clock(at: float | None) -> str:
@@ -387,12 +380,6 @@ def report(error: BaseException, cli: Invocation) -> int:
     sys.stdout.flush()
     click.echo("\n".join(line.rstrip("\n") for line in lines), err=True)
     return code
-
-
-def report_line(message: str, *, hint: str | None = None) -> None:
-    """One more fault, beside what the command prints."""
-    sys.stdout.flush()
-    click.echo("\n".join(message_lines(message, hint)), err=True)
 
 
 def error_lines(error: ArealError) -> list[str]:
@@ -471,9 +458,9 @@ class Table(NamedTuple):
             from areal.resources.jsonpath import first
 
             return lambda row: first(sort_by, row)
-        titles = {column.title.lower(): column for column in self.columns}
         if sort_by.lower() == "age":
             return lambda row: row.get("metadata", {}).get("createdAt") or row.get("startedAt")
+        titles = {column.title.lower(): column for column in self.columns}
         if sort_by.lower() not in titles:
             from areal.errors import did_you_mean
 
@@ -504,7 +491,8 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
     if table.note and rows:
         cli.say(table.note)
     for path, reason in table.unreadable:
-        report_line(f"{path} is unreadable: {reason}", hint="areal doctor --fix restores it from its newest revision")
+        hint = "areal doctor --fix restores it from its newest revision"
+        report(ArealError(f"{path} is unreadable: {reason}", hint=hint), cli)
     return 1 if table.unreadable else 0
 
 
