@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -437,45 +437,32 @@ def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[
     home = HomeView(cli.home)
     refs = [each for ref in parse_refs(targets) for each in home.family(ref)] if targets else None
     states = [state for state in home.states(refs) if state.phase in ("starting", "running", "backoff")]
-    before, counted_before, at = _usage(), _tokens(home, states), time.monotonic()
+    usage_before, tokens_before, at = _usage(), _tokens(home, states), time.monotonic()
     time.sleep(seconds)
-    after, counted_after, took = _usage(), _tokens(home, states), time.monotonic() - at
+    usage, tokens, took = _usage(), _tokens(home, states), time.monotonic() - at
     gpus = _gpus(states)
     rows = []
     for state in states:
-        tokens = _rate(counted_before.get(state.spec.uid), counted_after.get(state.spec.uid), took)
-        session = _local_session(state)
-        rows.append(_usage_row(state, before.get(session), after.get(session), tokens, gpus, took))
+        row, uid = process_row(state), state.spec.uid
+        session = 0 if state.node else state.shim_pid or 0  # of this machine's /proc
+        before, after = usage_before.get(session), usage.get(session)
+        cpu_s = max(0.0, after.cpu_s - before.cpu_s) if before is not None and after is not None else None
+        generated = tokens[uid] - tokens_before[uid] if uid in tokens and uid in tokens_before else -1.0
+        rows.append(
+            {
+                "owner": row["owner"],
+                "process": f"{row['component']}/{row['replica']}",
+                "pid": row["pid"],
+                "state": row["state"],
+                "uptimeSeconds": row["uptimeSeconds"],
+                "cpuPercent": None if cpu_s is None else round(100 * cpu_s / took, 1),
+                "memoryBytes": after.memory_bytes if after else None,
+                "processes": after.processes if after else None,
+                "gpus": [gpus.get(uuid, {"uuid": uuid, "index": None, "usedBytes": None}) for uuid in state.spec.gpus],
+                "tokensPerSecond": None if generated < 0 else round(generated / took, 1),
+            }
+        )
     return rows
-
-
-def _local_session(state: RunState) -> int:
-    """The session of a run's processes in this machine's /proc; 0 where they are on another."""
-    return 0 if state.node else state.shim_pid or 0
-
-
-def _usage_row(
-    state: RunState,
-    before: Usage | None,
-    after: Usage | None,
-    tokens: float | None,
-    gpus: Mapping[str, Mapping[str, Any]],
-    took: float,
-) -> dict[str, Any]:
-    percent = None if before is None or after is None else max(0.0, 100 * (after.cpu_s - before.cpu_s) / took)
-    row = process_row(state)
-    return {
-        "owner": row["owner"],
-        "process": f"{row['component']}/{row['replica']}",
-        "pid": row["pid"],
-        "state": row["state"],
-        "uptimeSeconds": row["uptimeSeconds"],
-        "cpuPercent": None if percent is None else round(percent, 1),
-        "memoryBytes": after.memory_bytes if after else None,
-        "processes": after.processes if after else None,
-        "gpus": [gpus.get(uuid, {"uuid": uuid, "index": None, "usedBytes": None}) for uuid in state.spec.gpus],
-        "tokensPerSecond": tokens,
-    }
 
 
 def _usage() -> dict[int, Usage]:
@@ -510,12 +497,6 @@ def _gpus(states: Sequence[RunState]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _rate(before: float | None, after: float | None, took: float) -> float | None:
-    if before is None or after is None or after < before:
-        return None
-    return round((after - before) / took, 1)
-
-
 # -- token counters: our engine's statistics, other engines' Prometheus pages
 
 _TIMEOUT_S = 1.0
@@ -529,22 +510,15 @@ def _tokens(home: HomeView, states: Sequence[RunState]) -> dict[str, float]:
     engines = [state for state in states if state.spec.component == "engine" and state.spec.url]
     if not engines:
         return {}
-    keys = _keys(home, {state.spec.owner for state in engines})
+    services = {str(item.ref): service_of(item) for item in home.objects}
+    keys: dict[str, str] = {}  # admin keys, where they can be read: other counters stay closed to us
+    for owner in {state.spec.owner for state in engines}:
+        if (service := services.get(owner)) is not None:
+            with contextlib.suppress(ArealError):
+                keys[owner] = service_key(home.home, service)
     with ThreadPoolExecutor(min(16, len(engines)), thread_name_prefix="counter") as pool:
         found = pool.map(lambda state: _generated_tokens(str(state.spec.url), keys.get(state.spec.owner)), engines)
         return {state.spec.uid: count for state, count in zip(engines, found, strict=True) if count is not None}
-
-
-def _keys(home: HomeView, owners: Iterable[str]) -> dict[str, str]:
-    """The admin key of each owner's service, where it can be read."""
-    found: dict[str, str] = {}
-    services = {str(item.ref): service_of(item) for item in home.objects}
-    for owner in owners:
-        service = services.get(owner)
-        if service is not None:
-            with contextlib.suppress(ArealError):  # then its counters stay closed to us; CPU and memory are shown
-                found[owner] = service_key(home.home, service)
-    return found
 
 
 def _generated_tokens(url: str, key: str | None) -> float | None:

@@ -101,22 +101,16 @@ def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
 
 # -- completion
 
-Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def complete(choices: Callable[[click.Context], Iterable[str]]) -> Completer:
     """A completer for words that ``choices`` gives."""
 
-    def completer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return _items(word for word in choices(ctx) if word.startswith(incomplete))
+    def completer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        return [word for word in choices(ctx) if word.startswith(incomplete)]
 
     return completer
-
-
-def _items(words: Iterable[str]) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(word) for word in words]
 
 
 def complete_names(kind: str) -> Completer:
@@ -124,11 +118,11 @@ def complete_names(kind: str) -> Completer:
     return complete(lambda ctx: names_of(home_of(ctx), kind))
 
 
-def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _items(info.singular for info in KINDS.values() if info.singular.startswith(incomplete.lower()))
+def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return [info.singular for info in KINDS.values() if info.singular.startswith(incomplete.lower())]
 
 
-def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """``KIND``, then ``NAME``; or ``KIND/NAME``."""
 
     def names(spelling: str) -> list[str]:
@@ -148,10 +142,10 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
     else:
         choices = [spelling for info in KINDS.values() for spelling in (info.plural, info.singular)]
         choices += [f"{info.singular}/{name}" for info in KINDS.values() for name in names_of(root, info.kind)]
-    return _items(word for word in choices if word.startswith(incomplete))
+    return [word for word in choices if word.startswith(incomplete)]
 
 
-def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str] | list[CompletionItem]:
     """``KIND.FIELD...``: kinds, then the fields below the typed one."""
     from click.shell_completion import CompletionItem
 
@@ -159,7 +153,7 @@ def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str)
 
     if "." not in incomplete:
         near = [kind for kind in KINDS if kind.startswith(incomplete) and incomplete[:1].isupper()]
-        return _items(near) if near else complete_kinds(ctx, param, incomplete)
+        return near or complete_kinds(ctx, param, incomplete)
     above, _, start = incomplete.rpartition(".")
     return [
         CompletionItem(f"{above}.{name}", help=text)
@@ -356,7 +350,7 @@ def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
         field("READY", "status", "ready"),
         field("STATUS", "status", "phase", state=True),
         *(field(title, *path, wide=wide) for title, path, wide in own),
-        Column("AGE", _age, right=True),
+        Column("AGE", lambda row: _age(row["metadata"].get("createdAt")), right=True),
         field("GENERATION", "metadata", "generation", wide=True, right=True),
         field("SET", "metadata", "set", wide=True),
         field("LABELS", "metadata", "labels", wide=True),
@@ -364,13 +358,12 @@ def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
     )
 
 
-def _age(document: Mapping[str, Any]) -> str:
-    created = document["metadata"].get("createdAt")
+def _age(created: str | None) -> str:
     if not created:
         return "-"
     import calendar
 
-    return age(time.time() - calendar.timegm(time.strptime(str(created), "%Y-%m-%dT%H:%M:%SZ")))
+    return age(time.time() - calendar.timegm(time.strptime(created, "%Y-%m-%dT%H:%M:%SZ")))
 
 
 def document_name(document: Mapping[str, Any]) -> str:
