@@ -1,8 +1,7 @@
 """The interface of user code.
 
 cli_args        configuration classes, load_expr_config
-workflow_api    RolloutWorkflow, agents, what a trajectory is
-env_api         Agent, Environment
+workflow_api    RolloutWorkflow, agents, environments, the columns of a trajectory
 reward_api      the signature of a reward, AsyncRewardWrapper
 engine_api      InferenceEngine, TrainEngine
 io_struct       ModelRequest, ModelResponse, FinetuneSpec, StepInfo, WeightUpdateMeta, ...

@@ -94,39 +94,6 @@ class StepInfo:
 
 
 @dataclass(frozen=True)
-class ParamSpec:
-    """A parameter as it travels. ``dtype`` is torch's name without ``torch.``."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def size(self) -> int:
-        """The size in bytes."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * _BYTES[self.dtype]
-
-
-_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
-
-
-@dataclass(frozen=True)
 class WeightUpdateMeta:
     """How weights reach the engines. ``path``: the folder of ``disk``; each version has one of its own in it."""
 
@@ -145,15 +112,3 @@ class WeightUpdateMeta:
     @classmethod
     def from_disk(cls, path: str, **more: Any) -> WeightUpdateMeta:
         return cls(type="disk", path=path, **more)
-
-
-@dataclass(frozen=True)
-class SaveLoadMeta:
-    """``hf``: a folder that ``transformers`` reads. ``dcp``: sharded, for any number of ranks."""
-
-    path: str
-    weight_format: Literal["hf", "dcp"] = "hf"
-    with_optim: bool = False
-    tokenizer: Any = None
-    processor: Any = None
-    base_model_path: str | None = None

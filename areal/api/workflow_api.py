@@ -1,19 +1,22 @@
-"""Contracts of user code that samples episodes: a workflow, or an agent.
+"""Contracts of user code that samples episodes: a workflow, an agent, an environment.
 
 A *workflow* samples through the engine and returns training rows itself. An *agent* is any object with ``async run``:
-it talks to an OpenAI or Anthropic base URL with whatever client it likes, and returns its reward.
+it talks to an OpenAI or Anthropic base URL with whatever client it likes, and returns its reward. An *environment* is
+gymnasium's (https://gymnasium.farama.org/api/env/), so any of theirs will do; ``areal.workflow.environment`` composes
+it with an object that makes its actions with a model.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
 
     from areal.api.engine_api import InferenceEngine
+
 
 Trajectory: TypeAlias = "dict[str, torch.Tensor]"
 """Rows of one episode (or group), right-padded:
@@ -45,4 +48,36 @@ class AgentWorkflow(Protocol):
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Reward:
         """``extra_kwargs``: ``base_url`` and ``api_key`` of this episode's session, ``model``, and ``http_client`` (a
         shared ``httpx.AsyncClient``) where httpx is installed."""
+        ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One per episode. Its methods may block: they run on a thread."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The first observation, and info. ``options`` is the row of the data set."""
+        ...
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Observation, reward, terminated, truncated, info."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ChatModel(Protocol):
+    """A recorded session of the model that is trained."""
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+        """An OpenAI chat completion."""
+        ...
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """One per episode, so it may keep its conversation."""
+
+    async def act(self, observation: Any, model: ChatModel) -> Any:
+        """The next action, made with any number of model calls."""
         ...

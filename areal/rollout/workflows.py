@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from areal.api.env_api import Agent, Environment
 from areal.api.registry import Registry
-from areal.api.workflow_api import AgentWorkflow, RolloutWorkflow, Trajectory
+from areal.api.workflow_api import Agent, AgentWorkflow, Environment, RolloutWorkflow, Trajectory
 from areal.errors import ArealError, UsageFault
 from areal.rollout.sessions import seal
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows

@@ -25,7 +25,7 @@ from areal.api.cli_args import (
     SFTConfig,
     load_expr_config,
 )
-from areal.api.config.building import Faults, build
+from areal.api.config.fields import Faults, build
 from areal.errors import NotFound, UsageFault
 
 AREAL = Path(__file__).parents[1] / "drivers" / "gsm8k_grpo.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal.api.alloc_mode import AllocationMode, BackendError, train_backend
-from areal.api.io_struct import FinetuneSpec, ModelResponse, ParamSpec, StepInfo, WeightUpdateMeta
+from areal.api.io_struct import FinetuneSpec, ModelResponse, StepInfo, WeightUpdateMeta
 from areal.api.registry import Registry, load_attr
 from areal.errors import UsageFault
 
@@ -30,7 +30,6 @@ def test_response_whose_lists_differ_is_refused() -> None:
 def test_each_version_has_a_folder_of_its_own() -> None:
     meta = WeightUpdateMeta.from_disk("/w").with_version(3)
     assert (meta.path, meta.version) == ("/w/weight_update_v3", 3)
-    assert ParamSpec("w", (2, 3), "bfloat16").size == 12
 
 
 def test_allocation_modes_old_and_new() -> None:

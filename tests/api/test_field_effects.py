@@ -24,7 +24,7 @@ from areal.api.cli_args import (
     PPOCriticConfig,
     RejectionSamplingConfig,
 )
-from areal.api.config.building import hints_of
+from areal.api.config.fields import hints_of
 from areal.rollout.engine import sampling_fields
 from areal.training.algorithms.actor import ActorLoss, with_second_moment_mask
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared

@@ -15,8 +15,7 @@ import yaml
 
 import areal
 from areal.api.cli_args import ConfigError, DPOConfig, GRPOConfig, RWConfig, SFTConfig, load_expr_config
-from areal.api.config.building import default_of, hints_of
-from areal.api.config.fields import Absent, Inert
+from areal.api.config.fields import Absent, Inert, default_of, hints_of
 
 ROOT = Path(areal.__file__).parent
 EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from areal.api.cli_args import AgentConfig, GenerationHyperparameters, InferenceEngineConfig
-from areal.api.env_api import ChatModel, Environment
+from areal.api.workflow_api import ChatModel, Environment
 from areal.client import InferenceClient, RolloutController, RolloutsFailed
 from areal.errors import UsageFault
 from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow

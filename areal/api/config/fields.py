@@ -1,4 +1,4 @@
-"""Properties of a configuration field beside its type, as ``Annotated`` marks.
+"""Fields of configuration dataclasses: their marks, and their values from plain data, with every fault and its path.
 
 ``Annotated[float, Range(0, 1)]`` bounds a number, checked wherever a configuration is made, from a file or in code; no
 field takes NaN or infinity. Drivers and YAML written for AReaL name fields that have no meaning here, or none yet. None
@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from enum import Enum
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from areal.errors import did_you_mean
+from areal.resources.overrides import KeyPath
 
 
 @dataclass(frozen=True)
@@ -50,16 +57,21 @@ PORT = Range(0, 65535)
 
 
 @cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of the fields of a dataclass, in their order, marks included."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+
+
+@cache
 def ranges_of(cls: type) -> dict[str, Range | None]:
     """The range of each field that may be a number; None for a field without bounds."""
-    hints = get_type_hints(cls, include_extras=True)
     found: dict[str, Range | None] = {}
-    for each in dataclasses.fields(cls):
-        hint = hints[each.name]
+    for name, hint in hints_of(cls).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
         kind = hint.__origin__ if marks else hint
-        if {int, float} & set(get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)):
-            found[each.name] = next((mark for mark in marks if isinstance(mark, Range)), None)
+        if {int, float} & {kind, *get_args(kind)} and get_origin(kind) in (None, Union, types.UnionType):
+            found[name] = next((mark for mark in marks if isinstance(mark, Range)), None)
     return found
 
 
@@ -94,3 +106,267 @@ PLACEMENT = Inert("processes are placed by the resources (areal apply), not by t
 
 ADAPTER = Inert("the adapter that is trained is served as the model's weights, under the model's own name")
 """The adapter's name in the engine."""
+
+
+# From plain values to configuration dataclasses. ``str`` takes numbers and flags as they are written only where the
+# type says so: a YAML scalar of another type is a fault, except that whole numbers are good floats and ``1e-5`` is a
+# number whatever YAML calls it.
+
+T = TypeVar("T")
+
+
+@dataclass
+class Faults:
+    """``inert``: accepted fields without effect."""
+
+    found: list[tuple[KeyPath, str]] = field(default_factory=list)
+    inert: list[tuple[KeyPath, Inert]] = field(default_factory=list)
+
+    def add(self, path: KeyPath, message: str) -> None:
+        self.found.append((path, message))
+
+
+_BAD = object()
+
+
+def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: KeyPath = ()) -> T | None:
+    """An instance, or None where something under ``path`` is wrong."""
+    hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
+    before = len(faults.found)
+    given: dict[str, Any] = {}
+    preset = _preset(cls, values, faults, path)
+    for key, value in (over(preset, values) if preset else values).items():
+        if key == "preset" and preset is not None:
+            continue
+        if key not in hints:
+            faults.add((*path, key), f"there is no such key{did_you_mean(str(key), hints)}")
+            continue
+        converted = _convert(hints[key], value, faults, (*path, key))
+        if converted is not _BAD:
+            given[key] = converted
+            _marked(cls, key, hints[key], converted, faults, (*path, key))
+    for key in getattr(cls, "required", ()) if not path else ():
+        if not given.get(key):
+            faults.add((*path, key), "is needed")
+    for each in dataclasses.fields(cls):  # type: ignore[arg-type]
+        needed = each.init and each.default is MISSING and each.default_factory is MISSING
+        if needed and each.name not in values:
+            faults.add((*path, each.name), "is needed")
+    if len(faults.found) > before:
+        return None
+    try:
+        built = cls(**given)
+        if preset:
+            built.preset = values["preset"]  # type: ignore[attr-defined]
+        return built
+    except (ValueError, TypeError, AssertionError) as error:  # what a class of the driver's own may say of its values
+        named = _named(str(error), hints, values)
+        faults.add((*path, *named), str(error).removeprefix(f"{'.'.join(named)}: "))
+        return None
+
+
+def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: KeyPath) -> Mapping[str, Any] | None:
+    """The values of the named preset, where the class has presets."""
+    presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
+    if presets is None:
+        return None
+    name = str(values.get("preset") or "")
+    if name and name not in presets:
+        faults.add((*path, "preset"), f"must be one of {', '.join(presets)}, not {name!r}{did_you_mean(name, presets)}")
+    return presets.get(name, {})
+
+
+def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above``, and what it does not say from ``below``; maps are merged."""
+    merged = dict(below)
+    for key, value in above.items():
+        before = merged.get(key)
+        merged[key] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _named(message: str, hints: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The key that a class's own complaint is about: the first that it names and the user gave."""
+    for word in _KEY.findall(message):
+        parts = word.split(".")
+        if parts[0] in hints and parts[0] in values:
+            return tuple(parts)
+    return ()
+
+
+_KEY = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*")
+
+
+def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: KeyPath) -> None:
+    if get_origin(hint) is not Annotated or value == default_of(cls, key):
+        return
+    for mark in hint.__metadata__:
+        if isinstance(mark, Absent):
+            faults.add(path, f"is not supported: {mark.why}")
+        elif isinstance(mark, Inert):
+            faults.inert.append((path, mark))
+
+
+def default_of(cls: type, key: str) -> Any:
+    (found,) = (each for each in dataclasses.fields(cls) if each.name == key)
+    return found.default if found.default_factory is MISSING else found.default_factory()
+
+
+def _convert(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
+    """``value`` as ``hint`` wants it, or _BAD with a fault noted."""
+    if get_origin(hint) is Annotated:
+        return _convert(hint.__origin__, value, faults, path)
+    if hint is Any or hint is object:
+        return value
+    origin, kinds = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _choice(kinds, value, faults, path)
+    if origin is Literal:
+        return _literal(kinds, value, faults, path)
+    if origin is tuple or origin in _LISTS:
+        return _sequence(origin, kinds, value, faults, path)
+    if not isinstance(origin, type):
+        return _scalar(hint, value, faults, path)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _nested(hint, value, faults, path)
+    if issubclass(origin, Mapping):
+        return _mapping(hint, kinds, value, faults, path)
+    if issubclass(origin, Enum):
+        return _enum(hint, value, faults, path)
+    return _scalar(hint, value, faults, path)
+
+
+def _bad(faults: Faults, path: KeyPath, wanted: str, value: Any, guess: str = "") -> Any:
+    faults.add(path, f"must be {wanted}, not {_shown(value)}{guess}")
+    return _BAD
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "a map"
+    return "a list" if isinstance(value, list) else repr(value)
+
+
+def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    """The first option that takes the value; the faults are those of the first option."""
+    if value is None and type(None) in options:
+        return None
+    attempts: list[Faults] = []
+    for option in options:
+        if option is not type(None):
+            attempts.append(attempt := Faults())
+            converted = _convert(option, value, attempt, path)
+            if not attempt.found:
+                faults.inert += attempt.inert
+                return converted
+    faults.found += attempts[0].found
+    return _BAD
+
+
+def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    if isinstance(value, bool) and (word := "on" if value else "off") in options:
+        return word  # YAML's own reading of the word
+    return value if value in options else _not_one_of(list(map(str, options)), value, faults, path)
+
+
+def _enum(cls: type[Enum], value: Any, faults: Faults, path: KeyPath) -> Any:
+    """A member, also by its name or value."""
+    for member in cls:
+        if value is member or value == member.value or value == member.name:
+            return member
+    return _not_one_of([str(member.value) for member in cls], value, faults, path)
+
+
+def _not_one_of(names: list[str], value: Any, faults: Faults, path: KeyPath) -> Any:
+    return _bad(faults, path, f"one of {', '.join(names)}", value, did_you_mean(str(value), names))
+
+
+def _nested(cls: type, value: Any, faults: Faults, path: KeyPath) -> Any:
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        return _bad(faults, path, "a map", value)
+    built = build(cls, value, faults, path)
+    return _BAD if built is None else built
+
+
+_LISTS: dict[Any, Callable[[list[Any]], Any]] = {
+    list: list,
+    set: set,
+    frozenset: frozenset,
+    Sequence: list,
+    Iterable: list,
+    Collection: list,
+}
+"""The types that a YAML list is converted to."""
+
+
+def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    is_list = isinstance(value, list | tuple)
+    fixed = origin is tuple and bool(kinds) and kinds[-1] is not Ellipsis
+    if not is_list or (fixed and len(value) != len(kinds)):
+        return _bad(faults, path, f"a list of {len(kinds)}" if fixed else "a list", value)
+    each = kinds if fixed else (kinds[0] if kinds else Any,) * len(value)
+    items = [_convert(kind, item, faults, (*path, at)) for at, (kind, item) in enumerate(zip(each, value, strict=True))]
+    if any(item is _BAD for item in items):
+        return _BAD
+    return tuple(items) if origin is tuple else _LISTS[origin](items)
+
+
+def _mapping(hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+    if not isinstance(value, Mapping):
+        return _bad(faults, path, "a map", value)
+    items = {str(key): _convert(kinds[1] if kinds else Any, item, faults, (*path, key)) for key, item in value.items()}
+    if any(item is _BAD for item in items.values()):
+        return _BAD
+    return hint(items) if isinstance(hint, type) and issubclass(hint, dict) else items
+
+
+def _whole(value: Any) -> Any:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return int(value) if is_whole and not isinstance(value, bool) else _BAD
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return _BAD
+    try:
+        number = float(value)
+    except ValueError:
+        return _BAD
+    return number if math.isfinite(number) or not isinstance(value, str) else _BAD
+
+
+def _flag(value: Any) -> Any:
+    return value if isinstance(value, bool) else _BAD
+
+
+def _text(value: Any) -> Any:
+    """Also of a number: a trial named 1."""
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _BAD
+
+
+def _file_path(value: Any) -> Any:
+    return FilePath(value) if isinstance(value, str | FilePath) else _BAD
+
+
+_SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
+    int: ("a whole number", _whole),
+    float: ("a number", _number),
+    bool: ("true or false", _flag),
+    str: ("text", _text),
+    FilePath: ("a path", _file_path),
+}
+
+
+def _scalar(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
+    if hint in _SCALARS:
+        wanted, read = _SCALARS[hint]
+        converted = read(value)
+        return converted if converted is not _BAD else _bad(faults, path, wanted, value)
+    if value is None or (isinstance(hint, type) and isinstance(value, hint)):
+        return value
+    faults.add(path, f"is of type {getattr(hint, '__name__', hint)}, which no configuration file can say")
+    return _BAD

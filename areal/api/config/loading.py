@@ -26,8 +26,8 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from areal.api.config.building import Faults, build, hints_of, over
 from areal.api.config.experiment import BaseExperimentConfig
+from areal.api.config.fields import Faults, build, hints_of, over
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
 from areal.resources.overrides import BadOverride, KeyPath, apply, dotted, parse_override

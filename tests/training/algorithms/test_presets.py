@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from areal.api.cli_args import PRESETS, PPOActorConfig
-from areal.api.config.building import Faults, build
+from areal.api.config.fields import Faults, build
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
 from areal.training.algorithms.losses import token_logprobs
