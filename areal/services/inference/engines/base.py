@@ -210,43 +210,34 @@ class TokenEngine(Protocol):
 
         A stream that ends before every choice has its finish reason is a failure too; the caller sees to that.
         """
-        ...
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         """As ``generate``, but each delta is given to ``sink`` as it comes, without a task switch, and what ``sink``
         raises ends the call. ``flowing`` is given what holds the engine back, before the first delta."""
-        ...
 
     async def abort(self, request_id: str) -> None:
         """Stop the call's remaining work. Best effort; never raises EngineError."""
-        ...
 
     def point_to(self, url: str) -> None:
         """From now on the engine at ``url`` is driven; calls that run end where they began."""
-        ...
 
     async def state(self) -> EngineState:
         """Never raises EngineError: an engine that does not answer is not ready."""
-        ...
 
     async def pause(self) -> None:
         """Returns when no token of these weights can still be sampled. Running calls continue at ``resume``.
 
         This and the controls below raise EngineError; EngineUnsupported where the engine cannot do it at all.
         """
-        ...
 
     async def resume(self) -> None:
         """Idempotent, as ``pause`` is."""
-        ...
 
     async def set_version(self, version: int) -> None:
         """Tokens sampled from now on carry ``version``."""
-        ...
 
     async def version(self) -> int | None:
         """None where the engine was never told one."""
-        ...
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from
@@ -255,19 +246,15 @@ class TokenEngine(Protocol):
         When the engine refuses the folder (EngineRefused) the old weights and their version stay. That it accepted is
         no proof: ``checks.check_weights``.
         """
-        ...
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Serve the LoRA adapter in ``folder`` (PEFT's format) as ``name``; one of that name is replaced."""
-        ...
 
     async def unload_adapter(self, name: str) -> None:
         """EngineRefused when there is none of that name."""
-        ...
 
     async def release_memory(self) -> None:
         """Give the weights' and the cache's device memory back. Nothing is generated until ``restore_memory``."""
-        ...
 
     async def restore_memory(self) -> None: ...
 
@@ -278,7 +265,6 @@ class PromptScorer(Protocol):
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         """``top``: how many of the likeliest tokens. Raises EngineError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -296,15 +282,12 @@ class WeightStager(Protocol):
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
         """From a folder, or as they are broadcast. Raises EngineError as ``TokenEngine.load_weights`` does; what is
         served does not change."""
-        ...
 
     async def load_staged(self, version: int) -> None:
         """As ``TokenEngine.load_weights``, of what was staged as ``version``."""
-        ...
 
     async def forget_weights(self) -> None:
         """Hold on to nothing that was staged, nor to where it came from. Best effort; raises EngineError."""
-        ...
 
 
 @runtime_checkable
@@ -313,7 +296,6 @@ class WeightVerifier(Protocol):
 
     async def verify_weights(self, source: str | Broadcast) -> None:
         """Raises EngineRefused for weights that are not of the model's shapes, or not there."""
-        ...
 
 
 @runtime_checkable
@@ -327,15 +309,12 @@ class GroupReceiver(Protocol):
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         """``place``: host, port, rank, world_size. Returns when all members are there; raises EngineError."""
-        ...
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """As ``load_weights``, of what the group's rank 0 broadcasts: the tensors of ``layout``."""
-        ...
 
     async def leave_group(self, name: str) -> None:
         """Idempotent."""
-        ...
 
 
 class Dialect(StrEnum):
@@ -350,7 +329,7 @@ class Dialect(StrEnum):
 # An engine is checked by its answers, never by a status code.
 #
 # Flags and environment variables of engines change which distribution the log-probabilities are of (vLLM's
-# ``--logprobs-mode``, SGLang's ``SGLANG_RETURN_ORIGINAL_LOGPROB``), and no route tells. So ``find_logprobs_mode``
+# ``--logprobs-mode``, SGLang's ``SGLANG_RETURN_ORIGINAL_LOGPROB``), and no route tells. So ``logprobs_problem``
 # samples one token each after a short prompt. Between two tokens, softmax(logits / T) has log-probabilities 1 / T times
 # as far apart as softmax(logits). Under top-k 1, or a bias that leaves one token only, the log-probability of the token
 # left is 0.
@@ -367,7 +346,7 @@ _BIAS = 100.0
 _PROBE_S = 60.0
 
 
-async def find_logprobs_mode(engine: TokenEngine, expected: LogprobsMode) -> LogprobsMode:
+async def _logprobs_mode(engine: TokenEngine, expected: LogprobsMode) -> LogprobsMode:
     """``expected`` in what cannot be found so: what a grammar does, and all of a model without a preference. Raises
     EngineError. The engine must not be paused."""
     for prompt in _PROMPTS:
@@ -392,10 +371,10 @@ async def find_logprobs_mode(engine: TokenEngine, expected: LogprobsMode) -> Log
 
 
 async def logprobs_problem(engine: TokenEngine, expected: LogprobsMode, name: str) -> str | None:
-    """Set the engine's ``capabilities.logprobs`` to what ``find_logprobs_mode`` finds. The reason where it fails."""
+    """Set the engine's ``capabilities.logprobs`` to what it finds. The reason where it fails."""
     try:
         async with asyncio.timeout(_PROBE_S):
-            engine.capabilities.logprobs = await find_logprobs_mode(engine, expected)
+            engine.capabilities.logprobs = await _logprobs_mode(engine, expected)
     except (EngineError, TimeoutError) as error:
         return f"{name}'s log-probabilities could not be checked: {error or 'no answer'}"
     return None

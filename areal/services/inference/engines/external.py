@@ -45,7 +45,10 @@ class ExternalApi:
         self._http = http
         self._base_url = url.text
         self._model = model
-        self._headers = _headers(dialect, key)
+        if dialect is Dialect.OPENAI:
+            self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        else:
+            self._headers = {"anthropic-version": ANTHROPIC_VERSION} | ({"x-api-key": key} if key else {})
         self._has_key = key is not None
 
     @contextlib.asynccontextmanager
@@ -68,9 +71,8 @@ class ExternalApi:
             allow_redirects=False,
         ) as response:
             if 300 <= response.status < 400:
-                raise Redirected(
-                    f"it redirects to {_shown(response.headers.get('Location', ''))}; name that URL itself"
-                )
+                target = response.headers.get("Location", "").partition("?")[0][:200]  # a query may hold a secret
+                raise Redirected(f"it redirects to {target or 'nowhere'}; name that URL itself")
             yield response
 
     async def state(self) -> EngineState:
@@ -99,17 +101,6 @@ class ExternalApi:
 
     def _fault(self, what: str, advice: str) -> EngineState:
         return EngineState(not_ready=f"{self._base_url} {what}", fault=f"{self._base_url} {what}; {advice}")
-
-
-def _headers(dialect: Dialect, key: str | None) -> dict[str, str]:
-    if dialect is Dialect.OPENAI:
-        return {"Authorization": f"Bearer {key}"} if key else {}
-    return {"anthropic-version": ANTHROPIC_VERSION} | ({"x-api-key": key} if key else {})
-
-
-def _shown(location: str | None) -> str:
-    """Where to, without what may be secret in it."""
-    return (location or "").partition("?")[0][:200] or "nowhere"
 
 
 # -- connections

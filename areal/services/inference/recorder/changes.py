@@ -26,9 +26,9 @@ from areal.services.inference.recorder.records import (
     ConversationDigest,
     ModelCall,
     TextSample,
-    TokenPrefix,
     TokenSample,
     pack,
+    prefix_digests,
     token_array,
     token_digest,
     version_runs,
@@ -36,7 +36,6 @@ from areal.services.inference.recorder.records import (
 from areal.services.inference.recorder.session import (
     HITL,
     GroupName,
-    RewardTarget,
     SessionRecord,
     SessionState,
     Trajectory,
@@ -116,11 +115,10 @@ def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, promp
     if conversation is not None and not answered:
         return None
     candidates = turns.completing(answered)
-    tokens = TokenPrefix(prompt) if prompt is not None else None
     if candidates:
-        joined = _longest_joined(candidates, tokens)
+        joined = _longest_joined(candidates, prompt)
         return joined or Parent(max(candidates)[0] % SEQUENCES, 0)
-    return _longest_joined(turns.newest(_TOKEN_CANDIDATES), tokens) if tokens is not None else None
+    return _longest_joined(turns.newest(_TOKEN_CANDIDATES), prompt)
 
 
 def continued_turn(turns: TurnIndex, conversation: ConversationDigest) -> int | None:
@@ -129,11 +127,11 @@ def continued_turn(turns: TurnIndex, conversation: ConversationDigest) -> int | 
     return max(candidates)[0] if candidates else None
 
 
-def _longest_joined(candidates: Sequence[Candidate], tokens: TokenPrefix | None) -> Parent | None:
+def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) -> Parent | None:
     """The candidate with the most tokens that the prompt begins with; of equals the newest."""
-    if tokens is None:
+    if prompt is None:
         return None
-    digests = tokens.digests(total for _, total, digest in candidates if digest is not None)
+    digests = prefix_digests(prompt, (total for _, total, digest in candidates if digest is not None))
     joined = [(total, found) for found, total, digest in candidates if digest and digests.get(total) == digest]
     if not joined:
         return None
@@ -474,8 +472,8 @@ def reward(
     before = tables.trajectory_of(number, target % SEQUENCES)
     assert before is not None, "every interaction lies in a trajectory"
     low, high = tables.bounds(number, before)
-    aim = RewardTarget(target % SEQUENCES, tables.newest(low, high) == target, tables.reward(target))
-    verdict = apply_reward(before, aim, value, now, finish_timeout_s)
+    newest, given = tables.newest(low, high) == target, tables.reward(target)
+    verdict = apply_reward(before, value, now, finish_timeout_s, newest=newest, before=given)
     (name,) = tables.db.execute("SELECT name FROM interactions WHERE id=?", (target,)).fetchone()
     answer = RewardAnswer(
         message="reward set",

@@ -89,24 +89,18 @@ def body_digest(body: bytes) -> bytes:
     return blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
-class TokenPrefix:
-    """Digests of a prompt's prefixes at given lengths, each token hashed about once."""
-
-    def __init__(self, tokens: array[int]) -> None:
-        self._bytes = memoryview(tokens).cast("B")
-        self._width = tokens.itemsize
-        self._length = len(tokens)
-
-    def digests(self, lengths: Iterable[int]) -> dict[int, bytes]:
-        """By length; lengths that the prompt does not have are left out."""
-        found, state, done = {}, blake2b(digest_size=DIGEST_BYTES), 0
-        for length in sorted(set(lengths)):
-            if length > self._length:
-                break
-            state.update(self._bytes[done * self._width : length * self._width])
-            done = length
-            found[length] = state.copy().digest()
-        return found
+def prefix_digests(tokens: array[int], lengths: Iterable[int]) -> dict[int, bytes]:
+    """Digests of a prompt's prefixes by their length, each token hashed about once. Lengths that the prompt does not
+    have are left out."""
+    data, width = memoryview(tokens).cast("B"), tokens.itemsize
+    found, state, done = {}, blake2b(digest_size=DIGEST_BYTES), 0
+    for length in sorted(set(lengths)):
+        if length > len(tokens):
+            break
+        state.update(data[done * width : length * width])
+        done = length
+        found[length] = state.copy().digest()
+    return found
 
 
 def token_digest(*parts: array[int]) -> bytes:

@@ -158,26 +158,26 @@ PADDINGS: dict[str, int | bool] = {
 
 
 def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[TrainingRow]:
-    about = _About(trajectory)
-    if style is Style.CONCAT:
-        return [_path_row(about, path) for path in tree_paths(trajectory.turns, discount)]
-    returns = discounted_rewards(trajectory.turns, discount)
-    return [
-        _row([_token_turn(turn)], returns[turn.seq], own_reward(turn), about.turn(turn)) for turn in trajectory.turns
-    ]
+    """Of a trajectory whose turns have tokens."""
+    abouts = _abouts(trajectory)
+    if style is Style.INDIVIDUAL:
+        returns = discounted_rewards(trajectory.turns, discount)
+        return [_row([turn], returns[turn.seq], own_reward(turn), abouts[turn.seq]) for turn in trajectory.turns]
+    rows = []
+    for path in tree_paths(trajectory.turns, discount):
+        about = abouts[path.leaf.seq]
+        about["rewarded"] = any(turn.reward is not None for turn in path.turns)
+        about["turns"] = [{"interaction_id": turn.interaction_id, "reward": turn.reward} for turn in path.turns]
+        rows.append(_row(path.turns, path.reward, path.own, about))
+    return rows
 
 
-def _path_row(of: _About, path: TreePath) -> TrainingRow:
-    about = of.turn(path.leaf)
-    about["rewarded"] = any(turn.reward is not None for turn in path.turns)
-    about["turns"] = [{"interaction_id": turn.interaction_id, "reward": turn.reward} for turn in path.turns]
-    return _row([_token_turn(turn) for turn in path.turns], path.reward, path.own, about)
-
-
-def _row(line: Sequence[TokenTurn], reward: float, original: float, about: dict[str, Any]) -> TrainingRow:
-    temperatures = tuple(turn.temperature for turn in line)
+def _row(line: Sequence[RecordedTurn], reward: float, original: float, about: dict[str, Any]) -> TrainingRow:
+    turns = [turn for turn in line if isinstance(turn, TokenTurn)]
+    assert len(turns) == len(line)
+    temperatures = tuple(turn.temperature for turn in turns)
     row = TrainingRow(array("q"), array("q"), array("f"), array("q"), array("i"), temperatures, reward, original, about)
-    for number, turn in enumerate(line):
+    for number, turn in enumerate(turns):
         prompt, generated = turn.prompt_ids[len(row.input_ids) :], len(turn.output_ids)
         row.input_ids.extend(array("q", prompt))
         row.input_ids.extend(array("q", turn.output_ids))
@@ -192,30 +192,23 @@ def _repeat(code: str, value: int, count: int) -> array[Any]:
     return array(code, [value]) * count
 
 
-class _About:
-    """The entries in ``rows`` of one trajectory's turns."""
-
-    def __init__(self, trajectory: TrajectoryTurns) -> None:
-        self._trajectory = trajectory
-        self._names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
-
-    def turn(self, turn: RecordedTurn) -> dict[str, Any]:
-        return {
-            "session_id": self._trajectory.session_id,
-            "trajectory_id": self._trajectory.number,
+def _abouts(trajectory: TrajectoryTurns) -> dict[int, dict[str, Any]]:
+    """The entry in ``rows`` of each turn, by sequence number."""
+    names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
+    return {
+        turn.seq: {
+            "session_id": trajectory.session_id,
+            "trajectory_id": trajectory.number,
             "interaction_id": turn.interaction_id,
-            "parent_id": self._names.get(turn.parent) if turn.parent is not None else None,
+            "parent_id": names.get(turn.parent) if turn.parent is not None else None,
             "finish_reason": turn.finish_reason,
             "truncated": turn.truncated,
             "rewarded": turn.reward is not None,
             "model": turn.model,
             "kind": "text" if isinstance(turn, TextTurn) else "tokens",
         }
-
-
-def _token_turn(turn: RecordedTurn) -> TokenTurn:
-    assert isinstance(turn, TokenTurn)
-    return turn
+        for turn in trajectory.turns
+    }
 
 
 def columns(rows: Sequence[TrainingRow]) -> list[ArrayColumn]:
@@ -237,6 +230,14 @@ def columns(rows: Sequence[TrainingRow]) -> list[ArrayColumn]:
     return found
 
 
+def _token_column(name: str, kind: str, padding: int, values: Sequence[array[Any]], width: int) -> ArrayColumn:
+    whole = array(_CODES[kind])
+    for each in values:
+        whole.extend(each)
+        whole.extend(_repeat(whole.typecode, padding, width - len(each)))
+    return ArrayColumn(name, kind, (len(values), width), whole.tobytes())
+
+
 class RewardOverflow(Exception):
     """A trajectory whose returns do not fit the float32 of a training row."""
 
@@ -251,14 +252,6 @@ class TrajectoryExport:
     tokens: list[TrainingRow]
     texts: list[tuple[dict[str, Any], dict[str, Any]]]  # entry in ``rows``, interaction
     failures: list[dict[str, Any]]
-
-
-def _token_column(name: str, kind: str, padding: int, values: Sequence[array[Any]], width: int) -> ArrayColumn:
-    whole = array(_CODES[kind])
-    for each in values:
-        whole.extend(each)
-        whole.extend(_repeat(whole.typecode, padding, width - len(each)))
-    return ArrayColumn(name, kind, (len(values), width), whole.tobytes())
 
 
 @dataclass(frozen=True)
@@ -295,11 +288,11 @@ def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float
         if max(abs(row.reward), abs(row.original_reward)) > LARGEST_F32:
             where = f"trajectory {trajectory.number} of session {trajectory.session_id}"
             raise RewardOverflow(f"{where}: its rewards add up to more than a float32 holds")
-    about = _About(trajectory)
+    abouts = _abouts(trajectory)
     returns = discounted_rewards(trajectory.turns, discount)
     interactions = [
         (
-            about.turn(turn),
+            abouts[turn.seq],
             {
                 "messages": list(turn.messages),
                 "response": dict(turn.response),

@@ -91,15 +91,6 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardTarget:
-    """The interaction that a reward is for, within its trajectory."""
-
-    seq: int
-    newest: bool
-    reward: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class TurnPlacement:
     """Where a new interaction goes: ``trajectory``, new or not; ``before`` is what became of the last one."""
 
@@ -175,20 +166,19 @@ def check_reward(value: object) -> float:
 
 
 def apply_reward(
-    trajectory: Trajectory, target: RewardTarget, value: float, now: float, finish_timeout_s: float
+    trajectory: Trajectory, value: float, now: float, finish_timeout_s: float, *, newest: bool, before: float | None
 ) -> RewardOutcome:
-    """Raises 409 when the trajectory is sealed and the value is another one."""
+    """``newest``: the reward is for the trajectory's newest interaction; ``before`` is the reward that it has. Raises
+    409 when the trajectory is sealed and the value is another one."""
     trajectory = apply_timeout(trajectory, now)
     if trajectory.phase >= TrajectoryPhase.READY:
-        if target.reward != value:
-            what = "without a reward on it" if target.reward is None else f"with reward {target.reward:g}"
+        if before != value:
+            what = "without a reward on it" if before is None else f"with reward {before:g}"
             raise ApiError(409, f"the trajectory is sealed, {what}", code="trajectory_sealed", param="reward")
-        return RewardOutcome(
-            trajectory, changed=False, transition=trajectory.sealed is SealReason.REWARD and target.newest
-        )
-    if not target.newest and trajectory.phase is TrajectoryPhase.OPEN:
+        return RewardOutcome(trajectory, changed=False, transition=trajectory.sealed is SealReason.REWARD and newest)
+    if not newest and trajectory.phase is TrajectoryPhase.OPEN:
         return RewardOutcome(trajectory, changed=True, transition=False)
-    if finish_timeout_s > 0 or not target.newest:
+    if finish_timeout_s > 0 or not newest:
         sealing = replace(trajectory, phase=TrajectoryPhase.SEALING, due=now + finish_timeout_s)
         return RewardOutcome(sealing, changed=True, transition=False)
     return RewardOutcome(_ready(trajectory, SealReason.REWARD, now), changed=True, transition=True)

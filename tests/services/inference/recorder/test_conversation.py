@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from areal.services.inference.recorder import session as names
 from areal.services.inference.recorder.records import (
     CorruptRecord,
-    TokenPrefix,
     begins_with,
     digest_conversation,
     pack,
+    prefix_digests,
     text_digest,
     token_digest,
     unpack,
@@ -56,7 +56,7 @@ def test_tool_call_arguments_may_come_as_text_or_decoded() -> None:
 
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=30), st.lists(st.integers(0, 40), max_size=6))
 def test_token_prefixes_are_those_of_the_tokens(tokens: list[int], lengths: list[int]) -> None:
-    found = TokenPrefix(array("i", tokens)).digests(lengths)
+    found = prefix_digests(array("i", tokens), lengths)
     assert found == {length: token_digest(array("i", tokens[:length])) for length in lengths if length <= len(tokens)}
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.session import (
-    RewardTarget,
     SealReason,
     SessionRecord,
     SessionState,
@@ -51,7 +50,7 @@ def test_sealing_matures_exactly_at_its_due_time() -> None:
 
 
 def test_earlier_reward_while_sealing_only_moves_the_end() -> None:
-    verdict = apply_reward(SEALING, RewardTarget(0, newest=False, reward=None), 1.0, 5.0, 10.0)
+    verdict = apply_reward(SEALING, 1.0, 5.0, 10.0, newest=False, before=None)
     assert (verdict.trajectory.phase, verdict.trajectory.due, verdict.transition) == (
         TrajectoryPhase.SEALING,
         15.0,
@@ -61,19 +60,18 @@ def test_earlier_reward_while_sealing_only_moves_the_end() -> None:
 
 @given(st.floats(-10, 10), st.floats(-10, 10))
 def test_sealed_reward_is_replayed_or_409(first: float, second: float) -> None:
-    target = RewardTarget(0, newest=True, reward=first)
     if first == second:
-        verdict = apply_reward(READY, target, second, 5.0, 0.0)
+        verdict = apply_reward(READY, second, 5.0, 0.0, newest=True, before=first)
         assert (verdict.changed, verdict.ready, verdict.transition) == (False, True, True)
         return
     with pytest.raises(ApiError) as caught:
-        apply_reward(READY, target, second, 5.0, 0.0)
+        apply_reward(READY, second, 5.0, 0.0, newest=True, before=first)
     assert caught.value.status == 409
 
 
 def test_reward_on_an_unrewarded_turn_of_a_sealed_trajectory_is_409() -> None:
     with pytest.raises(ApiError) as caught:
-        apply_reward(READY, RewardTarget(0, newest=False, reward=None), 0.0, 5.0, 0.0)
+        apply_reward(READY, 0.0, 5.0, 0.0, newest=False, before=None)
     assert caught.value.code == "trajectory_sealed"
 
 

@@ -48,8 +48,8 @@ def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
     return folders
 
 
-def default_threads() -> int:
-    """One engine beside others on a machine: half of what it may use, and no more than memory bandwidth feeds."""
+def _default_threads() -> int:
+    """One engine beside others on a machine: half of the cores it may use, and no more than memory bandwidth feeds."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
 
@@ -107,7 +107,7 @@ def load_model(
     from areal.services.inference.engines.embedded.engine import Engine
     from areal.services.inference.engines.embedded.grammar import Grammars
 
-    torch.set_num_threads(config.threads or default_threads())
+    torch.set_num_threads(config.threads or _default_threads())
     device = _device(config.device)
     runner, limits = _open_runner(folder, config, device, report)
     adapters = {name: runner.read_adapter(name, path) for name, path in lora.items()}
@@ -127,20 +127,14 @@ def load_model(
 def _open_runner(
     folder: ModelFolder, config: EmbeddedEngineConfig, device: torch.device, report: Report
 ) -> tuple[ModelRunner, SchedulerLimits]:
-    if folder.config is None:
-        return _open_fallback(folder, config, device, report)
-    from areal.services.inference.engines.embedded.runner import DecoderRunner, position_bytes
+    if folder.config is not None:
+        from areal.services.inference.engines.embedded.runner import DecoderRunner, position_bytes
 
-    dtype = _dtype(config.dtype, folder.config.dtype, device)
-    limits = _limits(config, folder.config.max_positions, position_bytes(folder.config, dtype), device)
-    runner = DecoderRunner(folder.config, limits, dtype, device)
-    runner.load(folder.path, lambda done, total: report("loading weights", done, total))
-    return runner, limits
-
-
-def _open_fallback(
-    folder: ModelFolder, config: EmbeddedEngineConfig, device: torch.device, report: Report
-) -> tuple[ModelRunner, SchedulerLimits]:
+        dtype = _dtype(config.dtype, folder.config.dtype, device)
+        limits = _limits(config, folder.config.max_positions, position_bytes(folder.config, dtype), device)
+        runner = DecoderRunner(folder.config, limits, dtype, device)
+        runner.load(folder.path, lambda done, total: report("loading weights", done, total))
+        return runner, limits
     report("importing transformers", None, None)
     try:
         from areal.services.inference.engines.embedded.transformers_runner import TransformersRunner
@@ -152,8 +146,8 @@ def _open_fallback(
     logger.info("the own decoder has no %s: transformers computes this model", folder.reason)
     report("loading weights", None, None)
     of_model = str(folder.raw.get("dtype") or folder.raw.get("torch_dtype") or "float32")
-    runner = TransformersRunner(folder.path, _dtype(config.dtype, of_model, device), device)
-    return runner, _limits(config, runner.max_positions, runner.position_bytes(), device)
+    fallback = TransformersRunner(folder.path, _dtype(config.dtype, of_model, device), device)
+    return fallback, _limits(config, fallback.max_positions, fallback.position_bytes(), device)
 
 
 def _device(name: str) -> torch.device:
@@ -184,12 +178,16 @@ def _dtype(asked: str, of_model: str, device: torch.device) -> torch.dtype:
 def _limits(
     config: EmbeddedEngineConfig, model_positions: int, position_bytes: int, device: torch.device
 ) -> SchedulerLimits:
-    """Resolve what was left open. The cache never takes more than every row at full length needs."""
+    """The configuration's limits, and those of the machine. The cache never takes more than every row at full length
+    needs."""
+    from areal.services.inference.engines.embedded.runner import free_bytes
+
     wanted = config.max_model_len or model_positions
     if wanted > model_positions:
         raise ArealError(f"--max-model-len {wanted} is more than the model's {model_positions} positions")
     given = config.kv_memory_gib
-    budget = _free_memory(device) if given is None else int(given * 2**30)
+    share = _CUDA_SHARE if device.type == "cuda" else _CPU_SHARE
+    budget = int(free_bytes(device) * share if given is None else given * 2**30)
     kept = budget // 4  # for prefixes beyond their sequence
     kv_tokens = min((budget - kept) // position_bytes, config.max_batch_size * wanted)
     if kv_tokens < 2:
@@ -209,12 +207,6 @@ def _limits(
         prefill_tokens=config.prefill_tokens,
         kept_tokens=min(kept // position_bytes, kv_tokens // 4),
     )
-
-
-def _free_memory(device: torch.device) -> int:
-    from areal.services.inference.engines.embedded.runner import free_bytes
-
-    return int(free_bytes(device) * (_CUDA_SHARE if device.type == "cuda" else _CPU_SHARE))
 
 
 def _warm_up(runner: ModelRunner) -> None:

@@ -54,11 +54,9 @@ class ModelRunner(Protocol):
 
     def position_bytes(self) -> int:
         """KV memory of one position of one sequence."""
-        ...
 
     def reserve(self, rows: int, width: int) -> None:
         """Make room for ``rows`` rows of ``width`` positions, keeping what is cached."""
-        ...
 
     def prefill(
         self, tokens: Sequence[Sequence[int]], starts: Sequence[int], first_row: int, adapters: Adapters = ()
@@ -68,11 +66,9 @@ class ModelRunner(Protocol):
         Logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` has one for each sequence, or
         is empty when none has one.
         """
-        ...
 
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
         """Logits [part, vocab] float32 after each of ``tokens`` in order, part by part; no row is touched."""
-        ...
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
         """Compute one token for rows 0..n-1, ``positions`` [n] being cached lengths; ``spans`` are of the lengths that
@@ -80,11 +76,9 @@ class ModelRunner(Protocol):
 
         Logits [n, vocab] float32.
         """
-        ...
 
     def copy(self, copy: Copy) -> None:
         """Move, keep, restore or drop cached positions, as the scheduler's values say."""
-        ...
 
     def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
         """Check that ``folder``, or one file, holds this model's weights, whole and finite, without touching those in
@@ -93,24 +87,19 @@ class ModelRunner(Protocol):
         ``arrival``: they are still on their way. The returned function puts them in, while ``folder`` still holds
         them. What it returns is what they replace: freeing it takes time.
         """
-        ...
 
     def forget(self) -> None:
         """Hold on to no folder that ``prepare`` read. Not beside it."""
-        ...
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         """By any thread. Raises ArealError where the folder is no adapter of this model, or none can be served."""
-        ...
 
     def release(self) -> None:
         """Give back the memory of weights and cache; all rows are lost. Raises ArealError, with nothing changed, where
         the weights cannot be put elsewhere."""
-        ...
 
     def restore(self) -> None:
         """Have the weights again as they were."""
-        ...
 
 
 class WeightOffload:

@@ -34,8 +34,14 @@ from areal.wire.sampling import SamplingParams
 
 class Penalties:
     def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
-        self._biases = _Biases(sequences, device)
-        self._early = _Early(sequences, device)
+        biases = [
+            (row, token, bias)
+            for row, sequence in enumerate(sequences)
+            for token, bias in sequence.sampling.logit_bias.items()
+        ]
+        self._bias_rows, self._bias_tokens = _pairs([(row, token) for row, token, _ in biases], device)
+        self._bias = torch.tensor([bias for _, _, bias in biases], dtype=torch.float32, device=device)
+        self._early = _EarlyStops(sequences, device)
         rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.penalizes]
         self._rows = torch.tensor(rows, dtype=torch.int64, device=device)
         if not rows:
@@ -62,9 +68,13 @@ class Penalties:
     def apply(self, logits: Tensor) -> Tensor:
         """A changed copy of ``logits`` [n, vocab]."""
         changed = logits.clone()
-        self._biases.apply(changed)
+        if len(self._bias):
+            changed[self._bias_rows, self._bias_tokens] += self._bias
         if len(self._rows):
-            changed[self._rows] = self._penalised(changed[self._rows])
+            own = changed[self._rows]
+            divided = torch.where(own > 0, own / self._repetition, own * self._repetition)
+            own = torch.where(self._seen, divided, own)
+            changed[self._rows] = own - self._frequency * self._counts - self._presence * (self._counts > 0)
         self._early.apply(changed)
         return changed
 
@@ -75,31 +85,8 @@ class Penalties:
             self._counts[self._range, chosen] += 1
             self._seen[self._range, chosen] = True
 
-    def _penalised(self, logits: Tensor) -> Tensor:
-        divided = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
-        logits = torch.where(self._seen, divided, logits)
-        return logits - self._frequency * self._counts - self._presence * (self._counts > 0)
 
-
-class _Biases:
-    """``logit_bias`` of all rows as one scatter."""
-
-    def __init__(self, sequences: Sequence[TokenSequence], device: torch.device) -> None:
-        triples = [
-            (row, token, bias)
-            for row, sequence in enumerate(sequences)
-            for token, bias in sequence.sampling.logit_bias.items()
-        ]
-        self._rows = torch.tensor([row for row, _, _ in triples], dtype=torch.int64, device=device)
-        self._tokens = torch.tensor([token for _, token, _ in triples], dtype=torch.int64, device=device)
-        self._values = torch.tensor([bias for _, _, bias in triples], dtype=torch.float32, device=device)
-
-    def apply(self, logits: Tensor) -> None:
-        if len(self._rows):
-            logits[self._rows, self._tokens] += self._values
-
-
-class _Early:
+class _EarlyStops:
     """The stop tokens of rows that are too short to end, as one write. Each ``apply`` is for a token more of every
     row."""
 
@@ -112,8 +99,9 @@ class _Early:
         self._arrange()
 
     def _arrange(self) -> None:
-        pairs = [(row, token) for row in self._left for token in self._stops[row]]
-        self._rows, self._tokens = torch.tensor(pairs, dtype=torch.int64, device=self._device).view(-1, 2).unbind(1)
+        self._rows, self._tokens = _pairs(
+            [(row, token) for row in self._left for token in self._stops[row]], self._device
+        )
         self._due = min(self._left.values(), default=0)  # tokens until a row is long enough
 
     def apply(self, logits: Tensor) -> None:
@@ -125,6 +113,11 @@ class _Early:
             least = min(self._left.values())
             self._left = {row: left - least for row, left in self._left.items() if left > least}
             self._arrange()
+
+
+def _pairs(pairs: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, ...]:
+    """Rows and tokens to index logits with."""
+    return torch.tensor(pairs, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
 
 
 def _counts(sequence: TokenSequence, vocab_size: int, device: torch.device) -> Tensor:
@@ -305,21 +298,15 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """``sampling.mix`` on arrays; unsigned arithmetic wraps."""
+    """The finalizer of SplitMix64: a bijection of 64-bit numbers that leaves no pattern. Unsigned arithmetic wraps."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-_MASK = 2**64 - 1
-
-
 def mix(value: int) -> int:
-    """The finaliser of SplitMix64: a bijection of 64-bit numbers that leaves no pattern."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+    """``_mix`` of the number's lower 64 bits."""
+    return int(_mix(np.array([value & (2**64 - 1)], dtype=np.uint64))[0])
 
 
 def stream_key(seed: int, index: int) -> int:
