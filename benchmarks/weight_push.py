@@ -43,8 +43,8 @@ import torch
 from areal.services.http.auth import load_admin_key
 from areal.services.weight_update.group import BroadcastGroup, join_store, open_store
 from areal.services.weight_update.memory import MemoryFile
-from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, WeightPublisher, serving
-from areal.services.weight_update.staging import BroadcastPublisher, Folders, probe
+from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files
 from benchmarks.relaying.floor import KEY, Floor, answers, cpu_us, until
 from benchmarks.reporting import header, publish, table
@@ -107,7 +107,7 @@ class Push:
 
     def __init__(self, mode: str, pids: list[int], urls: dict[str, str], folder: Path, ahead: bool) -> None:
         self.mode, self._pids, self.taken, self._ahead = mode, pids, Taken(), ahead
-        self._publisher = publisher(mode, folder / f"weights-{mode}", config_files(folder / "model"))
+        self._publisher = open_publisher(mode, folder / f"weights-{mode}", config_files(folder / "model"))
         self._stack = ExitStack()
         self._stack.callback(self._publisher.remove)
         key_file = folder / "key"
@@ -131,12 +131,6 @@ class Push:
 
     def close(self) -> None:
         self._stack.close()
-
-
-def publisher(mode: str, folder: Path, files: tuple[Path, ...]) -> WeightPublisher:
-    if mode == "xccl":
-        return BroadcastPublisher(folder)
-    return FolderPublisher(Folders.on_disk(folder, files) if mode == "disk" else Folders.in_memory_at(folder, files))
 
 
 # -- the raw copies

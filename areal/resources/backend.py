@@ -250,6 +250,17 @@ def areal_sets(engine: str, name: str) -> bool:
     return flag_name(name).partition(".")[0] in _OURS.get(engine, {})
 
 
+def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str = "") -> dict[str, Any]:
+    """``engineArgs`` from the engine's section of a job's configuration: without what says nothing and what areal sets
+    itself. The embedded engine computes in the trainer's dtype where it is told no other."""
+    defaults = {"dtype": trainer_dtype} if engine == "embedded" and trainer_dtype else {}
+    return {
+        str(name): value
+        for name, value in (defaults | dict(section)).items()
+        if value not in (None, "", [], {}) and not areal_sets(engine, str(name))
+    }
+
+
 def engine_arg_faults(
     engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
 ) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The services of a run: the weight-update gateway beside each trainer, and an inference service where none is given.
+"""The services of a run: a weight-update gateway beside its trainer, and an inference service where none is given.
 
 The gateway is started beside the trainer, dies with it, and is found by its discovery file. A driver started by hand,
 ``python driver.py``, that is given no inference service starts one as a job does (``areal train run``): the
@@ -15,55 +15,72 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from areal import hub
 from areal.api.alloc_mode import AllocationMode
 from areal.api.cli_args import PPOConfig
-from areal.errors import ArealError, TimedOut
-from areal.resources.backend import areal_sets
+from areal.api.engine_api import TrainEngine
+from areal.client.http import AdminClient
+from areal.errors import ArealError, TimedOut, UsageFault
+from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS
+from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
-from areal.training.run_folder import RunFolder
+from areal.services.weight_update.publisher import Delivery, TrainerPair, WeightPublisher, serving
+from areal.services.weight_update.staging import copy_model, open_publisher, probe
+from areal.training.run_folder import RunFolder, config_files, replace_text
+from areal.wire.fields import write_fields
+from areal.wire.processes import WeightUpdateConfig
+
+_log = logging.getLogger(__name__)
 
 # -- the weight-update gateway
 
+DISCOVERY = "weight_update.json"
 _START_S = 60.0
 _ATTEMPTS = 3
-DISCOVERY = "weight_update.json"
+_END_S = 10.0
 
 
 @contextlib.contextmanager
 def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Iterator[str]:
-    """Its address while the block runs. ``folder`` gets the discovery file."""
+    """Its address while the block runs. ``folder`` gets the discovery file; the configuration lies beside ``log``."""
     for attempt in range(_ATTEMPTS):
-        port = free_port()
-        process = _start_gateway(port, folder, key_file, log)
+        config = WeightUpdateConfig(
+            port=free_port(),
+            discovery_file=str(folder / DISCOVERY),
+            admin_key_file=str(key_file) if key_file is not None else None,
+        )
+        file = log.with_suffix(".config.json")
+        replace_text(file, json.dumps(write_fields(config), indent=1) + "\n")
+        address = f"http://127.0.0.1:{config.port}"
+        process = _start([sys.executable, "-m", "areal.services.weight_update", "--config", str(file)], log)
         try:
-            _wait_ready(process, port, log)
+            _wait_ready(process, address, log)
             break
         except BaseException as error:
-            _end(process, 10.0)
+            _end(process, _END_S)
             if not isinstance(error, ArealError) or attempt == _ATTEMPTS - 1:
                 raise
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield address
     finally:
-        _end(process, 10.0)
+        _end(process, _END_S)
 
 
-def _start_gateway(port: int, folder: Path, key_file: Path | None, log: Path) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "areal.services.weight_update", "--port", str(port)]
-    argv += ["--discovery-file", str(folder / DISCOVERY)]
-    if key_file is not None:
-        argv += ["--admin-key-file", str(key_file)]
+def _start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """A process that ends with this one. It has a group of its own: Ctrl-C and torchrun's signals are for the trainer,
+    which still has a step to publish, or weights to take back."""
     parent = os.getpid()
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -72,16 +89,16 @@ def _start_gateway(port: int, folder: Path, key_file: Path | None, log: Path) ->
             stdout=out,
             stderr=out,
             preexec_fn=lambda: die_with_parent(parent),
-            process_group=0,  # torchrun tells the whole group of a rank to stop: the rank still has a step to publish
+            process_group=0,
         )
 
 
-def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def _wait_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     deadline = time.monotonic() + _START_S
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while process.poll() is None:
-        with contextlib.suppress(OSError), opener.open(f"http://127.0.0.1:{port}/ready", timeout=5.0):
-            return
+        with contextlib.suppress(OSError):
+            if AdminClient(address).get("/ready")[0] == 200:
+                return
         if time.monotonic() > deadline:
             raise TimedOut(f"the weight-update gateway is not ready after {_START_S:g} s", hint=f"see {log}")
         time.sleep(0.02)
@@ -98,13 +115,101 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 
-_log = logging.getLogger(__name__)
+# -- publication of the trainer's weights
+
+_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+_PROBED_EVERY = 25  # updates; the first one always
+
+
+@contextlib.contextmanager
+def connected_pair(
+    mode: str, folder: RunFolder, model_folder: str, service: tuple[str, str | None, str | None]
+) -> Iterator[TrainerPair]:
+    """``service``: the inference gateway's address, its admin key, and the model that is trained. Used by the first
+    rank."""
+    address, key, model = service
+    if model is None:
+        raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
+    files = config_files(hub.model_folder(model_folder))
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    publisher = open_publisher(mode, folder.root / "weights", files, device)
+    with contextlib.ExitStack() as stack:
+        key_file = stack.enter_context(_admin_key_file(folder, key))
+        admin = load_admin_key(str(key_file)) if key_file is not None else None
+        stack.callback(publisher.remove)
+        gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
+        endpoint = stack.enter_context(serving({"actor": publisher}, admin))
+        pair = TrainerPair(
+            "actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, publisher, key
+        )
+        pair.connect()
+        stack.callback(_part, pair, publisher, files, folder)
+        yield pair
+
+
+def _part(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path, ...], folder: RunFolder) -> None:
+    """What is served stays behind as a folder: engines that start when we are gone go on with it."""
+    file = publisher.staged_file(pair.delivered) if pair.delivered is not None else None
+    if file is None:  # nothing is served, or a failed update has staged another version over it
+        pair.disconnect(comes_back=pair.delivered is not None)
+        return
+    place = folder.root / "served" / f"v{pair.delivered}"
+    try:
+        copy_model(file, files, place)
+    except OSError as error:
+        _log.warning("the weights that are served could not be kept: engines that start later serve others: %s", error)
+        pair.disconnect()
+        return
+    pair.disconnect(place)
+    for old in place.parent.iterdir():
+        if old != place:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _admin_key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]:
+    """The key as a file of our own, 0600, for the processes that we start."""
+    if key is None:
+        yield None
+        return
+    path = folder.logs / "admin.key"
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(key)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def publish(
+    engine: TrainEngine, pair: TrainerPair | None, version: int, sample: torch.Tensor | None
+) -> Delivery | None:
+    """Carry the engine's weights over as ``version``. Every rank calls it, for all take part in gathering; the first
+    has the ``pair`` and hears the outcome. ``sample`` [T]: tokens over which the engines are compared with us."""
+    compared = None
+    if sample is not None:
+        compared = probe(engine.next_token_logprobs(sample), sample, _TOLERANCES[engine.dtype])
+    weights = engine.named_tensors(engine.dtype)
+    if pair is None:
+        for _ in weights:
+            pass
+        return None
+    return pair.publish(version, weights, compared)
+
+
+def is_probed(version: int, first: int) -> bool:
+    return version == first or version % _PROBED_EVERY == 0
+
+
+# -- an inference service of the run's own
+
 _AREAL = (sys.executable, "-m", "areal.cli.main")
 _STOP_S = 60.0
 
@@ -137,14 +242,15 @@ def _engine(config: PPOConfig) -> str | None:
 
 def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     """Its address, when the model answers."""
-    model = ["--model", config.rollout.model, "--backend", engine, "--model-path", _absolute(config.actor.path)]
-    model += ["--tokenizer-path", _absolute(config.tokenizer_path)]
-    if flags := _flags(config, engine.partition(":")[0]):
-        model += ["--engine-args", json.dumps(flags)]
+    model = ["--model", config.rollout.model, "--backend", engine]
+    for flag, path in (("--model-path", config.actor.path), ("--tokenizer-path", config.tokenizer_path)):
+        model += [flag, str(hub.model_folder(path).absolute())]  # of a name on a hub: the commit that the trainer has
+    if arguments := _engine_arguments(config, engine.partition(":")[0]):
+        model += ["--engine-args", json.dumps(arguments)]
     found = bool(_areal("get", f"inferenceservice/{name}", "-o", "name", missing_is_fine=True))
     if found and config.rollout.shutdown_server_on_exit:
         # Its engines would wait for the weights that the driver before us published last, and nobody has them now.
-        _stop_service(name)
+        _areal("inf", "stop", "--service", name, "-y")
         found = False
     how = [] if found else ["--port", str(free_port())]  # a service keeps the one it has
     how += ["--admin-api-key-file", config.rollout.admin_api_key_file, "--timeout", f"{config.rollout.setup_timeout}s"]
@@ -153,21 +259,9 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     return address
 
 
-def _flags(config: PPOConfig, engine: str) -> dict[str, Any]:
-    """Of the engine's section what says something, and is not said by areal itself."""
+def _engine_arguments(config: PPOConfig, engine: str) -> dict[str, Any]:
     section: Mapping[str, Any] = {"sglang": config.sglang, "vllm": config.vllm}.get(engine, {})
-    if engine == "embedded":
-        section = {"dtype": config.actor.dtype}
-    return {
-        name: value
-        for name, value in section.items()
-        if value not in (None, "", [], {}) and not areal_sets(engine, name)
-    }
-
-
-def _stop_service(name: str) -> None:
-    """It ends, with its model, and nothing of them stays."""
-    _areal("inf", "stop", "--service", name, "-y")
+    return engine_arguments(engine, section, config.actor.dtype)
 
 
 def _areal(*words: str, missing_is_fine: bool = False) -> str:
@@ -195,21 +289,12 @@ def _said(output: str, mark: str) -> str:
 @contextlib.contextmanager
 def _guarded(name: str, folder: RunFolder) -> Iterator[None]:
     """The service ends with the block, or with this process."""
-    parent = os.getpid()
-    with (folder.logs / "service.log").open("ab") as log:
-        guard = subprocess.Popen(
-            [*_AREAL, "inf", "run", name],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=lambda: die_with_parent(parent),
-            process_group=0,  # Ctrl-C is for the driver: it still has weights to take back
-        )
+    guard = _start([*_AREAL, "inf", "run", name], folder.logs / "service.log")
     try:
         yield
     finally:
         try:
-            _stop_service(name)
+            _areal("inf", "stop", "--service", name, "-y")
         except ArealError as error:
             _log.warning("the run's service %s was not stopped: %s", name, error.message)
         _end(guard, _STOP_S)
@@ -223,8 +308,3 @@ def _key_file(folder: RunFolder) -> Path:
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_urlsafe(32))
     return path
-
-
-def _absolute(path: str) -> str:
-    """A folder here, or that of the commit which the trainer has of a name on a hub."""
-    return str(hub.model_folder(path).absolute())

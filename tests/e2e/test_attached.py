@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, serving
-from areal.services.weight_update.staging import Folders
+from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.staging import open_publisher
 from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
 from tests.e2e.conftest import MODEL, Box
@@ -49,7 +49,7 @@ def manifest(box: Box, engine: EngineProcess, key: str) -> str:
 @contextlib.contextmanager
 def trainer(box: Box, folder: Path) -> Iterator[TrainerPair]:
     key_file = box.home / "credentials" / "default"
-    publisher = FolderPublisher(Folders.on_disk(folder / "weights", config_files(MODEL)))
+    publisher = open_publisher("disk", folder / "weights", config_files(MODEL))
     with (
         weight_update_gateway(folder, key_file, folder / "weight_update.log") as gateway,
         serving({"actor": publisher}, load_admin_key(str(key_file))) as endpoint,

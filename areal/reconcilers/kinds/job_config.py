@@ -27,7 +27,7 @@ from typing import Any
 from areal.errors import InvalidManifest, UsageFault, did_you_mean
 from areal.installation import install_command
 from areal.reconcilers.desired import Wanted
-from areal.resources.backend import Allocation, BackendError, Part, areal_sets, parse_backend
+from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.overrides import BadOverride, apply, dotted, parse_override
@@ -220,14 +220,7 @@ class JobConfig:
     def engine_arguments(self, engine: str) -> dict[str, Any]:
         """The configuration's section for the engine, without what says nothing and what areal sets itself."""
         section = self.get(engine)
-        given = {**section} if isinstance(section, Mapping) else {}
-        if engine == "embedded" and self.text("actor.dtype"):
-            given.setdefault("dtype", self.text("actor.dtype"))
-        return {
-            str(name): value
-            for name, value in given.items()
-            if value not in (None, "", [], {}) and not areal_sets(engine, str(name))
-        }
+        return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
 
 
 def _copied(tree: Any) -> Any:

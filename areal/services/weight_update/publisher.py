@@ -1,18 +1,18 @@
-"""The trainer's end of a pair: stage a version's weights, have the gateway carry them over, hear the outcome."""
+"""The trainer's end of a pair: stage a version's weights, have the gateway carry them over, hear the outcome.
+
+The trainer's own thread writes the weights, for all of its ranks take part. Its endpoint, a server on a thread of its
+own, answers for what is staged already. So nothing there waits for training, and training never waits for a request.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
+from areal.client.http import AdminClient
 from areal.errors import ArealError, TimedOut
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import Access, AdminKey
@@ -20,17 +20,11 @@ from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, Response, read_object
 from areal.services.http.serve import serve_in_thread
 from areal.services.http.service import Service, json_response
-from areal.services.weight_update.staging import Folders, StagedWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-
-
-# The trainer's weight endpoint: a server on a thread of its own, which tells what the trainer staged. The trainer's
-# own thread writes the weights, for all of its ranks take part; the endpoint answers for what is there already. So
-# nothing here waits for training, and training never waits for a request.
 
 
 class WeightPublisher(Protocol):
@@ -161,8 +155,9 @@ def serving(
     return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host, port)
 
 
-CONNECT_S = 300.0
-UPDATE_S = 3600.0
+_CONNECT_S = 300.0
+_UPDATE_S = 3600.0
+_DISCONNECT_S = 60.0
 
 
 class WeightUpdateFailed(ArealError):
@@ -180,52 +175,6 @@ class Delivery:
 
 
 @dataclass
-class FolderPublisher:
-    """``disk`` and ``shm``: workers read for themselves. Assigning a StagedWeights is atomic."""
-
-    folders: Folders
-    staged: StagedWeights | None = None
-    probe: dict[str, Any] | None = None
-
-    def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
-        return self.folders.offer()
-
-    def join(self) -> None:
-        """Each worker proved that it reaches our folder when it was introduced."""
-
-    def leave(self) -> None:
-        """Nothing is held for a worker."""
-
-    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
-        self.probe = probe
-        self.staged = self.folders.write(version, weights)
-
-    def settle(self) -> None:
-        """They are."""
-
-    def send(self, version: int) -> None:
-        """They read for themselves."""
-
-    @property
-    def staged_version(self) -> int | None:
-        return None if self.staged is None else self.staged.version
-
-    def staged_file(self, version: int) -> Path | None:
-        return self.folders.file_of(version)
-
-    def remove(self) -> None:
-        self.folders.remove()
-
-    def published(self, version: int) -> dict[str, Any]:
-        staged = self.staged
-        if staged is None or staged.version != version:
-            has = "nothing" if staged is None else f"version {staged.version}"
-            raise ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
-        answer: dict[str, Any] = {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
-        return answer | ({"probe": self.probe} if self.probe else {})
-
-
-@dataclass
 class TrainerPair:
     """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}."""
 
@@ -237,16 +186,12 @@ class TrainerPair:
     publisher: WeightPublisher
     admin_key: str | None = None
     connected: bool = field(default=False, init=False)
-    _opener: urllib.request.OpenerDirector = field(init=False, repr=False)  # no proxy is asked
     delivered: int | None = field(default=None, init=False)  # the version that is served
-
-    def __post_init__(self) -> None:
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def connect(self) -> None:
         """Raises WeightUpdateFailed with the gateway's reason."""
         body = {"pair_name": self.name, "mode": self.mode, "train_worker_urls": [self.endpoint], **self.inference}
-        self._post("/connect", body, CONNECT_S)
+        self._post("/connect", body, _CONNECT_S)
         self.connected = True
 
     def publish(
@@ -265,7 +210,7 @@ class TrainerPair:
         self.publisher.settle()
 
     def deliver(self, version: int) -> Delivery:
-        done = self._post("/update_weights", {"pair_name": self.name, "version": version}, UPDATE_S)
+        done = self._post("/update_weights", {"pair_name": self.name, "version": version}, _UPDATE_S)
         self.delivered = version
         return Delivery(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
 
@@ -278,34 +223,24 @@ class TrainerPair:
             body: dict[str, Any] = {"pair_name": self.name}
             if not comes_back:
                 body["left"] = None if left is None else {"path": str(left), "version": self.delivered}
-            try:
-                self._post("/disconnect", body, 60.0)
-            except (WeightUpdateFailed, TimedOut):
-                return
+            with contextlib.suppress(WeightUpdateFailed, TimedOut):
+                self._post("/disconnect", body, _DISCONNECT_S)
 
     def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if self.admin_key is not None:
-            headers["Authorization"] = f"Bearer {self.admin_key}"
-        request = urllib.request.Request(self.gateway + path, json.dumps(body).encode(), headers)
         try:
-            with self._opener.open(request, timeout=timeout_s) as response:
-                answer: dict[str, Any] = json.load(response)
-                return answer
-        except urllib.error.HTTPError as error:
-            raise WeightUpdateFailed(f"pair {self.name!r}: {_reason(error)}") from error
+            status, answer = AdminClient(self.gateway, self.admin_key, timeout_s).post(path, body)
         except TimeoutError as error:
             raise TimedOut(
                 f"pair {self.name!r}: the weight-update gateway did not answer within {timeout_s:g} s"
             ) from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise WeightUpdateFailed(
                 f"pair {self.name!r}: the gateway at {self.gateway} does not answer: {error}"
             ) from error
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the gateway answered {error.code}"
+        if status == 200 and isinstance(answer, dict):
+            return answer
+        try:
+            reason = str(answer["error"]["message"])
+        except (KeyError, TypeError):
+            reason = f"the gateway answered {status}"
+        raise WeightUpdateFailed(f"pair {self.name!r}: {reason}")

@@ -1,10 +1,10 @@
-"""Weights as folders that inference workers read: on a disk that both sides have, or in the memory of one machine.
+"""Where a trainer stages a version of its weights: in folders that inference workers read, or for a broadcast to them.
 
 ``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm`` has two
-folders that take turns, so that a worker that is still reading the version before is not written under. A worker may
-compute with what it found there, without a copy of its own: what it has on lease is not written. Where both are taken
-(one serves an old version, an update that failed halfway left another) there is a third, and never a fourth: the oldest
-is given up then, and is only its reader's.
+folders in the memory of one machine that take turns, so that a worker that is still reading the version before is not
+written under. A worker may compute with what it found there, without a copy of its own: what it has on lease is not
+written. Where both are taken (one serves an old version, an update that failed halfway left another) there is a third,
+and never a fourth: the oldest is given up then, and is only its reader's. ``xccl`` broadcasts from one image in memory.
 """
 
 from __future__ import annotations
@@ -26,21 +26,50 @@ from torch import Tensor
 from areal.errors import ArealError
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.group import Sender, open_group, open_store, release
-from areal.services.weight_update.image import Image, ends, layout_of
-from areal.services.weight_update.memory import MemoryFile, TransferProgress
+from areal.services.weight_update.memory import Image, MemoryFile, TransferProgress, ends, layout_of
 
 _FILE = "model.safetensors"
 _KEPT = 2
 _MOST_IN_MEMORY = 3
 
 
+def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
+    """What an engine with these weights must say of the token after ``input_ids`` [T]: ``logprobs`` [V] of a plain
+    forward pass, of the likeliest ones."""
+    values, tokens = torch.topk(logprobs.float(), min(most, logprobs.numel()))
+    expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
+    return {"input_ids": input_ids.tolist(), "expected": expected, "tolerance": tolerance}
+
+
+def copy_model(file: Path, config_files: tuple[Path, ...], folder: Path) -> None:
+    """``file`` as a model's folder, whole or not there; what the folder held before goes. Raises OSError."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(mode=0o700, parents=True)
+    shutil.copyfile(file, aside / _FILE)
+    _copy_into(aside, config_files)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def _copy_into(folder: Path, files: tuple[Path, ...]) -> None:
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
+
+
+def _not_staged(version: int, staged: int | None) -> ApiError:
+    has = "nothing" if staged is None else f"version {staged}"
+    return ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
+
+
 @dataclass(frozen=True)
 class StagedWeights:
-    """What a worker takes: the folder, and how many bytes of weights are in it."""
+    """``bytes`` of weights in a folder, and what an engine that has them must say (``probe``)."""
 
     version: int
     folder: Path
     bytes: int
+    probe: dict[str, Any] | None = None
 
 
 @dataclass
@@ -53,29 +82,27 @@ class _Place:
 
 
 @dataclass
-class Folders:
-    """``config_files`` are copied beside the weights, so that each folder is a model that anything can load."""
+class FolderPublisher:
+    """``disk`` and ``shm``: workers read for themselves. See ``WeightPublisher``.
+
+    ``in_memory``: ``root`` has only links to memory of ours. ``config_files`` are copied beside the weights, so that
+    each folder is a model that anything can load. The endpoint's threads read ``staged``, which is replaced whole.
+    """
 
     root: Path
     in_memory: bool
     config_files: tuple[Path, ...] = ()
-    newest: StagedWeights | None = None
+    staged: StagedWeights | None = None
     _places: list[_Place] = field(default_factory=list)  # the newest last
     _mark: MemoryFile | None = None
 
-    @classmethod
-    def on_disk(cls, root: Path, config_files: tuple[Path, ...] = ()) -> Folders:
-        return cls(root, in_memory=False, config_files=config_files)
-
-    @classmethod
-    def in_memory_at(cls, root: Path, config_files: tuple[Path, ...] = ()) -> Folders:
-        """``root`` only has links to memory of ours."""
-        return cls(root, in_memory=True, config_files=config_files)
-
-    def offer(self) -> dict[str, Any]:
+    def offer(self, name: str = "", size: int = 0, group_form: str = "") -> dict[str, Any]:
         """Where the folders will be, and a file there that proves to a worker that it is the same place."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._clear_leftovers()
+        for path in self.root.glob("v*.tmp"):  # of a trainer that was killed: what it was writing, and its mark
+            shutil.rmtree(path, ignore_errors=True)
+        for path in self.root.glob("mark-*"):
+            path.unlink(missing_ok=True)
         mark, word = f"mark-{os.getpid()}", secrets.token_hex(16)
         if self.in_memory:
             self._mark = MemoryFile(self.root / mark, len(word))
@@ -84,22 +111,26 @@ class Folders:
             (self.root / mark).write_text(word)
         return {"root": str(self.root), "mark": mark, "word": word}
 
-    def _clear_leftovers(self) -> None:
-        """Of a trainer that was killed: what it was writing, and its mark."""
-        for path in self.root.glob("v*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
-        for path in self.root.glob("mark-*"):
-            path.unlink(missing_ok=True)
+    def join(self) -> None:
+        """Each worker proved that it reaches our folder when it was introduced."""
 
-    def write(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> StagedWeights:
+    def leave(self) -> None:
+        """Nothing is held for a worker."""
+
+    def settle(self) -> None:
+        """``write`` has staged them."""
+
+    def send(self, version: int) -> None:
+        """They read for themselves."""
+
+    def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
         """Raises ArealError naming the folder when it cannot be written; what was published before stays."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder, size = self._to_memory(version, weights) if self.in_memory else self._to_disk(version, weights)
         except OSError as error:
             raise ArealError(f"weights of version {version} cannot be written below {self.root}: {error}") from error
-        self.newest = StagedWeights(version, folder, size)
-        return self.newest
+        self.staged = StagedWeights(version, folder, size, probe)
 
     def _to_disk(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
         from safetensors import SafetensorError
@@ -113,10 +144,13 @@ class Folders:
             save_file(held, aside / _FILE, {"format": "pt"})
         except SafetensorError as error:  # of a disk that is full
             raise OSError(errno.EIO, str(error), str(aside)) from error
-        self._copy_config(aside)
+        _copy_into(aside, self.config_files)
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
-        self._remove_old(version)
+        names = (path.name[1:] for path in self.root.glob("v*") if path.is_dir())
+        others = sorted(int(name) for name in names if name.isdecimal() and int(name) != version)
+        for old in others[: -(_KEPT - 1)]:
+            shutil.rmtree(self.root / f"v{old}", ignore_errors=True)
         return folder, sum(tensor.nbytes for tensor in held.values())
 
     def _to_memory(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> tuple[Path, int]:
@@ -140,7 +174,7 @@ class Folders:
     def _seized(self) -> _Place | None:
         """The oldest that nobody has on lease, to be written; never the newest, which workers that join read. It stays
         ours where writing fails: nobody reads half of anything."""
-        newest = self.newest.version if self.newest is not None else None
+        newest = self.staged_version
         spares = [place for place in self._places if place.version is None or place.version != newest]
         free = [place for place in spares if place.version is None or place.image.seize()]
         for spare in free[1:]:  # of times when more were taken
@@ -155,7 +189,7 @@ class Folders:
         folder.mkdir(exist_ok=True)
         place = _Place(folder, Image(layout_of(weights), folder / _FILE))
         place.image.seize()
-        self._copy_config(folder)
+        _copy_into(folder, self.config_files)
         self._places.append(place)
         return place
 
@@ -163,26 +197,25 @@ class Folders:
         self._places.remove(place)
         place.image.remove()
 
-    def _copy_config(self, folder: Path) -> None:
-        for path in self.config_files:
-            shutil.copyfile(path, folder / path.name)
+    @property
+    def staged_version(self) -> int | None:
+        return None if self.staged is None else self.staged.version
 
-    def _remove_old(self, version: int) -> None:
-        versions = sorted(
-            int(path.name[1:]) for path in self.root.glob("v*") if path.name[1:].isdecimal() and path.is_dir()
-        )
-        for old in [number for number in versions if number != version][: -(_KEPT - 1)]:
-            shutil.rmtree(self.root / f"v{old}", ignore_errors=True)
-
-    def file_of(self, version: int) -> Path | None:
+    def staged_file(self, version: int) -> Path | None:
         """Of one of the two newest versions, or one that a worker computes with in our memory."""
         if self.in_memory:
             return next((place.folder / _FILE for place in self._places if place.version == version), None)
-        newest = self.newest
-        if newest is None or not 0 <= newest.version - version < _KEPT:
+        if self.staged is None or not 0 <= self.staged.version - version < _KEPT:
             return None
         file = self.root / f"v{version}" / _FILE
         return file if file.is_file() else None
+
+    def published(self, version: int) -> dict[str, Any]:
+        staged = self.staged
+        if staged is None or staged.version != version:
+            raise _not_staged(version, self.staged_version)
+        answer: dict[str, Any] = {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
+        return answer | ({"probe": staged.probe} if staged.probe else {})
 
     def remove(self) -> None:
         for place in list(self._places):
@@ -192,29 +225,8 @@ class Folders:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def leave(file: Path, config_files: tuple[Path, ...], folder: Path) -> None:
-    """A copy of ``file`` as a model's folder, whole or not there; what was left before goes. Raises OSError."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(mode=0o700, parents=True)
-    shutil.copyfile(file, aside / _FILE)
-    for path in config_files:
-        shutil.copyfile(path, aside / path.name)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
-
-
-def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
-    """What an engine with these weights must say of the token after ``input_ids`` [T]: ``logprobs`` [V] of a plain
-    forward pass, of the likeliest ones."""
-    values, tokens = torch.topk(logprobs.float(), min(most, logprobs.numel()))
-    expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
-    return {"input_ids": input_ids.tolist(), "expected": expected, "tolerance": tolerance}
-
-
-# The trainer's end of ``xccl``: weights staged in memory of our own, and broadcast when the workers wait for them.
-# What is staged already can travel while a thread copies the rest; the trainer waits for that thread before it
-# changes the weights.
+# -- ``xccl``: weights staged in memory of our own, and broadcast when the workers wait for them. What is staged already
+# can travel while a thread copies the rest; the trainer waits for that thread before it changes the weights.
 
 _TIMEOUT_S = 300.0  # for a group to form, or a piece to travel
 _CPU = torch.device("cpu")
@@ -232,9 +244,19 @@ class Rendezvous:
     given_up: threading.Event = field(default_factory=threading.Event)
     group: Sender | None = None
 
+    def part(self) -> None:
+        """Connections end with the group: the other members would wait on them."""
+        if (group := self.group) is not None:
+            group.leave()
+            self.group = None
+            held: list[object] = [group]
+            del group
+            release(held)
+
 
 class BroadcastPublisher:
-    """``host`` is where workers meet us; ``folder`` has a link to what is staged; ``device`` is the trainer's."""
+    """``host`` is where workers meet us; ``folder`` has a link to what is staged; ``device`` is the trainer's. See
+    ``WeightPublisher``."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", device: torch.device = _CPU) -> None:
         self._folder = folder
@@ -242,23 +264,22 @@ class BroadcastPublisher:
         self._device = device
         self._rendezvous: Rendezvous | None = None
         self._image: Image | None = None
-        self._arrival = TransferProgress({})
+        self._progress = TransferProgress({})
         self._staging: Future[None] | None = None
         self._copying = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-staging")
-        self.version: int | None = None
-        self.probe: dict[str, Any] | None = None
+        self.staged_version: int | None = None
+        self._probe: dict[str, Any] | None = None
 
     # -- the trainer's thread
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
-        self.probe = probe
         held = list(weights)
         layout = layout_of(held)
         if self._image is None or self._image.layout != layout:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._image = Image(layout, self._folder / _STAGED)
-        self._arrival, self.version = TransferProgress(ends(layout)), version
-        self._staging = self._copying.submit(_copy, held, self._image, self._arrival)
+        self._progress, self._probe, self.staged_version = TransferProgress(ends(layout)), probe, version
+        self._staging = self._copying.submit(_copy, held, self._image, self._progress)
 
     def settle(self) -> None:
         staging, self._staging = self._staging, None
@@ -266,15 +287,11 @@ class BroadcastPublisher:
             try:
                 staging.result()
             except BaseException:
-                self.version = None
+                self.staged_version = None
                 raise
 
-    @property
-    def staged_version(self) -> int | None:
-        return self.version
-
     def staged_file(self, version: int) -> Path | None:
-        whole = self._image is not None and self.version == version and self._arrival.is_whole
+        whole = self._image is not None and self.staged_version == version and self._progress.is_whole
         return self._folder / _STAGED if whole else None
 
     def remove(self) -> None:
@@ -296,35 +313,34 @@ class BroadcastPublisher:
 
     def join(self) -> None:
         """Returns when all workers have joined. Raises RuntimeError where one does not come, or we left meanwhile."""
-        rendezvous = self._rendezvous
-        if rendezvous is None:
+        meeting = self._rendezvous
+        if meeting is None:
             raise ApiError(409, "nobody was asked to meet yet", code="not_connected")
-        about = rendezvous.form, rendezvous.store, rendezvous.size, _TIMEOUT_S, rendezvous.name, self._device
-        rendezvous.group = open_group(*about, rendezvous.given_up)
-        if rendezvous.given_up.is_set():
-            _part(rendezvous)
+        about = meeting.form, meeting.store, meeting.size, _TIMEOUT_S, meeting.name, self._device
+        meeting.group = open_group(*about, meeting.given_up)
+        if meeting.given_up.is_set():
+            meeting.part()
             raise RuntimeError("the process group was left while it formed")
 
     def leave(self) -> None:
-        rendezvous, self._rendezvous = self._rendezvous, None
-        if rendezvous is not None:
-            rendezvous.given_up.set()
-            _part(rendezvous)
+        meeting, self._rendezvous = self._rendezvous, None
+        if meeting is not None:
+            meeting.given_up.set()
+            meeting.part()
 
     def published(self, version: int) -> dict[str, Any]:
-        """What will be broadcast. Raises ApiError 409."""
         image = self._staged(version)
         answer: dict[str, Any] = {"source": {"layout": image.layout}, "bytes": image.bytes}
-        return answer | ({"probe": self.probe} if self.probe else {})
+        return answer | ({"probe": self._probe} if self._probe else {})
 
     def send(self, version: int) -> None:
         """Raises ApiError 409, RuntimeError where a worker is lost, or the weights do not come."""
-        image, rendezvous = self._staged(version), self._rendezvous
-        group = rendezvous.group if rendezvous is not None else None
+        image, meeting = self._staged(version), self._rendezvous
+        group = meeting.group if meeting is not None else None
         if group is None:
             raise ApiError(409, "the process group was not formed", code="not_connected")
         try:
-            group.send(image.body, image.tensors, self._arrival.wait_for)
+            group.send(image.body, image.tensors, self._progress.wait_for)
             return
         except (RuntimeError, ArealError) as error:
             why = str(error)
@@ -335,28 +351,26 @@ class BroadcastPublisher:
         raise RuntimeError(why)
 
     def _staged(self, version: int) -> Image:
-        if self._image is None or self.version != version:
-            has = "nothing" if self.version is None else f"version {self.version}"
-            raise ApiError(409, f"version {version} is not staged: the trainer has {has}", code="not_staged")
+        if self._image is None or self.staged_version != version:
+            raise _not_staged(version, self.staged_version)
         return self._image
 
 
-def _part(rendezvous: Rendezvous) -> None:
-    """Connections end with the group: the other members would wait on them."""
-    if (group := rendezvous.group) is not None:
-        group.leave()
-        rendezvous.group = None
-        held: list[object] = [group]
-        del group
-        release(held)
+def open_publisher(
+    mode: str, folder: Path, config_files: tuple[Path, ...] = (), device: torch.device = _CPU
+) -> FolderPublisher | BroadcastPublisher:
+    """By ``disk``, ``shm`` or ``xccl``; see ``WeightPublisher``."""
+    if mode == "xccl":
+        return BroadcastPublisher(folder, device=device)
+    return FolderPublisher(folder, mode == "shm", config_files)
 
 
 @torch.no_grad()
-def _copy(weights: list[tuple[str, Tensor]], image: Image, arrival: TransferProgress) -> None:
+def _copy(weights: list[tuple[str, Tensor]], image: Image, progress: TransferProgress) -> None:
     try:
         for name, tensor in weights:
             image.write(name, tensor)
-            arrival.reach(arrival.ends[name])
+            progress.reach(progress.ends[name])
     except BaseException as error:
-        arrival.fail(str(error) or type(error).__name__)
+        progress.fail(str(error) or type(error).__name__)
         raise

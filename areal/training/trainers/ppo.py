@@ -32,9 +32,8 @@ from areal.training.algorithms.losses import masked_mean, token_logprobs, value_
 from areal.training.batches import Batch, lengths, minibatches, select, shared_groups
 from areal.training.frontier import Frontier
 from areal.training.metrics import Metrics, labels
-from areal.training.services import own_service
+from areal.training.services import connected_pair, is_probed, own_service, publish
 from areal.training.trainers.base import Trainer
-from areal.training.trainers.publishing import connected_pair, is_probed, publish
 from areal.training.trainers.rollouts import PromptStream, RolloutBatch, RolloutSource, Sampling, each_once
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, WeightPublisher, serving
-from areal.services.weight_update.staging import BroadcastPublisher, Folders, probe
+from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready
 
@@ -36,7 +36,7 @@ class Side:
     def pair(
         self, mode: str, name: str = "actor", inference: dict[str, Any] | None = None, folder: Path | None = None
     ) -> TrainerPair:
-        publisher = make_publisher(mode, folder or self.folder / name)
+        publisher = open_publisher(mode, folder or self.folder / name, config_files(MODEL))
         self.stack.callback(publisher.remove)
         key = load_admin_key(str(self.processes.key_file))
         url = self.stack.enter_context(serving({name: publisher}, key))
@@ -60,13 +60,6 @@ class Side:
         assert answer.status == 200, answer.body
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
-
-
-def make_publisher(mode: str, folder: Path) -> WeightPublisher:
-    files = config_files(MODEL)
-    if mode == "xccl":
-        return BroadcastPublisher(folder)
-    return FolderPublisher(Folders.in_memory_at(folder, files) if mode == "shm" else Folders.on_disk(folder, files))
 
 
 def embedded_worker(processes: Processes, *argv: str, dtype: str = "float32") -> tuple[Process, Process]:

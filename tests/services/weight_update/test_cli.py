@@ -10,8 +10,8 @@ import pytest
 
 from areal.cli.main import run
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import FolderPublisher, TrainerPair, serving
-from areal.services.weight_update.staging import Folders
+from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.staging import open_publisher
 from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
 from tests.services.processes import Processes
@@ -34,7 +34,7 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
 
     assert "areal train ps" in areal("pairs", code=4)
     _, proxy = embedded_worker(processes)
-    publisher = FolderPublisher(Folders.on_disk(tmp_path / "weights", config_files(MODEL)))
+    publisher = open_publisher("disk", tmp_path / "weights", config_files(MODEL))
     key = load_admin_key(str(processes.key_file))
     with ExitStack() as stack:
         gateway = stack.enter_context(weight_update_gateway(job, processes.key_file, log))

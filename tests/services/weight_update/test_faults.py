@@ -15,7 +15,7 @@ from areal.services.http.client import HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair
 from areal.services.weight_update.publisher import WeightUpdateFailed
-from areal.services.weight_update.staging import Folders
+from areal.services.weight_update.staging import FolderPublisher
 from areal.services.weight_update.updating import Updater, WorkerClient
 from tests.services.processes import Process
 from tests.services.weight_update.conftest import PROMPT, Side, logprobs_of, model, probe_of, weights
@@ -149,7 +149,7 @@ def test_folders_of_a_killed_trainer_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "v7.tmp" / "model.safetensors").write_bytes(b"half")
     (tmp_path / "mark-1").write_text("another")
     (tmp_path / "v6").mkdir()
-    offered = Folders.on_disk(tmp_path).offer()
+    offered = FolderPublisher(tmp_path, in_memory=False).offer()
     assert sorted(path.name for path in tmp_path.iterdir()) == [offered["mark"], "v6"]
 
 

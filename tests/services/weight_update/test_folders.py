@@ -11,18 +11,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from areal.services.weight_update.memory import MemoryLease
-from areal.services.weight_update.staging import Folders, StagedWeights
+from areal.services.weight_update.staging import FolderPublisher, StagedWeights
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Iterator[Folders]:
-    made = Folders.in_memory_at(tmp_path / "weights")
+def folders(tmp_path: Path) -> Iterator[FolderPublisher]:
+    made = FolderPublisher(tmp_path / "weights", in_memory=True)
     yield made
     made.remove()
 
 
 def weights(value: float) -> list[tuple[str, Tensor]]:
     return [("a", torch.full((3, 5), value)), ("b", torch.full((7,), value))]
+
+
+def written(folders: FolderPublisher, version: int) -> StagedWeights:
+    folders.write(version, weights(version))
+    assert folders.staged is not None
+    return folders.staged
 
 
 def lease(published: StagedWeights) -> MemoryLease:
@@ -36,10 +42,10 @@ def value(published: StagedWeights) -> float:
     return found
 
 
-def test_write_with_workers_that_read_and_go_takes_two_turns(folders: Folders) -> None:
+def test_write_with_workers_that_read_and_go_takes_two_turns(folders: FolderPublisher) -> None:
     seen = set()
     for version in range(6):
-        published = folders.write(version, weights(version))
+        published = written(folders, version)
         seen.add((published.folder / "model.safetensors").stat().st_ino)
         reader = lease(published)
         assert value(published) == version
@@ -47,12 +53,12 @@ def test_write_with_workers_that_read_and_go_takes_two_turns(folders: Folders) -
     assert len(seen) == 2
 
 
-def test_write_never_touches_what_is_on_lease_and_has_three_places_at_most(folders: Folders) -> None:
-    published = [folders.write(0, weights(0))]
+def test_write_never_touches_what_is_on_lease_and_has_three_places_at_most(folders: FolderPublisher) -> None:
+    published = [written(folders, 0)]
     leases = [lease(published[0])]
     for version in range(1, 6):  # every reader stays
         held = [load_file(each.folder / "model.safetensors") for each in published[-2:]]
-        published.append(folders.write(version, weights(version)))
+        published.append(written(folders, version))
         leases.append(lease(published[-1]))
         assert [float(each["a"][0, 0]) for each in held] == [float(each.version) for each in published[-3:-1]]
         assert len(list(folders.root.glob("*/model.safetensors"))) == min(version + 1, 3)
@@ -60,13 +66,13 @@ def test_write_never_touches_what_is_on_lease_and_has_three_places_at_most(folde
         each.end()
     assert [value(each) for each in published[-3:]] == [3.0, 4.0, 5.0]
     for version in (6, 7):
-        assert value(folders.write(version, weights(version))) == version
+        assert value(written(folders, version)) == version
     assert len(list(folders.root.glob("*/model.safetensors"))) == 2  # what is not needed any more is given back
 
 
-def test_write_that_fails_leaves_the_newest_and_lets_nobody_read_the_half(folders: Folders) -> None:
-    kept = folders.write(1, weights(1))
-    half = folders.write(2, weights(2)).folder
+def test_write_that_fails_leaves_the_newest_and_lets_nobody_read_the_half(folders: FolderPublisher) -> None:
+    kept = written(folders, 1)
+    half = written(folders, 2).folder
 
     def torn() -> Iterator[tuple[str, Tensor]]:
         yield weights(3)[0]
@@ -74,10 +80,10 @@ def test_write_that_fails_leaves_the_newest_and_lets_nobody_read_the_half(folder
 
     with pytest.raises(RuntimeError, match="lost"):
         folders.write(3, torn())
-    assert folders.file_of(2) == half / "model.safetensors"
+    assert folders.staged_file(2) == half / "model.safetensors"
     assert value(StagedWeights(2, half, 0)) == 2
     with pytest.raises(BlockingIOError):
         lease(kept)
-    assert value(folders.write(4, weights(4))) == 4
+    assert value(written(folders, 4)) == 4
     assert value(StagedWeights(2, half, 0)) == 2
-    assert folders.file_of(4) == kept.folder / "model.safetensors"
+    assert folders.staged_file(4) == kept.folder / "model.safetensors"

@@ -14,7 +14,7 @@ import pytest
 
 from areal.cli.main import run
 from areal.services.weight_update.publisher import TrainerPair
-from areal.services.weight_update.staging import leave
+from areal.services.weight_update.staging import copy_model
 from tests.services.processes import Process, Processes, wait_until
 from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, model, probe_of, weights
 
@@ -165,7 +165,7 @@ def test_worker_that_starts_when_the_trainer_is_done_serves_what_it_left(served:
     answer = at.here.greedy(at.here.proxies[0])
     file = at.pair.publisher.staged_file(3)
     assert file is not None
-    leave(file, (), at.here.folder / "served")
+    copy_model(file, (), at.here.folder / "served")
     at.pair.disconnect(at.here.folder / "served")
     at.here.gateway.kill()
     at.pair.publisher.remove()

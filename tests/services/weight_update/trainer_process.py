@@ -18,8 +18,10 @@ import torch
 
 from areal.services.http.auth import load_admin_key
 from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.staging import open_publisher
+from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
-from tests.services.weight_update.conftest import make_publisher, model, probe_of, weights
+from tests.services.weight_update.conftest import MODEL, model, probe_of, weights
 
 
 def die(*_: Any) -> None:
@@ -32,7 +34,7 @@ def cut(held: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tenso
 
 
 def main(folder: str, mode: str, key_file: str, proxy: str, when: str) -> None:
-    publisher = make_publisher(mode, Path(folder) / "weights")
+    publisher = open_publisher(mode, Path(folder) / "weights", config_files(MODEL))
     key = Path(key_file)
     with weight_update_gateway(Path(folder), key, Path(folder) / "gateway.log") as gateway:
         with serving({"actor": publisher}, load_admin_key(key_file)) as endpoint:

@@ -288,8 +288,7 @@ class MappedWeights:
     def open(self, file: Path) -> tuple[Mapping[str, Tensor], MemoryLease] | None:
         """Tensors by name; None where ``file`` is on a disk, whose files come and go under one number. Raises
         ArealError while it is written."""
-        from areal.services.weight_update.image import header_of, views
-        from areal.services.weight_update.memory import MemoryLease, is_memory_file
+        from areal.services.weight_update.memory import MemoryLease, header_of, is_memory_file, views
 
         if not is_memory_file(file):
             return None

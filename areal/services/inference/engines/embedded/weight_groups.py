@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from areal.services.weight_update.group import BroadcastGroup
-    from areal.services.weight_update.image import Image
+    from areal.services.weight_update.memory import Image
 
 _TIMEOUT_S = 300.0
 _CONNECT_S = 30.0
@@ -167,7 +167,7 @@ def _one_thread() -> ThreadPoolExecutor:
 
 def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
     """One that the engine does not compute with. Where it has both on lease, the older one is its alone from now on."""
-    from areal.services.weight_update.image import Image, ends, read_layout
+    from areal.services.weight_update.memory import Image, ends, read_layout
 
     layout = read_layout(given)
     for image in member.images:
