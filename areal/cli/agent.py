@@ -15,6 +15,7 @@ from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import complete_names
 from areal.cli.options import Decorator, Seconds, change_options, pass_invocation, read_options, stack, watch_options
 from areal.errors import ArealError
+from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL
 
 
 def _verb(text: str, *decorators: Decorator[Any], cls: type[click.Command] = click.Command) -> click.Command:
@@ -32,7 +33,7 @@ _service = click.option(
     metavar="NAME",
     default="default",
     show_default=True,
-    shell_complete=complete_names("AgentService"),
+    shell_complete=complete_names(AGENT_SERVICE),
     help="The agent service.",
 )
 _session = click.option("--session", metavar="ID", required=True, help="The session.")
@@ -50,9 +51,12 @@ run = _verb(
     click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1]."),
     click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Its port."),
     click.option(
-        "--inf", metavar="SERVICE", shell_complete=complete_names("InferenceService"), help="Inference service."
+        "--inf",
+        metavar="SERVICE",
+        shell_complete=complete_names(INFERENCE_SERVICE),
+        help="Inference service.",
     ),
-    click.option("--model", metavar="NAME", shell_complete=complete_names("Model"), help="Its model."),
+    click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="Its model."),
     click.option(
         "--session-timeout", type=Seconds(), metavar="TIME", help="An idle session ends after  [default: 30m]."
     ),
@@ -85,7 +89,7 @@ ps = _verb(
 logs = _verb(
     "Logs of an agent service's processes, merged in order of time.",
     _service,
-    log_options("gateway", "router", "worker", "data-proxy", replica="One pair."),
+    log_options([AGENT_SERVICE], replica="One pair."),
     read_options(),
 )
 _scale_options = stack(

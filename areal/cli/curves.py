@@ -24,7 +24,7 @@ from areal.cli.output import Column, clear, emit_rows, field, render_table, show
 from areal.cli.remote import local_options
 from areal.errors import ArealError, NotFound
 from areal.installation import install_command
-from areal.resources.kinds import Ref, check_name
+from areal.resources.kinds import TRAIN_JOB, Ref, check_name
 from areal.state.job_metrics import steps_of
 from areal.terminal import fancy
 
@@ -191,13 +191,12 @@ def _label(series: Series, *, several_metrics: bool, several_jobs: bool) -> str:
 
 # -- the verb
 
-JOB = "TrainJob"
 _WATCH_S = 2.0
 _NARROWEST = 10  # characters of a curve
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names(JOB))
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names(TRAIN_JOB))
 @click.option("--plot", metavar="FILE.png", help="Also draw the curves into a file.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
 @click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
@@ -238,7 +237,7 @@ def _metrics_file(cli: Invocation, name: str) -> Path:
         if not path.is_file():
             raise NotFound(f"there is no {path}")
         return path
-    stored(cli.home, Ref(JOB, check_name(name)))
+    stored(cli.home, Ref(TRAIN_JOB, check_name(name)))
     return cli.home.job_metrics(name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ from areal.cli.options import Decorator, Invocation, Seconds, gather
 from areal.cli.output import Column, clock, compact, emit_rows, field, iso, write
 from areal.cli.remote import local_options
 from areal.errors import NotFound
+from areal.resources.kinds import KINDS, components_of
 from areal.runtime.logs import TimedLine, timed_lines
 from areal.terminal import fancy, style, without_colours
 
@@ -28,7 +29,6 @@ _DEFAULT_LINES = 200
 _POLL_S = 0.2
 _DISCOVER_S = 1.0
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "bright_cyan", "bright_yellow", "bright_green")
-_COMPONENTS = ("gateway", "router", "engine", "data-proxy")
 _COLUMNS = (Column("TIME", lambda row: clock(row["at"])), field("LINE", "line"))
 
 
@@ -48,10 +48,11 @@ class LogQuery(NamedTuple):
 
 
 def log_options(
-    *components: str, replica: str = "One replica.", since: str = "Only lines of the last TIME."
+    kinds: Iterable[str] = (), *, replica: str = "One replica.", since: str = "Only lines of the last TIME."
 ) -> Decorator[Any]:
-    """Hands the verb a ``query``. Without ``components`` the object has one process, which needs no choice."""
-    more = ", also of processes yet to come" if components else ""
+    """Hands the verb a ``query``. ``kinds``: the kinds of its processes; without any there is one, and no choice."""
+    components = components_of(kinds)
+    more = ", also of processes yet to come" if kinds else ""
     one_process: list[Decorator[Any]] = [
         click.option("-f", "--follow", is_flag=True, help=f"Go on, printing new lines{more}."),
         click.option(
@@ -60,7 +61,7 @@ def log_options(
             type=click.IntRange(min=0),
             default=_DEFAULT_LINES,
             show_default=True,
-            help="The last N of each process." if components else "The last N.",
+            help="The last N of each process." if kinds else "The last N.",
         ),
         click.option("--since", type=Seconds(), metavar="TIME", help=since),
     ]
@@ -69,18 +70,18 @@ def log_options(
             "-c",
             "--component",
             metavar="NAME",
-            shell_complete=complete(lambda ctx: components),
-            help=f"{', '.join(components[:-1])} or {components[-1]}  [default: all]." if components else "",
+            shell_complete=complete(lambda ctx: components_of(kinds)),
+            help=f"{', '.join(components[:-1])} or {components[-1]}  [default: all]." if kinds else "",
         ),
         click.option("-r", "--replica", type=click.IntRange(min=0), metavar="N", help=replica),
         click.option("--previous", is_flag=True, help="The start before the present one."),
     ]
-    return gather("query", LogQuery, [*choice, *one_process] if components else one_process)
+    return gather("query", LogQuery, [*choice, *one_process] if kinds else one_process)
 
 
 @click.command()
 @targets_argument
-@log_options(*_COMPONENTS)
+@log_options(KINDS)
 @local_options
 def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
     """Logs of an object's processes, merged in order of time and prefixed; of a service, its models' too."""

@@ -18,7 +18,7 @@ import click
 from areal.cli.options import Invocation, home_path
 from areal.cli.output import Column, age, field, iso
 from areal.errors import NotFound, UsageFault
-from areal.resources.kinds import API_VERSION, KINDS, Ref, check_name, parse_ref, resolve_kind
+from areal.resources.kinds import API_VERSION, INFERENCE_SERVICE, KINDS, MODEL, Ref, check_name, parse_ref, resolve_kind
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -173,12 +173,11 @@ def home_of(ctx: click.Context) -> str:
 targets_argument = click.argument(
     "targets", nargs=-1, required=True, metavar="KIND/NAME | KIND NAME", shell_complete=complete_targets
 )
-SERVICE = "InferenceService"
 
 service_option = click.option(
     "--service",
     metavar="NAME",
-    shell_complete=complete_names(SERVICE),
+    shell_complete=complete_names(INFERENCE_SERVICE),
     help="The service  [default: `areal config set service`, else 'default'].",
 )
 
@@ -194,7 +193,7 @@ def model_name_option(*, required: bool) -> Callable[[Any], Any]:
         "model",
         metavar="NAME",
         required=required,
-        shell_complete=complete_names("Model"),
+        shell_complete=complete_names(MODEL),
         help="The model's name.",
     )
 

@@ -24,6 +24,7 @@ from areal.cli.options import Invocation, Seconds, change_options, interactive, 
 from areal.cli.output import age, emit_rows, error_lines, field, report, show, size
 from areal.cli.remote import checked_url, gateway
 from areal.errors import ArealError, UsageFault
+from areal.resources.kinds import MODEL
 from areal.terminal import ESCAPE, fancy, safe
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
 @click.command()
 @targets_argument
 @click.option("--replicas", type=click.IntRange(min=0), required=True, metavar="N", help="How many there shall be.")
-@click.option("--model", metavar="NAME", shell_complete=complete_names("Model"), help="Which model of a service.")
+@click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="Which model of a service.")
 @click.option("--current", type=click.IntRange(min=0), metavar="N", help="Only when N is the present number (exit 5).")
 @click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it.")
 @change_options()

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.objects import SERVICE, service_name, stored
+from areal.cli.objects import service_name, stored
 from areal.cli.options import Invocation, read_options
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
-from areal.resources.kinds import Ref, name_problem, served_name
+from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, name_problem, served_name
 
 if TYPE_CHECKING:
     from areal.state.home import Home
@@ -167,7 +167,7 @@ def service_key(home: Home, service: str) -> str:
     from areal.state.home import admin_key_path, read_key
     from areal.state.objects import ObjectStore
 
-    found = ObjectStore(home).get(Ref(SERVICE, service))
+    found = ObjectStore(home).get(Ref(INFERENCE_SERVICE, service))
     return read_key(key_path(home, found) if found is not None else admin_key_path(home, service))
 
 
@@ -178,7 +178,7 @@ def gateway_of(cli: Invocation, service: str | None) -> GatewayClient:
     chosen = gateway(cli)
     if chosen is not None:
         return chosen
-    ref = stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref
+    ref = stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref
     address = HomeView(cli.home).address(ref)
     if not address:
         raise ArealError(f"{ref} does not run", hint=f"start it: areal inf run {ref.name} -d")
@@ -191,7 +191,7 @@ def model_at(cli: Invocation, service: str | None, model: str | None) -> str | N
 
     if model is None or gateway(cli) is not None or name_problem(model) is not None:
         return model
-    found = ObjectStore(cli.home).get(Ref("Model", model))
+    found = ObjectStore(cli.home).get(Ref(MODEL, model))
     if found is None or found.spec.get("service", "default") != service_name(cli, service):
         return model
     return served_name(found.name, found.spec)

@@ -18,7 +18,7 @@ from areal.cli.output import Column, Table, field
 from areal.cli.remote import GatewayClient, KeyRefused
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.observe import Health
-from areal.resources.kinds import API_VERSION, Ref, parse_ref, resolve_kind
+from areal.resources.kinds import API_VERSION, INFERENCE_SERVICE, MODEL, Ref, parse_ref, resolve_kind
 
 if TYPE_CHECKING:
     from areal.cli.options import Invocation
@@ -161,7 +161,7 @@ def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
     kinds = {ref.kind for ref in refs} or {
         resolve_kind(word) for text in targets for word in text.split(",") if word and word != "all"
     }
-    served = {"InferenceService", "Model"}
+    served = {INFERENCE_SERVICE, MODEL}
     if kinds - served:
         raise UsageFault(f"a gateway serves models; it knows nothing of {', '.join(sorted(kinds - served))}")
     return refs, kinds or served
@@ -227,9 +227,9 @@ def documents(chosen: GatewayClient) -> list[Document]:
     """The gateway as an InferenceService, and each model of it."""
     told = look(chosen)
     models = model_healths(told)
-    service = _document("InferenceService", _NAME, chosen, service_health(told))
+    service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(told))
     service["status"]["models"] = len(models)
-    return [service, *(_document("Model", name, chosen, health) for name, health in models.items())]
+    return [service, *(_document(MODEL, name, chosen, health) for name, health in models.items())]
 
 
 def _shown(health: Health) -> str | None:
@@ -260,7 +260,7 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
     except ArealError as error:
         document["workers"] = error.message
     else:
-        document["workers"] = [row for row in served if ref.kind != "Model" or row.get("model") == ref.name]
+        document["workers"] = [row for row in served if ref.kind != MODEL or row.get("model") == ref.name]
     return document
 
 
@@ -310,7 +310,7 @@ def wait_remote(
     """Poll until every model is Ready (``ready``) or gone (``deleted``)."""
     if any(word not in ("ready", "deleted") for alternatives in wanted for word in alternatives):
         raise UsageFault("of a gateway, --for ready and --for deleted can be asked")
-    if any(ref.kind != "Model" for ref in refs):
+    if any(ref.kind != MODEL for ref in refs):
         raise UsageFault("of a gateway, models can be awaited", hint="areal wait model/NAME --for ready --gateway URL")
     until = time.monotonic() + deadline_s
     why = ""

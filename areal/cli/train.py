@@ -31,21 +31,20 @@ from areal.cli.options import (
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
-from areal.resources.kinds import API_VERSION, MAX_NAME_LENGTH, Ref, check_name, name_problem
+from areal.resources.kinds import API_VERSION, MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
     from areal.state.records import StoredObject
 
-KIND = "TrainJob"
 _NAMING = ("experiment_name", "trial_name")
 _LAST_LINES, _LONGEST_WORD = 40, 300  # lines, characters
 _ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
 _ALL_LINES = 1_000_000
 _WEEK_S = 7 * 86400.0
 
-_job = click.argument("name", shell_complete=complete_names(KIND))
+_job = click.argument("name", shell_complete=complete_names(TRAIN_JOB))
 _driver_options = stack(
     click.option(
         "--config",
@@ -83,7 +82,7 @@ def job_manifest(
         spec["overrides"] = list(overrides)
     called = {key: overridden(key, overrides) or content.get(key) for key in _NAMING}
     found = name or name_from(called, path or Path(file or "run"))
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": check_name(found)}, "spec": spec}
+    return {"apiVersion": API_VERSION, "kind": TRAIN_JOB, "metadata": {"name": check_name(found)}, "spec": spec}
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:
@@ -105,7 +104,7 @@ def name_from(config: Mapping[str, Any], path: Path) -> str:
 def run(cli: Invocation, /, **given: Any) -> int:
     """Run a driver in the foreground; its exit code is ours. Every override is passed on to it."""
     manifest = job_manifest(**given, restart={"policy": "Never"})
-    ref = Ref(KIND, manifest["metadata"]["name"])
+    ref = Ref(TRAIN_JOB, manifest["metadata"]["name"])
     with mutation(cli) as context:
         outcome = converge(cli, context, [manifest], command="train run", recreate=_earlier(cli, ref))
     return finish(cli, outcome) if outcome.exit_code else _foreground(cli, ref)
@@ -127,7 +126,7 @@ def start(cli: Invocation, /, restart: str, max_restarts: int, dry_run: str | No
     """Run a driver detached, under supervision; prints the job's name."""
     policy = {"policy": "OnFailure", "maxRestarts": max_restarts} if restart == "on-failure" else {"policy": "Never"}
     manifest = job_manifest(**given, restart=policy)
-    ref = Ref(KIND, manifest["metadata"]["name"])
+    ref = Ref(TRAIN_JOB, manifest["metadata"]["name"])
     earlier = _earlier(cli, ref)
     if dry_run:
         return preview(cli, [manifest], dry_run, recreate=earlier)
@@ -271,7 +270,7 @@ def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int
 
     if force and grace is not None:
         raise UsageFault("--force is no grace at all: give one of --grace and --force")
-    ref = stored(cli.home, Ref(KIND, check_name(name))).ref
+    ref = stored(cli.home, Ref(TRAIN_JOB, check_name(name))).ref
     seconds = 0.0 if force else grace
     return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=seconds)
 
@@ -282,7 +281,7 @@ def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int
 def ps(cli: Invocation, /, all_: bool) -> int:
     """List jobs."""
     home = HomeView(cli.home)
-    rows = [job_row(home, found) for found in home.of_kind(KIND)]
+    rows = [job_row(home, found) for found in home.of_kind(TRAIN_JOB)]
     rows = [row for row in rows if all_ or row["phase"] in ("Running", "Pending")]
     empty = "no job runs; --all lists those that have ended"
     emit_rows(cli, rows, _JOBS, name="trainjob/{name}".format_map, empty=empty)
@@ -310,7 +309,7 @@ _JOBS = (
 @local_options
 def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     """The job NAME: phase, attempt, step, reward, throughput, staleness, and what it waits for."""
-    ref = Ref(KIND, check_name(name))
+    ref = Ref(TRAIN_JOB, check_name(name))
 
     def look() -> dict[str, Any]:
         return job_row(HomeView(cli.home), stored(cli.home, ref))
@@ -346,7 +345,7 @@ def wait(cli: Invocation, /, name: str) -> int:
 
     Its step, elapsed time and ETA are shown on a terminal; elsewhere a line at each tenth of the run.
     """
-    return wait_for(cli, [Ref(KIND, check_name(name))], (("completed",),), within_s=_WEEK_S, stopped_fails=True)
+    return wait_for(cli, [Ref(TRAIN_JOB, check_name(name))], (("completed",),), within_s=_WEEK_S, stopped_fails=True)
 
 
 @click.command()
@@ -358,7 +357,7 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
     """The combined output of the job NAME."""
     from areal.reconcilers.kinds.job_status import DRIVER
 
-    ref = stored(cli.home, Ref(KIND, check_name(name))).ref
+    ref = stored(cli.home, Ref(TRAIN_JOB, check_name(name))).ref
     if attempt is None:
         return show_logs(cli, ref, query._replace(component=DRIVER))
     if query.follow or query.since is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ _NAME = re.compile(NAME_PATTERN)
 @dataclass(frozen=True)
 class KindInfo:
     """``order``: the kind's place in a converging apply, after the kinds that it refers to. ``spec`` and ``controller``
-    name the pydantic model of the spec and the ``KindController``, as ``module:Class``."""
+    name the pydantic model of the spec and the ``KindController``, as ``module:Class``. ``components``: the names of
+    its processes."""
 
     kind: str
     plural: str
@@ -35,6 +36,7 @@ class KindInfo:
     order: int
     spec: str
     controller: str
+    components: tuple[str, ...] = ()
 
     @property
     def singular(self) -> str:
@@ -69,15 +71,23 @@ def load(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _register(kind: str, plural: str, short: tuple[str, ...], order: int, module: str) -> None:
+def _register(
+    kind: str, plural: str, short: tuple[str, ...], order: int, module: str, components: tuple[str, ...]
+) -> None:
     spec, controller = f"areal.resources.specs:{kind}Spec", f"areal.reconcilers.kinds.{module}:{kind}Controller"
-    register(KindInfo(kind, plural, short, order, spec, controller))
+    register(KindInfo(kind, plural, short, order, spec, controller, components))
 
 
-_register("InferenceService", "inferenceservices", ("inf", "isvc"), 0, "inference_service")
-_register("Model", "models", ("mdl",), 1, "model")
-_register("AgentService", "agentservices", ("agent",), 2, "agent_service")
-_register("TrainJob", "trainjobs", ("job",), 3, "train_job")
+INFERENCE_SERVICE, MODEL, AGENT_SERVICE, TRAIN_JOB = "InferenceService", "Model", "AgentService", "TrainJob"
+
+_register(INFERENCE_SERVICE, "inferenceservices", ("inf", "isvc"), 0, "inference_service", ("gateway", "router"))
+_register(MODEL, "models", ("mdl",), 1, "model", ("engine", "data-proxy"))
+_register(AGENT_SERVICE, "agentservices", ("agent",), 2, "agent_service", ("gateway", "router", "worker", "data-proxy"))
+_register(TRAIN_JOB, "trainjobs", ("job",), 3, "train_job", ("driver",))
+
+
+def components_of(kinds: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name for kind in kinds for name in KINDS[kind].components))
 
 
 @dataclass(frozen=True, order=True)
@@ -177,6 +187,11 @@ class PluginRegistry:
 
     def __contains__(self, name: str) -> bool:
         return self._factory(name) is not None
+
+    def names(self) -> list[str]:
+        from importlib.metadata import entry_points
+
+        return sorted({*self.factories, *(point.name for point in entry_points(group=self.group))})
 
     def make(self, name: str, *args: Any) -> Any:
         """Call the factory of ``name`` with ``args``. Raises KeyError where nothing has the name."""

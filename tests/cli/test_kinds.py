@@ -39,6 +39,7 @@ def evaluation(record: Callable[..., Any]) -> Iterator[None]:
             order=9,
             spec=f"{module}:EvaluationSpec",
             controller=f"{module}:EvaluationController",
+            components=("scorer",),
         )
     )
     record("Evaluation", "nightly", {"suite": "gsm8k"})
@@ -68,6 +69,9 @@ def test_completion_offers_it() -> None:
     assert completed("get", "eva") == ["evaluations", "evaluation", "evaluation/nightly"]
     assert completed("delete", "eval/n") == ["eval/nightly"]
     assert completed("explain", "eva") == ["evaluation"]
+    assert completed("logs", "eval/nightly", "-c", "sc") == ["scorer"]
+    assert completed("inf", "run", "--scheduler", "lo") == ["local"]
+    assert completed("inf", "logs", "-c", "") == ["gateway", "router", "engine", "data-proxy"]
 
 
 def test_a_kind_without_processes_or_replicas_says_so(areal: Areal) -> None:

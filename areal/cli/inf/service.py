@@ -16,8 +16,8 @@ from areal.cli.apply import converge, preview
 from areal.cli.logs import LogQuery, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import (
-    SERVICE,
     HomeView,
+    complete,
     complete_names,
     manifest,
     missing,
@@ -31,7 +31,7 @@ from areal.cli.objects import (
 from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.errors import Conflict, UsageFault
-from areal.resources.kinds import API_VERSION, Ref, check_name
+from areal.resources.kinds import API_VERSION, BACKENDS, INFERENCE_SERVICE, MODEL, Ref, check_name
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome
@@ -171,11 +171,11 @@ def service_manifest(
         spec["scheduler"] = {"type": scheduler}
     if log_level:
         spec["logLevel"] = log_level
-    return resource(SERVICE, name, spec)
+    return resource(INFERENCE_SERVICE, name, spec)
 
 
 def model_manifest(name: str, service: str, spec: dict[str, Any]) -> Manifest:
-    return resource("Model", name, {"service": service, **spec})
+    return resource(MODEL, name, {"service": service, **spec})
 
 
 def resource(kind: str, name: str, spec: dict[str, Any]) -> Manifest:
@@ -189,13 +189,18 @@ routing_strategies = tuple(_STRATEGIES)
 
 
 @click.command(cls=DryRunCommand)
-@click.argument("name", required=False, shell_complete=complete_names(SERVICE))
+@click.argument("name", required=False, shell_complete=complete_names(INFERENCE_SERVICE))
 @service_option
 @click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1].")
 @click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Its port  [default: 8080].")
 @click.option("--admin-api-key-file", metavar="FILE", help="File with the admin key  [default: generated, 0600].")
 @click.option("--routing-strategy", type=click.Choice(routing_strategies), help="How replicas are picked.")
-@click.option("--scheduler", type=click.Choice(["local", "ray", "slurm"]), help="Where processes run.")
+@click.option(
+    "--scheduler",
+    metavar="BACKEND",
+    shell_complete=complete(lambda ctx: BACKENDS.names()),
+    help="Where processes run: local, or a backend that a package brings.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of gateway and router.")
 @click.option("--launch-timeout", type=Seconds(), metavar="TIME", help="Gateway and router must be up within  [60s].")
 @click.option("-d", "--detach", is_flag=True, help="Return when ready; otherwise follow the logs, and Ctrl-C stops.")
@@ -227,7 +232,7 @@ def run(
 
     if name and service and name != service:
         raise UsageFault(f"NAME says {name} and --service says {service}; give one of them")
-    ref = Ref(SERVICE, service_name(cli, service or name))
+    ref = Ref(INFERENCE_SERVICE, service_name(cli, service or name))
     if flags.given and not model:
         raise UsageFault(f"{flags.given[0]} describes a model, and --model NAME is missing")
     wanted, found = service_manifest(ref.name, **settings), None if force else recorded(cli, ref)
@@ -321,9 +326,9 @@ def stop(
     from areal.reconcilers import operations
 
     if all_:
-        refs = [found.ref for found in HomeView(cli.home).of_kind(SERVICE)]
+        refs = [found.ref for found in HomeView(cli.home).of_kind(INFERENCE_SERVICE)]
     else:
-        refs = [stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref]
+        refs = [stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref]
     if not refs:
         cli.say("no inference service to stop")
         return 0
@@ -385,7 +390,7 @@ def register(
     manifests = [model_manifest(model, name, spec)]
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
-    ref = Ref(SERVICE, name)
+    ref = Ref(INFERENCE_SERVICE, name)
     if recorded(cli, ref) is None:
         error = missing(cli.home, ref)
         error.hint = f"start it first: areal inf run {name} -d"
@@ -439,7 +444,7 @@ def deregister(cli: Invocation, model: str, service: str | None, grace: float | 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
     """The model, which must be of the service when one was named."""
-    found = stored(cli.home, Ref("Model", model))
+    found = stored(cli.home, Ref(MODEL, model))
     attached = service_of(found)
     if service is not None and attached != service:
         raise Conflict(f"{found.ref} is attached to {attached}, not to {service}", hint=f"--service {attached}")

@@ -10,7 +10,6 @@ import click
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.objects import (
     PROCESS_COLUMNS,
-    SERVICE,
     HomeView,
     process_row,
     service_name,
@@ -22,7 +21,7 @@ from areal.cli.options import Invocation, read_options, watch_options
 from areal.cli.output import Column, Row, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import gateway, gateway_of, local_options
 from areal.errors import ArealError
-from areal.resources.kinds import Ref, served_name
+from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, served_name
 
 if TYPE_CHECKING:
     from areal.cli.inf.traffic import Traffic
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @service_option
-@log_options("gateway", "router", "engine", "data-proxy")
+@log_options([INFERENCE_SERVICE, MODEL])
 @local_options
 def logs(cli: Invocation, service: str | None, query: LogQuery) -> int:
     """Logs of a service's processes and its models', merged in order of time."""
-    return show_logs(cli, stored(cli.home, Ref(SERVICE, service_name(cli, service))).ref, query)
+    return show_logs(cli, stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref, query)
 
 
 # -- ps
@@ -71,7 +70,7 @@ def ps(cli: Invocation, all_: bool) -> int:
 
 
 def _services(home: HomeView) -> list[dict[str, Any]]:
-    services = [item for item in home.objects if item.kind == SERVICE]
+    services = [item for item in home.objects if item.kind == INFERENCE_SERVICE]
     seen = home.statuses(services)
     rows = []
     for item in services:
@@ -150,7 +149,7 @@ def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
 
         return service_status(chosen)
     home = HomeView(cli.home)
-    found = stored(cli.home, Ref(SERVICE, service_name(cli, service)))
+    found = stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service)))
     models = [item for item in home.objects if service_of(item) == found.name]
     seen = home.statuses([found, *models])
     own = seen[str(found.ref)]
@@ -216,9 +215,9 @@ def models(cli: Invocation, service: str | None) -> int:
 
         rows = model_rows(chosen)
     else:
-        name = stored(cli.home, Ref(SERVICE, service_name(cli, service))).name
+        name = stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).name
         home = HomeView(cli.home)
-        found = [item for item in home.of_kind("Model") if service_of(item) == name]
+        found = [item for item in home.of_kind(MODEL) if service_of(item) == name]
         seen = home.statuses(found)
         rows = [model_row(item, seen[str(item.ref)]) for item in found]
     emit_rows(cli, rows, _MODEL_COLUMNS, name="model/{name}".format_map, empty="no model is registered")

@@ -19,6 +19,7 @@ from areal.cli.options import Invocation, read_options, stack
 from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
 from areal.cli.remote import GatewayClient, gateway_of, local_options
 from areal.errors import ArealError, NotFound
+from areal.resources.kinds import MODEL, TRAIN_JOB
 from areal.terminal import fancy
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
 
 
 @click.command("trajectories")
-@click.argument("name", shell_complete=complete_names("TrainJob"))
+@click.argument("name", shell_complete=complete_names(TRAIN_JOB))
 @_show_options
 @local_options
 def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
@@ -227,7 +228,7 @@ def of_job(cli: Invocation, /, name: str, **given: Any) -> int:
     from areal.resources.kinds import Ref, check_name
     from areal.trajectories.reading import read_episodes
 
-    stored(cli.home, Ref("TrainJob", check_name(name)))
+    stored(cli.home, Ref(TRAIN_JOB, check_name(name)))
     folder = cli.home.jobs / name / "trajectories"
     if not any(folder.glob("trajectories-*")):
         hint = f"rollout.dump_to_file=true has them written; areal train status {name}"
@@ -317,7 +318,7 @@ def _folder_here(cli: Invocation, model: str) -> str | None:
     from areal.resources.paths import resolve_model_path
     from areal.state.objects import ObjectStore
 
-    mine = (item for item in ObjectStore(cli.home).list("Model") if served_name(item.name, item.spec) == model)
+    mine = (item for item in ObjectStore(cli.home).list(MODEL) if served_name(item.name, item.spec) == model)
     found = next(mine, None)
     path = (found.spec.get("tokenizerPath") or found.spec.get("path")) if found is not None else None
     if found is None or path is None:
