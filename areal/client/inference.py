@@ -91,8 +91,7 @@ class AsyncWorkers:
 
     async def list(self) -> list[dict[str, Any]]:
         """Each with id, address, state, health, requests and tokens in flight, version."""
-        answer = await self._transport.call(HttpCall("GET", "/workers", repeatable=True))
-        return list(answer.json()["workers"])
+        return list((await self._transport.json("GET", "/workers", repeatable=True))["workers"])
 
     async def pause(self, worker: str = ALL) -> None:
         """Returns when no token of the present weights can be sampled any more. Running calls are kept."""
@@ -114,16 +113,14 @@ class AsyncWorkers:
     async def get_version(self, worker: str = ALL) -> int | None:
         """The version of all of them; None where they differ."""
         path = f"/get_version/{quote(worker, safe='')}"
-        answer = (await self._transport.call(HttpCall("GET", path, timeout_s=_CONTROL_S, repeatable=True))).json()
+        answer = await self._transport.json("GET", path, timeout_s=_CONTROL_S, repeatable=True)
         _check(path, answer)
         version = answer["version"]
         return int(version) if version is not None else None
 
     async def versions(self) -> dict[str, int]:
         """Versions by worker address, of workers that report one."""
-        answer = (
-            await self._transport.call(HttpCall("GET", "/get_version/all", timeout_s=_CONTROL_S, repeatable=True))
-        ).json()
+        answer = await self._transport.json("GET", "/get_version/all", timeout_s=_CONTROL_S, repeatable=True)
         versions = {each["worker_addr"]: each.get("version") for each in answer["results"]}
         return {address: version for address, version in versions.items() if isinstance(version, int)}
 
@@ -144,8 +141,7 @@ class AsyncWorkers:
 
     async def _control(self, path: str, worker: str, body: Mapping[str, Any] | None = None) -> None:
         path = f"{path}/{quote(worker, safe='')}"
-        answer = await self._transport.call(HttpCall("POST", path, body or {}, timeout_s=_CONTROL_S, repeatable=True))
-        _check(path, answer.json())
+        _check(path, await self._transport.json("POST", path, body or {}, timeout_s=_CONTROL_S, repeatable=True))
 
 
 def _check(path: str, answer: Mapping[str, Any]) -> None:
@@ -204,8 +200,7 @@ class AsyncInferenceClient:
 
     async def model_entries(self) -> list[dict[str, Any]]:
         """Served models, with ``max_model_len`` where the gateway knows it."""
-        answer = await self._transport.call(HttpCall("GET", "/v1/models", repeatable=True))
-        return list(answer.json()["data"])
+        return list((await self._transport.json("GET", "/v1/models", repeatable=True))["data"])
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Wait until the service answers, serves some model, and ``model`` where this client has one. Raises
@@ -234,12 +229,12 @@ class AsyncInferenceClient:
 
     async def _missing(self) -> str | None:
         try:
-            answer = await self._transport.call(HttpCall("GET", "/v1/models", timeout_s=_PROBE_S))
+            answer = await self._transport.json("GET", "/v1/models", timeout_s=_PROBE_S)
         except CallerError:
             raise
         except ClientError as error:
             return error.message
-        names = [entry["id"] for entry in answer.json()["data"]]
+        names = [entry["id"] for entry in answer["data"]]
         if self.model is None:
             return None if names else "no model is served"
         if self.model in names:
@@ -250,7 +245,7 @@ class AsyncInferenceClient:
         """Whether the gateway was told of all that runs, and each of its servers is ready: a model that is not there
         is not on its way. False where we may not know, and where there is no server at all."""
         try:
-            health = (await self._transport.call(HttpCall("GET", "/health", timeout_s=_PROBE_S))).json()
+            health = await self._transport.json("GET", "/health", timeout_s=_PROBE_S)
             workers = await self.workers.list()
         except ClientError:
             return False
@@ -293,8 +288,9 @@ class AsyncInferenceClient:
         self, path: str, body: Any, key: str | None, idempotency_key: str | None, timeout_s: float | None
     ) -> dict[str, Any]:
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
-        call = HttpCall("POST", path, body, key, headers, timeout_s, repeatable=True)
-        answer: dict[str, Any] = (await self._transport.call(call)).json()
+        answer: dict[str, Any] = await self._transport.json(
+            "POST", path, body, key=key, headers=headers, timeout_s=timeout_s, repeatable=True
+        )
         return answer
 
     @contextlib.asynccontextmanager
@@ -331,7 +327,7 @@ class AsyncInferenceClient:
         """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
         for any. Not repeated when its answer is lost: sessions nobody knows of expire."""
         body = self._body(model, {"task_id": task_id, "group_size": group_size, "api_key": api_key})
-        answer = (await self._transport.call(HttpCall("POST", "/rl/start_session", {**body, "online": online}))).json()
+        answer = await self._transport.json("POST", "/rl/start_session", {**body, "online": online})
         group_id = answer["group_id"]
         sessions = (
             AsyncSession(self, each["session_id"], each["session_api_key"], group_id) for each in answer["sessions"]
@@ -354,20 +350,20 @@ class AsyncInferenceClient:
         the loop's). Setting the same reward again is answered; another one on a sealed trajectory is StateConflict."""
         given = {"interaction_id": interaction_id, "session_id": session_id, "model": model}
         body = {"reward": reward, **{name: value for name, value in given.items() if value is not None}}
-        answer = (await self._transport.call(HttpCall("POST", "/rl/set_reward", body, key, repeatable=True))).json()
+        answer = await self._transport.json("POST", "/rl/set_reward", body, key=key, repeatable=True)
         return Rewarded(**{name: answer[name] for name in Rewarded.__dataclass_fields__})
 
     async def end_session(self, *, key: str | None = None, session_id: str | None = None) -> list[int]:
         body = {"session_id": session_id} if session_id is not None else {}
-        answer = await self._transport.call(HttpCall("POST", "/rl/end_session", body, key, repeatable=True))
-        return list(answer.json()["ready_trajectory_ids"])
+        answer = await self._transport.json("POST", "/rl/end_session", body, key=key, repeatable=True)
+        return list(answer["ready_trajectory_ids"])
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
         """Every session, in the order in which they were started."""
         after = ""
         while True:
             path = f"/rl/sessions?limit={page}" + (f"&after={quote(after, safe='')}" if after else "")
-            answer = (await self._transport.call(HttpCall("GET", path, repeatable=True))).json()
+            answer = await self._transport.json("GET", path, repeatable=True)
             for session in answer["sessions"]:
                 yield session
             if not (after := answer["next"] or ""):
@@ -376,7 +372,7 @@ class AsyncInferenceClient:
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session with its trajectories and their interactions."""
         path = f"/rl/sessions/{quote(session_id, safe='')}"
-        found: dict[str, Any] = (await self._transport.call(HttpCall("GET", path, repeatable=True))).json()
+        found: dict[str, Any] = await self._transport.json("GET", path, repeatable=True)
         return found
 
     async def export(
@@ -420,7 +416,7 @@ class AsyncInferenceClient:
         300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The
         service skips trajectories that it cannot hand out; each of them is logged once."""
         path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
-        answer = (await self._transport.call(HttpCall("GET", path, timeout_s=wait_s + self.timeout_s))).json()
+        answer = await self._transport.json("GET", path, timeout_s=wait_s + self.timeout_s)
         for skipped in answer.get("skipped") or ():
             place = skipped["session_id"], skipped["trajectory_id"]
             if place not in self._skipped:

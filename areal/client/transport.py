@@ -126,6 +126,10 @@ class Transport:
                     raise
                 await asyncio.sleep(pause)
 
+    async def json(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        """The decoded answer. ``options`` are the other fields of HttpCall."""
+        return (await self.call(HttpCall(method, path, body, **options))).json()
+
     async def _attempt(self, call: HttpCall, deadline: float) -> HttpAnswer:
         with self._failures(call):
             async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
