@@ -358,7 +358,7 @@ NAMED: dict[str, dict[str, str]] = {
     "EvaluatorConfig": {"eval_before_train": EVALUATED},
     "GenerationHyperparameters": {
         "drop_incomplete_group": GROUPS_THAT_DIFFER,
-        "max_tokens": "rollout/test_sampling.py::test_budget_keeps_prompt_and_answer_within_every_limit",
+        "max_tokens": "rollout/test_engine.py::test_budget_keeps_prompt_and_answer_within_every_limit",
         "max_new_tokens": f"{SETTINGS}::test_overlong_penalty_is_linked_to_the_answers_longest_length",
         "n_samples": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
         "seed": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_episodes_name_alone",

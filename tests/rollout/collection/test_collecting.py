@@ -9,7 +9,7 @@ import pytest
 
 from areal.trajectories.reading import read_episodes
 from tests.rollout.collection.conftest import Bench, Collecting
-from tests.services.processes import engine_calls, script
+from tests.services.processes import engine_calls, script, wait_ready
 
 QUESTIONS = [{"question": f"{n} and {n}?", "answer": f"so #### {2 * n}"} for n in range(3)]
 
@@ -242,3 +242,32 @@ def test_service_that_is_away_ends_the_run_early_and_says_how_to_go_on(collectin
     assert said.code == 1
     assert "has not answered" in said.err and "--resume" in said.err
     assert len(collecting.failures()) < 20
+
+
+# A collection of an external model: messages instead of tokens, through the same files and views.
+
+
+def test_external_models_messages_are_collected_and_shown(bench: Bench, collecting: Collecting, tmp_path: Path) -> None:
+    argv = ("--model", "friend", "--engine", "external", "--engine-url", bench.proxy.url, "--provider-model", "tiny")
+    state = ("--state-dir", str(tmp_path / "state"))
+    friend = bench.processes.service("data_proxy", *argv, *state, env={"AREAL_PROVIDER_API_KEY": bench.key})
+    wait_ready(friend)
+    data = collecting.data({"prompt": "hi", "answer": "Hello there, friend!"})
+    words = ("--reward", "exact", "--gateway", friend.url)
+    said = collecting(data, *words)
+    assert said.code == 0, said.err
+    (line,) = collecting.lines()
+    (row,) = line["interactions"]
+    assert (row["messages"], row["response"]["content"]) == (
+        [{"role": "user", "content": "hi"}],
+        "Hello there, friend!",
+    )
+    assert (line["reward"], said.json["generated_tokens"]) == (1.0, 0)
+    shown = collecting.areal("inf", "trajectories", "show", str(collecting.output))
+    assert "user: hi\n  assistant: Hello there, friend!" in shown.out
+    assert shown.err == "", "no tokenizer is missed where there are no tokens"
+    pytest.importorskip("pyarrow")
+    (collecting.output / "trajectories.jsonl").rename(tmp_path / "t.jsonl")
+    (collecting.output / "run.json").unlink()
+    assert collecting(data, *words, "--parquet").code == 0
+    assert "assistant: Hello there" in collecting.areal("inf", "trajectories", "show", str(collecting.output)).out
