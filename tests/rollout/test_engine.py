@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from areal.api.cli_args import GenerationHyperparameters
 from areal.client import AsyncInferenceClient, CallerError, ServiceError
-from areal.client.errors import CallerError
 from areal.rollout.engine import (
     MAX_CHOICES,
     PromptBatcher,
