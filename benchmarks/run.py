@@ -64,7 +64,7 @@ CATALOG = (
     ),
     Benchmark(
         "weight_push",
-        ("areal/services/weight_update", "areal/services/weight_transfer", _EMBEDDED),
+        ("areal/services/weight_update", _EMBEDDED),
         {"*.wall_ratio_lowest": "lower", "*.cpu_ratio": "lower"},
         least_spread=0.2,
         ratios=True,

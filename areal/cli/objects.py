@@ -297,7 +297,7 @@ class HomeView:
             controller = controller_of(item.kind)
             if controller.runs_to_completion:
                 runs = [ObservedRun(state) for state in self.states([item.ref])]
-                if controller.finished(item.spec, runs):
+                if controller.completion(item.spec, runs).ended:
                     ended.add(str(item.ref))
         while more := {str(item.ref) for item in self.objects if item.owner in ended} - ended:
             ended |= more

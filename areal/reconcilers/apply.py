@@ -16,7 +16,7 @@ from areal.reconcilers.kinds import Told, controller_of, controllers
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
-from areal.reconcilers.planner import make_plan, without_ops
+from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.resources.kinds import BACKENDS, Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
@@ -294,8 +294,8 @@ def _prepare(
     policy = Policy(allow_downtime=request.allow_downtime)
     if request.dry_run == "client":
         scope = PlanScope(choose(command.store.list()))
-        plan = without_ops(make_plan(scope, Observed(), replace(policy, free_gpus=NO_LIMIT)))
-        return Prepared(scope, Observed(), plan)
+        plan = make_plan(scope, Observed(), replace(policy, free_gpus=NO_LIMIT))
+        return Prepared(scope, Observed(), replace(plan, ops=(), drift=(), destructive=()))  # fields only
     return plan_targets(command, choose, policy, source_of(request, loaded.resources))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.errors import Conflict
-from areal.reconcilers.plan import FieldChange, spec_path
+from areal.reconcilers.plan import FieldChange
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import references, spec_model, update_class, validate
 from areal.state.records import Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
@@ -73,7 +73,7 @@ class Target:
 def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
     """Leaves that differ between two sparse specs, each with its update class, in path order."""
     found = [
-        FieldChange(spec_path(("spec", *change.path)), change.old, change.new, update_class(kind, change.path))
+        FieldChange(path_text(("spec", *change.path)), change.old, change.new, update_class(kind, change.path))
         for change in changes(dict(old), dict(new))
     ]
     return tuple(sorted(found, key=lambda change: change.path))
@@ -171,7 +171,7 @@ def _settle_conflicts(
     if not found:
         return stored.layers, ()
     sentences = tuple(
-        f"{spec_path(('spec', *conflict.path))}: {conflict.theirs!r} was set by {conflict.manager}"
+        f"{path_text(('spec', *conflict.path))}: {conflict.theirs!r} was set by {conflict.manager}"
         f" ({conflict.actor or 'unknown'}, {_clock(conflict.at)}); the manifest says {conflict.mine!r}"
         for conflict in found
     )
@@ -217,7 +217,7 @@ def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange
         return {"labels": dict(item.labels), "annotations": dict(item.annotations), **lists}
 
     return tuple(
-        FieldChange(spec_path(("metadata", *change.path)), change.old, change.new, UpdateClass.META)
+        FieldChange(path_text(("metadata", *change.path)), change.old, change.new, UpdateClass.META)
         for change in changes(of(old), of(new))
     )
 
@@ -237,7 +237,7 @@ def _require_valid(after: StoredObject, where: str) -> None:
     if not found:
         return
     owners = origin(after.layers)
-    lines = [f"{spec_path(('spec', *path))}: {message}{_set_by(owners, path)}" for path, message in found]
+    lines = [f"{path_text(('spec', *path))}: {message}{_set_by(owners, path)}" for path, message in found]
     prefix = f"{where}: " if where else ""
     raise Conflict(
         f"{prefix}{after.ref}: what is set does not fit together:\n  " + "\n  ".join(lines),

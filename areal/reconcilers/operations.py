@@ -8,24 +8,25 @@ from dataclasses import replace
 
 from areal.errors import Conflict, NotFound, did_you_mean
 from areal.reconcilers.apply import apply
-from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, ObjectOutcome, Outcome
-from areal.reconcilers.converge import CommandContext, Prepared, converge, plan_targets
+from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, Outcome
+from areal.reconcilers.converge import Choose, CommandContext, converge, plan_targets
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
-from areal.reconcilers.kinds import controller_of, host_of
+from areal.reconcilers.kinds import Completion, controller_of, host_of
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.resources.kinds import Ref
 from areal.runtime.backends import Backends
+from areal.runtime.backends.base import RunState
 from areal.state.objects import ObjectStore
-from areal.state.records import Revision, StoredObject
+from areal.state.records import StoredObject
 
 SCALE = "scale"
 SUSPEND = "suspend"
 DEFAULT_TIMEOUT_S = 600.0
 
-Edit = Callable[[list[StoredObject]], tuple[Target, ...]]
+Edit = Callable[[StoredObject], Target]
 
 
 def _yes(plan: Plan) -> bool:
@@ -42,14 +43,31 @@ def require(store: ObjectStore, ref: Ref) -> StoredObject:
 
 
 def _converge(
-    ctx: Context, edit: Edit, *, policy: Policy | None = None, timeout_s: float, approve: Callable[[Plan], bool] = _yes
+    ctx: Context, choose: Choose, policy: Policy, timeout_s: float, approve: Callable[[Plan], bool] = _yes
 ) -> Outcome:
     command = CommandContext.open(ctx)
+    return converge(command, lambda: plan_targets(command, choose, policy), approve, timeout_s=timeout_s)
 
-    def prepare() -> Prepared:
-        return plan_targets(command, edit, policy or Policy())
 
-    return converge(command, prepare, approve, timeout_s=timeout_s)
+def _only(ref: Ref, edit: Edit) -> Choose:
+    """The target that ``edit`` makes of one object."""
+
+    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+        item = next((item for item in stored if item.ref == ref), None)
+        if item is None:
+            raise NotFound(f"{ref} does not exist", hint="areal get all")
+        return (edit(item),)
+
+    return choose
+
+
+def _change(ctx: Context, ref: Ref, edit: Edit, done: str, timeout_s: float, policy: Policy | None = None) -> Outcome:
+    return _reworded(_converge(ctx, _only(ref, edit), policy or Policy(), timeout_s), {"configured": done})
+
+
+def _reworded(outcome: Outcome, words: Mapping[str, str]) -> Outcome:
+    objects = tuple(replace(item, action=words.get(item.action, item.action)) for item in outcome.objects)
+    return replace(outcome, objects=objects)
 
 
 def delete(
@@ -73,7 +91,7 @@ def delete(
 
     gone: set[Ref] = set()
 
-    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
+    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
         if spare_running_jobs:
             _refuse_running_jobs(ctx, stored, targets)
@@ -81,8 +99,7 @@ def delete(
         gone.update(target.object.ref for target in targets)
         return tuple(targets)
 
-    policy = Policy(grace_s=grace_s, drain=wait)
-    outcome = _converge(ctx, edit, policy=policy, timeout_s=timeout_s, approve=approve)
+    outcome = _converge(ctx, choose, Policy(grace_s=grace_s, drain=wait), timeout_s, approve)
     for ref in gone:
         if store.get(ref) is None:
             controller_of(ref.kind).deleted(ctx.home, ref)
@@ -92,7 +109,7 @@ def delete(
 def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
     """Raises Conflict naming jobs that have not ended, and would go or lose the service that they brought."""
     touched = {target.ref for target in targets} | {str(target.object.owner) for target in targets}
-    running = [ref for item in stored if (ref := str(item.ref)) in touched and _is_running(ctx, item)]
+    running = [ref for item in stored if (ref := str(item.ref)) in touched and _completion(ctx, item).running]
     if running:
         raise Conflict(
             f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
@@ -100,20 +117,13 @@ def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: 
         )
 
 
-def _is_running(ctx: Context, item: StoredObject) -> bool:
-    controller = controller_of(item.kind)
-    return controller.runs_to_completion and controller.running(item.spec, _runs_of(ctx, item))
-
-
-def _finished(ctx: Context, item: StoredObject) -> str:
-    """The phase in which an object has ended for good; "" where it has not."""
-    controller = controller_of(item.kind)
-    return controller.finished(item.spec, _runs_of(ctx, item)) if controller.runs_to_completion else ""
-
-
-def _runs_of(ctx: Context, item: StoredObject) -> list[ObservedRun]:
-    states = Backends(ctx.home.root).observe().values()
-    return [ObservedRun(state) for state in states if state.spec.owner == str(item.ref)]
+def _completion(ctx: Context, item: StoredObject, states: Mapping[str, RunState] | None = None) -> Completion:
+    controller, ref = controller_of(item.kind), str(item.ref)
+    if not controller.runs_to_completion:
+        return Completion()
+    if states is None:
+        states = Backends(ctx.home.root).observe()
+    return controller.completion(item.spec, [ObservedRun(each) for each in states.values() if each.spec.owner == ref])
 
 
 def scale(
@@ -128,19 +138,18 @@ def scale(
     """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
     store = ObjectStore(ctx.home)
     require(store, ref)
-    target_ref = controller_of(ref.kind).scaled(store, ref, model)
-    controller = controller_of(target_ref.kind)
+    scaled = controller_of(ref.kind).scaled(store, ref, model)
+    controller = controller_of(scaled.kind)
 
-    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        item = _pick(stored, target_ref)
+    def edit(item: StoredObject) -> Target:
         now = controller.replicas(item.spec)
         if now == replicas and not item.spec.get("suspend"):
-            return (Target(item, "unchanged"),)
+            return Target(item, "unchanged")
         if current is not None and current != now and not force:
-            raise Conflict(f"{target_ref} has {now} replicas, not {current}", hint=f"areal get {target_ref}")
-        return (with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}"),)
+            raise Conflict(f"{scaled} has {now} replicas, not {current}", hint=f"areal get {scaled}")
+        return with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}")
 
-    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "scaled"})
+    return _change(ctx, scaled, edit, "scaled", timeout_s)
 
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
@@ -149,39 +158,36 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
         raise Conflict(f"{ref} is suspended: it has no process", hint=f"areal resume {ref} starts it")
     stamp = f"{time.time():.3f}"
 
-    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        item = _pick(stored, ref)
+    def edit(item: StoredObject) -> Target:
         if item.status.get("restartedAt") == stamp:
-            return (Target(item, "unchanged"),)
+            return Target(item, "unchanged")
         marked = replace(item, status={**item.status, "restartedAt": stamp})
-        return (Target(marked, "configure", cause="restart requested"),)
+        return Target(marked, "configure", cause="restart requested")
 
-    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "restarted"})
+    return _change(ctx, ref, edit, "restarted", timeout_s)
 
 
 def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_s: float | None = None) -> Outcome:
     """``grace_s`` between SIGTERM and SIGKILL of a job's driver; None: as it was started with."""
     require(ObjectStore(ctx.home), ref)
 
-    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        item = _pick(stored, ref)
+    def edit(item: StoredObject) -> Target:
         if item.spec.get("suspend"):
-            return (Target(item, "unchanged", cause="it is suspended already"),)
-        if phase := _finished(ctx, item):
-            return (Target(item, "unchanged", cause=f"it has ended: {phase}"),)
-        return (with_layer(item, SUSPEND, {"suspend": True}, "suspended"),)
+            return Target(item, "unchanged", cause="it is suspended already")
+        if ended := _completion(ctx, item).ended:
+            return Target(item, "unchanged", cause=f"it has ended: {ended}")
+        return with_layer(item, SUSPEND, {"suspend": True}, "suspended")
 
-    outcome = _converge(ctx, edit, policy=Policy(grace_s=grace_s), timeout_s=timeout_s)
+    outcome = _change(ctx, ref, edit, "suspended", timeout_s, Policy(grace_s=grace_s))
     if controller_of(ref.kind).runs_to_completion and not outcome.exit_code:
         rest(ctx, ref, timeout_s)
-    return _reworded(outcome, {"configured": "suspended"})
+    return outcome
 
 
 def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """A job that is at rest needs the service that it brought no longer."""
-    store = ObjectStore(ctx.home)
-    if any(item.owner == str(job) for item in store.list()):
-        _converge(ctx, lambda stored: (Target(_pick(stored, job), "unchanged"),), timeout_s=timeout_s)
+    if any(item.owner == str(job) for item in ObjectStore(ctx.home).list()):
+        _converge(ctx, _only(job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
@@ -189,26 +195,25 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
     store = ObjectStore(ctx.home)
     _refuse_resting(ctx, require(store, ref), {str(each.ref): each for each in store.list()})
 
-    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        item = _pick(stored, ref)
+    def edit(item: StoredObject) -> Target:
         if not item.spec.get("suspend"):
-            return (Target(item, "unchanged", cause="it is not suspended"),)
+            return Target(item, "unchanged", cause="it is not suspended")
         dropped = with_layer(item, SUSPEND, {}, "resumed")
         if dropped.object.spec.get("suspend"):  # the manifest says so: this layer says otherwise
-            return (with_layer(item, SUSPEND, {"suspend": False}, "resumed"),)
-        return (dropped,)
+            return with_layer(item, SUSPEND, {"suspend": False}, "resumed")
+        return dropped
 
-    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "resumed"})
+    return _change(ctx, ref, edit, "resumed", timeout_s)
 
 
 def _refuse_resting(ctx: Context, item: StoredObject, known: Mapping[str, StoredObject]) -> None:
     """Raises Conflict naming what has to be started instead."""
     owner = known.get(item.owner or "")
     for each in (item, owner):
-        if each is None or (each is item and item.spec.get("suspend")) or not (phase := _finished(ctx, each)):
+        if each is None or (each is item and item.spec.get("suspend")) or not (ended := _completion(ctx, each).ended):
             continue
         subject = str(item.ref) if each is item else f"{item.ref} belongs to {each.ref}, which"
-        raise Conflict(f"{subject} has ended ({phase})", hint=f"areal restart {each.ref} runs it again")
+        raise Conflict(f"{subject} has ended ({ended})", hint=f"areal restart {each.ref} runs it again")
     host = known.get(host_of(item) or "")
     if host is not None and host.spec.get("suspend"):
         raise Conflict(f"{item.ref} rests with {host.ref}, which is suspended", hint=f"areal resume {host.ref}")
@@ -219,29 +224,19 @@ def rollback(
 ) -> Outcome:
     """Apply an earlier revision's spec as a new one; the ``scale`` layer goes with what it belonged to."""
     store = ObjectStore(ctx.home)
-    present = require(store, ref)
-    chosen = _revision(store.revisions(ref), present, to)
+    present, found = require(store, ref), store.revisions(ref)
+    earlier = [each for each in found if (each.number < present.revision if to is None else each.number == to)]
+    if not earlier:
+        numbers = ", ".join(str(revision.number) for revision in found)
+        lacks = "no earlier revision" if to is None else f"no revision {to}; it has {numbers}"
+        raise NotFound(f"{ref} has {lacks}", hint=f"areal history {ref}")
 
-    def edit(stored: list[StoredObject]) -> tuple[Target, ...]:
-        return (restored(_pick(stored, ref), chosen),)
+    def edit(item: StoredObject) -> Target:
+        return restored(item, earlier[-1])
 
     if dry_run:
-        plan = plan_targets(CommandContext.open(ctx), edit, Policy()).plan
-        return outcome_of(plan, dry_run=True)
-    return _reworded(_converge(ctx, edit, timeout_s=timeout_s), {"configured": "rolled back"})
-
-
-def _revision(found: Sequence[Revision], present: StoredObject, to: int | None) -> Revision:
-    if to is not None:
-        match = next((revision for revision in found if revision.number == to), None)
-        if match is None:
-            numbers = ", ".join(str(revision.number) for revision in found)
-            raise NotFound(f"{present.ref} has no revision {to}; it has {numbers}", hint=f"areal history {present.ref}")
-        return match
-    earlier = [revision for revision in found if revision.number < present.revision]
-    if not earlier:
-        raise NotFound(f"{present.ref} has no earlier revision", hint=f"areal history {present.ref}")
-    return earlier[-1]
+        return outcome_of(plan_targets(CommandContext.open(ctx), _only(ref, edit), Policy()).plan, dry_run=True)
+    return _change(ctx, ref, edit, "rolled back", timeout_s)
 
 
 def adopt(
@@ -258,21 +253,6 @@ def adopt(
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 
-def _pick(stored: Iterable[StoredObject], ref: Ref) -> StoredObject:
-    for item in stored:
-        if item.ref == ref:
-            return item
-    raise NotFound(f"{ref} does not exist", hint="areal get all")
-
-
-def _reworded(outcome: Outcome, words: dict[str, str]) -> Outcome:
-    objects = tuple(
-        ObjectOutcome(item.ref, words.get(item.action, item.action), item.message, item.exit_code, item.error)
-        for item in outcome.objects
-    )
-    return replace(outcome, objects=objects)
-
-
 # -- reconcile
 
 _TTL = "finished, and ttlSecondsAfterFinished has passed"
@@ -281,14 +261,13 @@ _TTL = "finished, and ttlSecondsAfterFinished has passed"
 def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: float = 600.0) -> Outcome:
     """Compare what is recorded with what is alive and converge. Raises NotFound for an unknown ``ref``."""
     wanted = None if refs is None else set(refs)
-    command = CommandContext.open(ctx)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         missing = sorted(str(ref) for ref in (wanted or set()) - {item.ref for item in stored})
         if missing:
             raise NotFound(f"{', '.join(missing)}: not recorded", hint="areal get all")
         chosen = [item for item in stored if wanted is None or item.ref in wanted]
-        outlived = _outlived(command, chosen)
+        outlived = _outlived(ctx, chosen)
         ended = deletions(stored, map(str, outlived), cascade=False)
         gone = {target.ref for target in ended}
         targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in gone]
@@ -296,19 +275,12 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         check_removals(stored, targets)
         return tuple(targets)
 
-    return converge(command, lambda: plan_targets(command, choose, Policy()), lambda plan: True, timeout_s=timeout_s)
+    return _converge(ctx, choose, Policy(), timeout_s)
 
 
-def _outlived(command: CommandContext, stored: Iterable[StoredObject]) -> frozenset[Ref]:
+def _outlived(ctx: Context, stored: Iterable[StoredObject]) -> frozenset[Ref]:
     """Objects that finished longer ago than they are to be kept."""
-    ends = {str(item.ref): item for item in stored if controller_of(item.kind).runs_to_completion}
-    if not ends:
-        return frozenset()
-    runs: dict[str, list[ObservedRun]] = {}
-    for state in command.backend.observe().values():
-        if state.spec.owner in ends:
-            runs.setdefault(state.spec.owner, []).append(ObservedRun(state))
-    now = time.time()
-    return frozenset(
-        item.ref for ref, item in ends.items() if controller_of(item.kind).outlived(item.spec, runs.get(ref, []), now)
-    )
+    kept = [(item, float(ttl_s)) for item in stored if (ttl_s := item.spec.get("ttlSecondsAfterFinished")) is not None]
+    states, now = Backends(ctx.home.root).observe() if kept else {}, time.time()
+    ends = [(item.ref, _completion(ctx, item, states), ttl_s) for item, ttl_s in kept]
+    return frozenset(ref for ref, end, ttl_s in ends if end.ended and end.ended_at + ttl_s <= now)

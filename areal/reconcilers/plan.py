@@ -9,14 +9,14 @@ an op frees is handed to an op that waits for it, so that no order of execution 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from areal.errors import NoCapacity
-from areal.resources.tree import ABSENT, UpdateClass, path_text
+from areal.resources.tree import ABSENT, UpdateClass
 
 
 @dataclass
@@ -122,6 +122,9 @@ class Op:
         target = f" {self.target}" if self.target else ""
         return f"[{needs}] -> #{self.id} {self.ref}{target}, {self.verb}, {self.cause}"
 
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "verb": self.verb.value, "needs": list(self.needs), "runs": list(self.runs)}
+
     def to_words(self) -> str:
         """For people: "2. start Model/qwen engine/0: no process (after 1)"."""
         after = f" (after {', '.join(str(need) for need in self.needs)})" if self.needs else ""
@@ -137,7 +140,12 @@ class FieldChange:
     update: UpdateClass
 
     def to_text(self) -> str:
-        return f"{self.path}: {_value(self.old)} -> {_value(self.new)}  ({self.update.name})"
+        old, new = ("(not set)" if value is ABSENT else repr(value) for value in (self.old, self.new))
+        return f"{self.path}: {old} -> {new}  ({self.update.name})"
+
+    def to_json(self) -> dict[str, Any]:
+        old, new = (None if value is ABSENT else value for value in (self.old, self.new))
+        return {"path": self.path, "old": old, "new": new, "update": self.update.name}
 
 
 @dataclass(frozen=True)
@@ -162,10 +170,23 @@ class Refusal:
     hint: str
 
 
+_ACTIONS = {  # the sign in front of the object, the summary's words
+    "create": ("+", "to create"),
+    "configure": ("~", "to change"),
+    "heal": ("~", "to heal"),
+    "replace": ("-/+", "to replace"),
+    "prune": ("-", "to delete"),
+    "delete": ("-", "to delete"),
+    "blocked": ("?", "blocked"),
+    "unchanged": (" ", "unchanged"),
+}
+_ROLLOUTS = {UpdateClass.ROLL: "to roll", UpdateClass.RECREATE: "to recreate"}
+_SUMMARY = tuple(dict.fromkeys(["to create", *_ROLLOUTS.values(), *(words for _, words in _ACTIONS.values())]))
+
+
 @dataclass(frozen=True)
 class ObjectPlan:
-    """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete |
-    blocked.
+    """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete | blocked.
 
     ``decided_by`` is the changed leaf with the highest update class, ``cause`` says what that class means here.
     ``blocked`` comes with a ``refusal``.
@@ -178,6 +199,31 @@ class ObjectPlan:
     changes: tuple[FieldChange, ...] = ()
     taken: tuple[str, ...] = ()  # leaves taken from other layers by --force-conflicts, in words
     refusal: Refusal | None = None
+
+    @property
+    def outlook(self) -> str:
+        """What is to happen, in the summary's words."""
+        decisive = max((change.update for change in self.changes), default=UpdateClass.META)
+        rollout = _ROLLOUTS.get(decisive) if self.action == "configure" else None
+        return rollout or _ACTIONS[self.action][1]
+
+    def to_lines(self) -> list[str]:
+        cause = f" ({self.cause})" if self.cause else ""
+        decided = f", decided by {self.decided_by}" if self.decided_by else ""
+        lines = [f"{_ACTIONS[self.action][0]} {self.ref} {self.action}{cause}{decided}"]
+        lines += [f"    {change.to_text()}" for change in self.changes]
+        return lines + [f"    took {sentence}" for sentence in self.taken]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ref": self.ref,
+            "action": self.action,
+            "cause": self.cause,
+            "decidedBy": self.decided_by,
+            "changes": [change.to_json() for change in self.changes],
+            "taken": list(self.taken),
+            **({"refusal": asdict(self.refusal)} if self.refusal else {}),
+        }
 
 
 @dataclass(frozen=True)
@@ -196,20 +242,16 @@ class Plan:
         return not self.ops
 
     @property
-    def changes(self) -> dict[str, tuple[FieldChange, ...]]:
-        return {item.ref: item.changes for item in self.objects if item.changes}
-
-    @property
     def summary(self) -> str:
         """ "3 to create, 1 to roll, 2 unchanged": how many objects, by what happens to them."""
-        counts = Counter(_outlook(item) for item in self.objects)
-        return ", ".join(f"{counts[word]} {word}" for word in _OUTLOOKS if counts[word]) or "no object"
+        counts = Counter(item.outlook for item in self.objects)
+        return ", ".join(f"{counts[words]} {words}" for words in _SUMMARY if counts[words]) or "no object"
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(op for op in self.ops if op.ref == ref)
 
     def to_text(self) -> str:
-        lines = [line for item in self.objects for line in _object_lines(item)]
+        lines = [line for item in self.objects for line in item.to_lines()]
         lines += [f"! drift {drift.to_text()}" for drift in self.drift]
         lines += [f"? unknown {reason}" for reason in self.unknown]
         lines += [f"! {sentence}" for sentence in self.destructive]
@@ -222,97 +264,14 @@ class Plan:
             "format": PLAN_FORMAT,
             "serial": self.serial,
             "summary": self.summary,
-            "objects": [_object_json(item) for item in self.objects],
-            "drift": [vars_of(drift) for drift in self.drift],
+            "objects": [item.to_json() for item in self.objects],
+            "drift": [asdict(drift) for drift in self.drift],
             "unknown": list(self.unknown),
             "faults": [dict(fault) for fault in self.faults],
             "destructive": list(self.destructive),
-            "ops": [_op_json(op) for op in self.ops],
+            "ops": [op.to_json() for op in self.ops],
             "source": dict(self.source),
         }
-
-
-def vars_of(drift: Drift) -> dict[str, str]:
-    return {"ref": drift.ref, "kind": drift.kind, "target": drift.target, "message": drift.message}
-
-
-_SIGN = {
-    "create": "+",
-    "configure": "~",
-    "heal": "~",
-    "prune": "-",
-    "delete": "-",
-    "unchanged": " ",
-    "replace": "-/+",
-    "blocked": "?",
-}
-
-
-_OUTLOOKS = (
-    *("to create", "to roll", "to recreate", "to change", "to heal", "to replace"),
-    *("to delete", "blocked", "unchanged"),
-)
-_ACTIONS = {"create": "to create", "heal": "to heal", "replace": "to replace", "prune": "to delete"}
-_ACTIONS |= {"delete": "to delete", "blocked": "blocked", "unchanged": "unchanged"}
-
-
-def _outlook(item: ObjectPlan) -> str:
-    if item.action != "configure":
-        return _ACTIONS[item.action]
-    decisive = max((change.update for change in item.changes), default=UpdateClass.META)
-    return {UpdateClass.ROLL: "to roll", UpdateClass.RECREATE: "to recreate"}.get(decisive, "to change")
-
-
-def _object_lines(item: ObjectPlan) -> list[str]:
-    cause = f" ({item.cause})" if item.cause else ""
-    decided = f", decided by {item.decided_by}" if item.decided_by else ""
-    lines = [f"{_SIGN[item.action]} {item.ref} {item.action}{cause}{decided}"]
-    lines += [f"    {change.to_text()}" for change in item.changes]
-    lines += [f"    took {sentence}" for sentence in item.taken]
-    return lines
-
-
-def _object_json(item: ObjectPlan) -> dict[str, Any]:
-    changes = [
-        {
-            "path": change.path,
-            "old": None if change.old is ABSENT else change.old,
-            "new": None if change.new is ABSENT else change.new,
-            "update": change.update.name,
-        }
-        for change in item.changes
-    ]
-    return {
-        "ref": item.ref,
-        "action": item.action,
-        "cause": item.cause,
-        "decidedBy": item.decided_by,
-        "changes": changes,
-        "taken": list(item.taken),
-        **({"refusal": asdict(item.refusal)} if item.refusal else {}),
-    }
-
-
-def _op_json(op: Op) -> dict[str, Any]:
-    return {
-        "id": op.id,
-        "verb": op.verb.value,
-        "ref": op.ref,
-        "target": op.target,
-        "cause": op.cause,
-        "needs": list(op.needs),
-        "run": op.run,
-        "runs": list(op.runs),
-        "args": dict(op.args),
-    }
-
-
-def _value(value: Any) -> str:
-    return "(not set)" if value is ABSENT else repr(value)
-
-
-def spec_path(path: Sequence[str | int]) -> str:
-    return path_text(tuple(path))
 
 
 class PlanBuilder:

@@ -12,7 +12,6 @@ left as it is: both are *refused*, and the rest of the plan goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from areal.reconcilers.desired import Target
@@ -54,38 +53,12 @@ def make_plan(
     for phase in (KindPlan.open, KindPlan.sync, KindPlan.end, KindPlan.close, KindPlan.finish):
         for part in parts:
             getattr(part, phase.__name__)()
-    return _finished(planning, serial, source or {})
-
-
-def _refuse_unseen(planning: Planning) -> None:
-    """What may be alive where nobody can look is not deleted, nor is what it hangs on."""
-    gone = {target.ref: ending for target in planning.scope.all if (ending := target.ending) is not None}
-    hosts = {ref: host for ref, target in gone.items() if (host := host_of(target.object))}
-    for ref, target in gone.items():
-        for run in unseen(controller_of(target.object.kind).needed_to_end(target.object, planning.observed))[:1]:
-            where = f"{run.state.spec.owner} {run.slot}"
-            hint = f"{_HINT}; if that place is gone for good, remove runs/{run.uid} from the areal home"
-            _refuse(planning, ref, f"{where} cannot be seen: {run.state.reason}", hint)
-    for ref, host in hosts.items():
-        if ref in planning.notes.refused and host in gone:
-            _refuse(planning, host, f"{ref} still belongs to it", _HINT)
-    for ref, host in hosts.items():
-        if host in planning.notes.refused:
-            _refuse(planning, ref, f"{host} cannot be deleted", _HINT)
-
-
-def _refuse(planning: Planning, ref: str, why: str, hint: str) -> None:
-    planning.notes.refused.setdefault(ref, Refusal("unseen", f"{ref} is not deleted: {why}", hint))
-
-
-def _finished(planning: Planning, serial: int, source: Mapping[str, Any]) -> Plan:
-    scope, notes, ops = planning.scope, planning.notes, planning.build.ops()
+    notes, ops = planning.notes, planning.build.ops()
     touched: dict[str, list[Op]] = {}
     for op in ops:
         touched.setdefault(op.ref, []).append(op)
-    refused = notes.refused
-    shown = [t for t in scope.all if t not in scope.context or t.ref in touched or t.ref in refused]
-    ended = [t for t in scope.all if t.gone and t.ref not in refused]
+    shown = [t for t in scope.all if t not in scope.context or t.ref in touched or t.ref in notes.refused]
+    ended = [t for t in scope.all if t.gone and t.ref not in notes.refused]
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
@@ -95,8 +68,29 @@ def _finished(planning: Planning, serial: int, source: Mapping[str, Any]) -> Pla
         destructive=(*notes.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
         unknown=tuple(dict.fromkeys(notes.unknown)),
         serial=serial,
-        source=source,
+        source=source or {},
     )
+
+
+def _refuse_unseen(planning: Planning) -> None:
+    """What may be alive where nobody can look is not deleted, nor is what it hangs on."""
+    refused = planning.notes.refused
+
+    def refuse(ref: str, why: str, hint: str = _HINT) -> None:
+        refused.setdefault(ref, Refusal("unseen", f"{ref} is not deleted: {why}", hint))
+
+    gone = {target.ref: ending for target in planning.scope.all if (ending := target.ending) is not None}
+    hosts = {ref: host for ref, target in gone.items() if (host := host_of(target.object))}
+    for ref, target in gone.items():
+        for run in unseen(controller_of(target.object.kind).needed_to_end(target.object, planning.observed))[:1]:
+            hint = f"{_HINT}; if that place is gone for good, remove runs/{run.uid} from the areal home"
+            refuse(ref, f"{run.state.spec.owner} {run.slot} cannot be seen: {run.state.reason}", hint)
+    for ref, host in hosts.items():
+        if ref in refused and host in gone:
+            refuse(host, f"{ref} still belongs to it")
+    for ref, host in hosts.items():
+        if host in refused:
+            refuse(ref, f"{host} cannot be deleted")
 
 
 def _object_plan(target: Target, ops: Sequence[Op], notes: PlanNotes) -> ObjectPlan:
@@ -117,8 +111,3 @@ def _object_plan(target: Target, ops: Sequence[Op], notes: PlanNotes) -> ObjectP
         found += [f"was {op.cause}" for op in ops if op.verb is Verb.AWAIT and op.cause != STARTED]
         cause = cause or next(iter(found), "not converged yet")
     return ObjectPlan(target.ref, action, cause, decided, target.changes, target.taken)
-
-
-def without_ops(plan: Plan) -> Plan:
-    """The plan as a client-side dry run sees it: fields only."""
-    return replace(plan, ops=(), drift=(), destructive=())

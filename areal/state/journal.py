@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from areal.state.files import (
+    CRASH_POINTS,
     GroupCommit,
     crash_point,
     explain,
@@ -131,6 +132,16 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
         return None
     return entry if isinstance(entry, dict) and "type" in entry else None
 
+
+__all__ = [
+    "CRASH_POINTS",
+    "Journal",
+    "OpenTransaction",
+    "Operation",
+    "Transaction",
+    "crash_point",
+    "orphans",
+]
 
 _SUFFIX = ".jsonl"
 

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.resources.expressions import EnvironmentVariables, ExpressionError, Scope, parse_template
-from areal.resources.operations import FUNCTIONS, MAX_NODES, MAX_TEXT
+from areal.resources.expressions import (
+    FUNCTIONS,
+    MAX_NODES,
+    MAX_TEXT,
+    EnvironmentVariables,
+    ExpressionError,
+    Scope,
+    parse_template,
+)
 
 _VALUES = {
     "n": 3,

@@ -55,6 +55,16 @@ class Endpoint:
     caller: tuple[str, str] | None = None
 
 
+@dataclass(frozen=True)
+class Completion:
+    """``ended``: the phase in which an object has ended for good, at ``ended_at``; "" before. ``running``: whether
+    ending it now would lose work."""
+
+    ended: str = ""
+    ended_at: float = 0.0
+    running: bool = False
+
+
 class KindController:
     """What the reconcilers ask of a kind."""
 
@@ -127,17 +137,9 @@ class KindController:
         """Where users reach the object; "" while they do not."""
         return ""
 
-    def finished(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> str:
-        """The phase that the object has ended in for good; "" while it has not."""
-        return ""
-
-    def running(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> bool:
-        """Whether ending the object now would lose work."""
-        return False
-
-    def outlived(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun], now: float) -> bool:
-        """Whether the object ended longer ago than it is to be kept."""
-        return False
+    def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
+        """Of a kind that ``runs_to_completion``."""
+        return Completion()
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
         """How far an object is that is Running."""

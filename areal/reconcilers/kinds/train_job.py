@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import KindController, Told
+from areal.reconcilers.kinds import Completion, KindController, Told
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, Health
 from areal.runtime.backends.base import Phase
@@ -79,20 +79,11 @@ class TrainJobController(KindController):
         well = works or now.phase is JobPhase.SUCCEEDED
         return Health(phase, int(well), 0 if now.phase is JobPhase.STOPPED else 1, reason, message)
 
-    def finished(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> str:
+    def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
         now = job_status(runs, suspended=bool(spec.get("suspend")))
-        return now.phase.value if now.finished else ""
-
-    def running(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> bool:
-        now = job_status(runs, suspended=bool(spec.get("suspend")))
-        return not now.finished and now.phase is not JobPhase.STOPPED
-
-    def outlived(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun], now: float) -> bool:
-        ttl_s = spec.get("ttlSecondsAfterFinished")
-        if ttl_s is None:
-            return False
-        status = job_status(runs, suspended=bool(spec.get("suspend")))
-        return status.finished and status.run is not None and status.run.ended_at + float(ttl_s) <= now
+        if now.finished and now.run is not None:
+            return Completion(now.phase.value, now.run.ended_at)
+        return Completion(running=now.phase is not JobPhase.STOPPED)
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
         """Its step, since when it runs, and how long it takes."""
