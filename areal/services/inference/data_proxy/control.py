@@ -18,19 +18,17 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from areal.services.http.auth import Access
-from areal.services.http.client import HttpClient
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_object
 from areal.services.http.process import report_stage
-from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
-from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import (
     EngineError,
     EngineRefused,
@@ -42,6 +40,7 @@ from areal.services.inference.engines.base import (
 from areal.services.inference.recorder.storage import PUBLISHED
 from areal.services.inference.router.registry import worker_base_url
 from areal.services.inference.versions import check_grows, read_version
+from areal.wire.processes import DataProxyConfig
 
 
 def api_error(error: EngineError, *, retry: bool = False) -> ApiError:
@@ -249,8 +248,10 @@ class WeightTracker:
             return None
         if record.pair == OWN_WEIGHTS:
             return f"an update failed, the engine goes back to its own weights. {self.obstacle}".rstrip()
-        said = f"version {record.version} of the pair {record.pair!r} is published, and the engine does not have it yet"
-        return f"{said}: {self.obstacle}" if self.obstacle else said
+        reason = (
+            f"version {record.version} of the pair {record.pair!r} is published, and the engine does not have it yet"
+        )
+        return f"{reason}: {self.obstacle}" if self.obstacle else reason
 
     def commit(self, record: PublishedWeights) -> None:
         """Every worker has this version: the model serves it from now on. Raises OSError."""
@@ -286,28 +287,36 @@ class WeightTracker:
 
 # Controls. All of their routes need the admin key.
 
+_T = TypeVar("_T")
 _BODY_BYTES = 64 * 1024
-CONTROL_PATHS = (
+_CONTROL_PATHS = (
     "/pause_generation",
     "/continue_generation",
     "/release_memory_occupation",
     "/resume_memory_occupation",
     "/set_version",
+    "/configure_backend",
 )
 
 
 class EngineControl:
-    """``in_flight`` counts the running model calls; ``tracker`` knows whether the engine has the weights to serve."""
+    """``engine_at`` is the client of an engine of our kind at a URL; ``in_flight`` counts the running model calls;
+    ``tracker`` knows whether the engine has the weights to serve."""
 
     def __init__(
         self,
+        config: DataProxyConfig,
         engine: TokenEngine,
+        engine_at: Callable[[str], TokenEngine],
         watch: EngineWatch,
         pause: PauseState,
         in_flight: Callable[[], int],
         tracker: WeightTracker,
     ) -> None:
+        self.engine_url = config.engine_url
+        self._kind = config.engine
         self._engine = engine
+        self._engine_at = engine_at
         self._watch = watch
         self._pause = pause
         self._in_flight = in_flight
@@ -317,8 +326,9 @@ class EngineControl:
         self.memory_released = False
 
     def add_to(self, service: Service) -> None:
-        handlers = (self.pause, self.resume, self.release_memory, self.restore_memory, self.set_version)
-        for path, handler in zip(CONTROL_PATHS, handlers, strict=True):
+        memory = self.release_memory, self.restore_memory
+        handlers = (self.pause, self.resume, *memory, self.set_version, self.configure_backend)
+        for path, handler in zip(_CONTROL_PATHS, handlers, strict=True):
             service.route("POST", path, handler, Access.ADMIN)
         service.route("GET", "/get_version", self.get_version, Access.ADMIN)
 
@@ -344,10 +354,6 @@ class EngineControl:
         """Why no call is served now."""
         released = "the engine's memory is released" if self.memory_released else None
         return released or self._watch.state.not_ready or self._tracker.reason
-
-    def engine_changed(self) -> None:
-        """Another engine answers from now on: it has none of the earlier one's weight updates."""
-        self._watch.losses += 1
 
     def check_serving(self) -> None:
         """Raises 503 while the engine's memory is released, or its weights are outdated."""
@@ -378,10 +384,14 @@ class EngineControl:
                 await self._engine.resume()
             self._pause.set(False)
 
-        task = asyncio.create_task(resume(), name="undo-pause")
+        await self._uninterrupted(resume(), "undo-pause")
+
+    async def _uninterrupted(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
+        """``work`` runs to its end even when the client disconnects."""
+        task = asyncio.create_task(work, name=name)
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     async def resume(self, request: Request) -> Response:
         await request.read(_BODY_BYTES)
@@ -424,15 +434,32 @@ class EngineControl:
             self.memory_released = False
         return json_response({"status": "ok", "memory_released": False})
 
+    async def configure_backend(self, request: Request) -> Response:
+        """Another engine process takes over, once it is ready; it has none of the earlier one's weight updates. Running
+        calls end at the engine where they started. Raises 400, 502."""
+        given = (await read_object(request, _BODY_BYTES)).get("backend_addr")
+        if not isinstance(given, str):
+            raise bad_request("backend_addr must be the engine's address, host:port", param="backend_addr")
+        try:
+            url = worker_base_url(given)
+        except ValueError as error:
+            raise bad_request(str(error), param="backend_addr") from error
+        reason = (await self._engine_at(url).state()).not_ready
+        if reason is not None:
+            message = f"no {self._kind} engine is ready at {url}: {reason}"
+            raise ApiError(502, message, code="engine_unavailable", param="backend_addr")
+        async with self.exclusively():
+            self._engine.point_to(url)
+            self.engine_url = url
+            self._watch.losses += 1
+        return json_response({"status": "ok", "backend_addr": url})
+
     async def swap_weights(self, swap: Callable[[], Awaitable[None]]) -> float:
         """Run ``swap`` while nothing is generated; returns the milliseconds that took. Generation resumes afterwards,
         whether it failed or not, unless somebody else paused it. It runs to its end even when the client disconnects:
         half a swap would be weights under another version. Raises EngineError."""
-        between_steps = self._engine.capabilities.swaps_between_steps
-        task = asyncio.create_task(self._swap_locked(swap, pausing=not between_steps), name="swap-weights")
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
-        return await asyncio.shield(task)
+        pausing = not self._engine.capabilities.swaps_between_steps
+        return await self._uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
 
     async def _swap_locked(self, swap: Callable[[], Awaitable[None]], *, pausing: bool) -> float:
         async with self.locked():
@@ -469,10 +496,9 @@ def refuse_controls(service: Service, why: str) -> None:
     async def refused(request: Request) -> AnyResponse:
         raise ApiError(400, why, code="unsupported_by_engine")
 
-    routes: list[tuple[str, str, Handler]]
-    routes = [("POST", path, refused) for path in (*CONTROL_PATHS, "/configure_backend")]
-    for method, path, handler in [*routes, ("GET", "/get_version", refused)]:
-        service.route(method, path, handler, Access.ADMIN)
+    for path in _CONTROL_PATHS:
+        service.route("POST", path, refused, Access.ADMIN)
+    service.route("GET", "/get_version", refused, Access.ADMIN)
 
 
 @contextlib.contextmanager
@@ -481,45 +507,3 @@ def engine_errors_as_api_errors() -> Iterator[None]:
         yield
     except EngineError as error:
         raise api_error(error) from error
-
-
-class BackendRoute:
-    """``/configure_backend``: another engine process of the same kind takes over while the data proxy runs."""
-
-    def __init__(
-        self,
-        kind: str,
-        engine: TokenEngine,
-        control: EngineControl,
-        http: HttpClient,
-        headers: Mapping[str, str],
-        url: str,
-    ) -> None:
-        self._kind = kind
-        self.url = url  # of the current engine
-        self._engine = engine
-        self._control = control
-        self._http = http
-        self._headers = dict(headers)
-
-    def add_to(self, service: Service) -> None:
-        service.route("POST", "/configure_backend", self.configure, Access.ADMIN)
-
-    async def configure(self, request: Request) -> Response:
-        """Only a ready engine takes over. Running calls end at the engine where they started. Raises 400, 502."""
-        given = (await read_object(request, _BODY_BYTES)).get("backend_addr")
-        if not isinstance(given, str):
-            raise bad_request("backend_addr must be the engine's address, host:port", param="backend_addr")
-        try:
-            url = worker_base_url(given)
-        except ValueError as error:
-            raise bad_request(str(error), param="backend_addr") from error
-        state = await open_engine(self._kind, self._http, url, self._headers).state()
-        if state.not_ready is not None:
-            message = f"no {self._kind} engine is ready at {url}: {state.not_ready}"
-            raise ApiError(502, message, code="engine_unavailable", param="backend_addr")
-        async with self._control.exclusively():
-            self._engine.point_to(url)
-            self.url = url
-            self._control.engine_changed()
-        return json_response({"status": "ok", "backend_addr": url})

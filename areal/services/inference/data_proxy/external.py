@@ -128,18 +128,17 @@ async def _dialect_parts(
     yield writer.closing(chunks.summary())
 
 
-def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[str, Any]:
-    chunks, reply = ChatDeltaReader(), Reply()
-    reply.add(chunks.pieces(message_of(completion)))
-    chunks.note(completion)
-    return writer.whole(reply, chunks.summary())
-
-
-def _whole_events(writer: DialectWriter, completion: Mapping[str, Any]) -> bytes:
+def _read_completion(completion: Mapping[str, Any]) -> tuple[list[Piece], ResponseSummary]:
     chunks = ChatDeltaReader()
-    pieces = chunks.pieces(message_of(completion))
     chunks.note(completion)
-    return writer.opening(0) + writer.pieces(pieces) + writer.closing(chunks.summary())
+    return chunks.pieces(message_of(completion)), chunks.summary()
+
+
+def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[str, Any]:
+    pieces, summary = _read_completion(completion)
+    reply = Reply()
+    reply.add(pieces)
+    return writer.whole(reply, summary)
 
 
 async def _replay(
@@ -149,9 +148,14 @@ async def _replay(
     completion = recorded_completion(turns)
     if not stream:
         return json_response(completion if writer is None else _whole_answer(writer, completion))
+    if writer is None:
+        events = b"".join(chunks_of(completion))
+    else:
+        pieces, summary = _read_completion(completion)
+        events = writer.opening(0) + writer.pieces(pieces) + writer.closing(summary)
     out = StreamResponse(headers=EVENT_STREAM)
     await out.prepare(request)
-    await out.write(b"".join(chunks_of(completion)) if writer is None else _whole_events(writer, completion))
+    await out.write(events)
     return out
 
 
@@ -304,28 +308,18 @@ class ExternalCalls:
                     return await _replay(request, turns, writer, stream="stream" in body)
                 writer = translation.writer(answer_id := recorder.answer_id(id_prefix), self._model, int(time.time()))
                 response_recorder = chat_recorder(recorder, self._model, CHAT_PATH, body, answer_id)
-                return await self._answer_translated(call, translation, body, writer, response_recorder)
+                timeout = progress_timeout_s(request, self._timeout_s)
+                with api_failures(), dialect_field_names(translation.names):
+                    async with self._api.post(CHAT_PATH, body, request.id, timeout) as upstream:
+                        call.waited = time.perf_counter() - call.started
+                        headers = {names.OVERHEAD: call.overhead()}
+                        if translation.ignored:
+                            headers[names.IGNORED] = ", ".join(translation.ignored)
+                        return await answer_in_dialect(
+                            writer, upstream, request, headers, response_recorder, stream="stream" in body
+                        )
 
         return handle
-
-    async def _answer_translated(
-        self,
-        call: _RelayedCall,
-        translation: ChatTranslation,
-        body: dict[str, Any],
-        writer: DialectWriter,
-        response_recorder: ResponseRecorder,
-    ) -> AnyResponse:
-        request, timeout = call.request, progress_timeout_s(call.request, self._timeout_s)
-        with api_failures(), dialect_field_names(translation.names):
-            async with self._api.post(CHAT_PATH, body, request.id, timeout) as upstream:
-                call.waited = time.perf_counter() - call.started
-                headers = {names.OVERHEAD: call.overhead()}
-                if translation.ignored:
-                    headers[names.IGNORED] = ", ".join(translation.ignored)
-                return await answer_in_dialect(
-                    writer, upstream, request, headers, response_recorder, stream="stream" in body
-                )
 
 
 async def _pass_on(

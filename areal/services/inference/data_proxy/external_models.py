@@ -53,11 +53,27 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class _Served:
+class ExternalModel:
+    """A registered model that is served."""
+
     registered: Registered
     http: aiohttp.ClientSession
     api: ExternalApi
     handlers: Mapping[str, Handler]
+
+
+def open_external(
+    registered: Registered, recorders: CallRecorders, max_body_bytes: int, timeout_s: float
+) -> ExternalModel:
+    """Raises UrlError."""
+    from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
+    from areal.services.inference.engines.external import ExternalApi, open_outside
+
+    url, dialect = registered.parsed_url, Dialect(registered.api)
+    http = open_outside(url, allow_private=registered.allow_private)
+    api = ExternalApi(http, url, registered.model, registered.api_key, dialect)
+    calls = ExternalCalls(registered.name, api, recorders, max_body_bytes=max_body_bytes, timeout_s=timeout_s)
+    return ExternalModel(registered, http, api, external_handlers(calls, dialect))
 
 
 class ExternalModels:
@@ -71,7 +87,7 @@ class ExternalModels:
         self._max_body_bytes = max_body_bytes
         self._timeout_s = timeout_s
         self._file = file
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, ExternalModel] = {}
         self._sessions = contextlib.AsyncExitStack()
         self._lock = asyncio.Lock()
 
@@ -122,7 +138,7 @@ class ExternalModels:
             await self._put(name, None)
         return json_response({"status": "ok", "name": name})
 
-    async def _put(self, name: str, served: _Served | None) -> None:
+    async def _put(self, name: str, served: ExternalModel | None) -> None:
         """On disk first. Running calls keep the model's earlier registration: its connections close with the
         process."""
         wanted = {key: value for key, value in self._served.items() if key != name}
@@ -136,18 +152,9 @@ class ExternalModels:
                 raise ApiError(507, message, code="store_failed") from error
         self._served = wanted
 
-    def _open(self, registered: Registered) -> _Served:
+    def _open(self, registered: Registered) -> ExternalModel:
         """Raises UrlError."""
-        from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
-        from areal.services.inference.engines.external import ExternalApi, open_outside
-
-        url, dialect = registered.parsed_url, Dialect(registered.api)
-        http = open_outside(url, allow_private=registered.allow_private)
-        api = ExternalApi(http, url, registered.model, registered.api_key, dialect)
-        calls = ExternalCalls(
-            registered.name, api, self._recorders, max_body_bytes=self._max_body_bytes, timeout_s=self._timeout_s
-        )
-        return _Served(registered, http, api, external_handlers(calls, dialect))
+        return open_external(registered, self._recorders, self._max_body_bytes, self._timeout_s)
 
     @contextlib.asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:

@@ -26,10 +26,7 @@ from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, Response, StreamResponse
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.data_proxy.control import PauseState, api_error
-from areal.services.inference.data_proxy.fields import (
-    ResponseOptions,
-    unsupported,
-)
+from areal.services.inference.data_proxy.fields import ResponseOptions, unsupported
 from areal.services.inference.data_proxy.openai import GenerationRequest
 from areal.services.inference.data_proxy.parsers.reader import (
     PLAIN,

@@ -40,14 +40,7 @@ from areal.services.inference.data_proxy.serializers import (
     assistant_message,
 )
 from areal.services.inference.data_proxy.sessions import CallRecorder, CallRecorders
-from areal.services.inference.data_proxy.tokenizer import (
-    DECODE_US,
-    ENCODE_US,
-    RENDER_US,
-    CodecPool,
-    TextCodec,
-    TooLong,
-)
+from areal.services.inference.data_proxy.tokenizer import DECODE_US, ENCODE_US, RENDER_US, CodecPool, TextCodec, TooLong
 from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason
 from areal.services.inference.recorder.records import (
     ConversationDigest,
@@ -294,11 +287,24 @@ class ModelCalls:
         self.tokens_in_flight = 0
 
     def handlers(self) -> dict[str, Handler]:
+        def read_chats(fields: Fields) -> ParsedRequest:
+            return ParsedRequest(self._read_chat(fields), ChatSerializer, "chatcmpl-")
+
+        def read_completions(fields: Fields) -> ParsedRequest:
+            generation = read_completion(fields, self._codec, self._capabilities)
+            return ParsedRequest(generation, CompletionSerializer, "cmpl-")
+
+        def read_responses(fields: Fields) -> ParsedRequest:
+            return self._translated(responses.translate(fields, self._template_uses), "resp_")
+
+        def read_messages(fields: Fields) -> ParsedRequest:
+            return self._translated(anthropic.translate(fields, self._template_uses), "msg_")
+
         return {
-            "/v1/chat/completions": partial(self._answer, parse=self._parse_chat),
-            "/v1/completions": partial(self._answer, parse=self._parse_completion),
-            "/v1/responses": partial(self._answer, parse=self._parse_responses),
-            "/v1/messages": partial(self._answer, parse=self._parse_messages),
+            "/v1/chat/completions": partial(self._answer, parse=read_chats),
+            "/v1/completions": partial(self._answer, parse=read_completions),
+            "/v1/responses": partial(self._answer, parse=read_responses),
+            "/v1/messages": partial(self._answer, parse=read_messages),
             "/v1/messages/count_tokens": self._count_tokens,
         }
 
@@ -309,7 +315,7 @@ class ModelCalls:
         body = await request.read(self._max_body_bytes)
 
         def parse(fields: Fields) -> ParsedRequest:
-            return self._parse_dialect(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
+            return self._translated(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
 
         parsed = self._parse(decode_object(body), parse)
         return json_response({"input_tokens": await self._prompts.count(parsed.generation, len(body))})
@@ -320,25 +326,15 @@ class ModelCalls:
         parsed = parse(fields)
         return parsed if adapter is None else replace(parsed, generation=replace(parsed.generation, adapter=adapter))
 
-    def _parse_chat(self, fields: Fields) -> ParsedRequest:
-        generation = read_chat(fields, self._codec, self._capabilities, self._parsers)
-        return ParsedRequest(generation, ChatSerializer, "chatcmpl-")
-
-    def _parse_completion(self, fields: Fields) -> ParsedRequest:
-        return ParsedRequest(read_completion(fields, self._codec, self._capabilities), CompletionSerializer, "cmpl-")
-
-    def _parse_messages(self, fields: Fields) -> ParsedRequest:
-        return self._parse_dialect(anthropic.translate(fields, self._template_uses), "msg_")
-
-    def _parse_responses(self, fields: Fields) -> ParsedRequest:
-        return self._parse_dialect(responses.translate(fields, self._template_uses), "resp_")
+    def _read_chat(self, fields: Fields) -> GenerationRequest:
+        return read_chat(fields, self._codec, self._capabilities, self._parsers)
 
     def _template_uses(self, variable: str) -> bool:
         return self._codec.template is not None and self._codec.template.uses(variable)
 
-    def _parse_dialect(self, translation: ChatTranslation, id_prefix: str) -> ParsedRequest:
+    def _translated(self, translation: ChatTranslation, id_prefix: str) -> ParsedRequest:
         with dialect_field_names(translation.names):
-            generation = read_chat(Fields(translation.chat), self._codec, self._capabilities, self._parsers)
+            generation = self._read_chat(Fields(translation.chat))
 
         def serializer(state: ResponseState) -> Serializer:
             return DialectSerializer(state, translation.writer(state.answer_id, state.model, state.created))

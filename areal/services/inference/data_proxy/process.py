@@ -17,7 +17,7 @@ from uuid import uuid4
 import orjson
 
 from areal.errors import UsageFault
-from areal.resources.addresses import UrlError, parse_external_url
+from areal.resources.addresses import UrlError
 from areal.services.http.auth import Access
 from areal.services.http.client import ENGINE_IDLE_S, CallFailed, HttpClient
 from areal.services.http.messages import Request, Response
@@ -26,14 +26,13 @@ from areal.services.http.serve import run_service
 from areal.services.http.service import Handler, Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.inference.data_proxy.control import (
-    BackendRoute,
     EngineControl,
     EngineWatch,
     PauseState,
     WeightTracker,
     refuse_controls,
 )
-from areal.services.inference.data_proxy.external_models import ExternalModels
+from areal.services.inference.data_proxy.external_models import ExternalModels, Registered, open_external
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.model_calls import ModelCalls, TokenMetrics, adapter_of
 from areal.services.inference.data_proxy.openai import load_parsers
@@ -42,7 +41,7 @@ from areal.services.inference.data_proxy.sessions import CallerResolver, CallRec
 from areal.services.inference.data_proxy.tokenizer import load_codec
 from areal.services.inference.data_proxy.weights import WeightRoutes, WeightSync
 from areal.services.inference.engines import open_engine
-from areal.services.inference.engines.base import Dialect
+from areal.services.inference.engines.base import TokenEngine
 from areal.services.inference.recorder.session import TrajectoryPhase
 from areal.services.inference.recorder.storage import REGISTRATIONS
 from areal.services.inference.recorder.store import JournalStore, open_journal_store
@@ -71,12 +70,6 @@ async def open_store(config: DataProxyConfig) -> AsyncIterator[JournalStore | No
             yield store
     finally:
         await store.close()
-
-
-def registrations_file(store: JournalStore | None) -> Path | None:
-    """Keeps this run's registered models across restarts."""
-    uid = os.environ.get(_RUN_UID)
-    return store.root / f"{uid}{REGISTRATIONS}" if store is not None and uid else None
 
 
 def store_details(store: JournalStore | None) -> dict[str, Any]:
@@ -231,22 +224,26 @@ def _token_engine(config: DataProxyConfig) -> Build:
         if config.attached:
             engine_key = _provider_key(config.engine_key_file, "AREAL_ENGINE_API_KEY")
             engine_headers = {"Authorization": f"Bearer {engine_key}"} if engine_key else {}
-        engine = open_engine(config.engine, http, config.engine_url, engine_headers)
+
+        def engine_at(url: str) -> TokenEngine:
+            return open_engine(config.engine, http, url, engine_headers)
+
+        engine = engine_at(config.engine_url)
         pause = PauseState()
         generator = Generator(engine, pause)
         watch = EngineWatch(engine.state, pause=pause, on_progress=generator.activity.mark)
 
         def context() -> int | None:
             """The smaller of our limit and the engine's: a call that the engine would cut short is refused here."""
-            told = [length for length in (config.max_model_len, watch.state.max_model_len) if length]
-            return min(told, default=codec.max_positions)
+            limits = [length for length in (config.max_model_len, watch.state.max_model_len) if length]
+            return min(limits, default=codec.max_positions)
 
         def details() -> dict[str, Any]:
             return {
                 "in_flight_tokens": calls.tokens_in_flight,
                 "max_model_len": context(),
                 "root": watch.state.root,
-                "engine_url": backend.url if config.engine in _SCRAPED else None,
+                "engine_url": control.engine_url if config.engine in _SCRAPED else None,
                 "adapters": list(watch.state.adapters),
                 "paused": pause.active,
                 "models": models.names,
@@ -261,7 +258,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         tracker = WeightTracker(watch, store.root if store is not None else None, config.model_path)
         service = _service(config, options, watch, lambda: control.not_ready, details)
         watch.on_change = pause.on_change = service.lifetime.news.set
-        control = EngineControl(engine, watch, pause, lambda: service.lifetime.in_flight, tracker)
+        control = EngineControl(config, engine, engine_at, watch, pause, lambda: service.lifetime.in_flight, tracker)
         held = service.metrics.gauge("areal_tokens_in_flight", "Prompt and longest answer of the calls being answered.")
         held.set_function(lambda: calls.tokens_in_flight)
         paused = service.metrics.gauge("areal_paused", "1 while generation is held still.")
@@ -283,8 +280,6 @@ def _token_engine(config: DataProxyConfig) -> Build:
         WeightRoutes(engine, control, tracker, http).add_to(service)
         weight_sync = WeightSync(tracker, engine, control, http, headers, lambda: service.address, config.model)
         service.add_lifespan(lambda: background("published-weights", weight_sync.run))
-        backend = BackendRoute(config.engine, engine, control, http, engine_headers, config.engine_url)
-        backend.add_to(service)
         models = _add_model_routes(service, config, options, recorders, store, calls.handlers(), adapters)
         try:
             yield service
@@ -295,33 +290,27 @@ def _token_engine(config: DataProxyConfig) -> Build:
 
 
 def _external(config: DataProxyConfig) -> Build:
-    from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
-    from areal.services.inference.engines.external import ExternalApi, open_outside
-
+    key = _provider_key(config.provider_key_file, "AREAL_PROVIDER_API_KEY")
+    name = config.provider_model or config.model
+    wanted = Registered(config.model, config.engine_url, name, key, config.provider_api, config.allow_private)
     try:
-        url = parse_external_url(config.engine_url, allow_private=config.allow_private)
+        _ = wanted.parsed_url
     except UrlError as error:
         raise UsageFault(f"--engine-url {config.engine_url!r} {error}") from error
-    key = _provider_key(config.provider_key_file, "AREAL_PROVIDER_API_KEY")
-    name, dialect = config.provider_model or config.model, Dialect(config.provider_api)
 
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, store: JournalStore | None) -> AsyncIterator[Service]:
-        async with open_outside(url, allow_private=config.allow_private) as http:
-            api = ExternalApi(http, url, name, key, dialect)
-            watch = EngineWatch(api.state, period_s=_EXTERNAL_PERIOD_S)
-            recorders = CallRecorders(store, options.key)
-            calls = ExternalCalls(
-                config.model, api, recorders, max_body_bytes=config.max_body_bytes, timeout_s=config.request_timeout
-            )
+        recorders = CallRecorders(store, options.key)
+        external = open_external(wanted, recorders, config.max_body_bytes, config.request_timeout)
+        watch = EngineWatch(external.api.state, period_s=_EXTERNAL_PERIOD_S)
 
-            def details() -> dict[str, Any]:
-                return {"root": name, "models": models.names, **store_details(store)}
+        def details() -> dict[str, Any]:
+            return {"root": name, "models": models.names, **store_details(store)}
 
+        async with external.http:
             service = _service(config, options, watch, lambda: watch.state.not_ready, details)
             refuse_controls(service, "an external model is not ours to pause, to resize or to version")
-            handlers = external_handlers(calls, dialect)
-            models = _add_model_routes(service, config, options, recorders, store, handlers)
+            models = _add_model_routes(service, config, options, recorders, store, external.handlers)
             yield service
 
     return build
@@ -376,12 +365,13 @@ def _add_model_routes(
     adapters: Callable[[], Collection[str]] = tuple,
 ) -> ExternalModels:
     """The routes that call models, and those of their sessions. Returns the models beside our own."""
+    uid = os.environ.get(_RUN_UID)
     models = ExternalModels(
         config.model,
         recorders,
         max_body_bytes=config.max_body_bytes,
         timeout_s=config.request_timeout,
-        file=registrations_file(store),
+        file=store.root / f"{uid}{REGISTRATIONS}" if store is not None and uid else None,
     )
 
     def check_name(name: str | None) -> None:

@@ -379,12 +379,7 @@ class TrajectoryRoutes:
 
 
 def _answer(export_id: str, export: Export, form: str) -> Response:
-    more = {
-        "rows": export.rows,
-        "failures": export.failures,
-        "errors": export.errors,
-        "export_id": export_id,
-    }
+    more = {"rows": export.rows, "failures": export.failures, "errors": export.errors, "export_id": export_id}
     if form == "json":
         return json_response({"traj": export.traj(), **more})
     body = npz(export.columns, {"about.json": orjson.dumps({**more, "interactions": export.interactions})})
