@@ -92,7 +92,7 @@ class SpecModel(BaseModel):
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
-        """The same as JSON Schema, as far as that can say it."""
+        """``problems`` as JSON Schema, as far as that can express them."""
         return []
 
 

@@ -137,7 +137,7 @@ def _installed(name: str) -> ModuleSpec | None:
 
 
 def file_fault(file: Path, attribute: str) -> str | None:
-    """The same of a file's text: a syntax error, or no such name in it."""
+    """The fault of a module's file: a syntax error, or no such name in it; None where none is found."""
     if file.suffix != ".py" or not file.is_file():
         return None
     try:

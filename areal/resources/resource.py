@@ -33,6 +33,8 @@ from areal.resources.nodes import (
 from areal.resources.tree import FieldPath, path_text
 from areal.resources.validation import Fault, references, spec_model
 
+_NOTHING = MappingNode({}, {}, Pos("", 1, 1))
+
 
 @dataclass(frozen=True)
 class Source:
@@ -60,12 +62,8 @@ class Resource:
     spec: dict[str, Any]
     source: Source
     owned_by: Ref | None = None
-    spec_node: MappingNode = field(
-        compare=False, repr=False, default_factory=lambda: MappingNode({}, {}, Pos("", 1, 1))
-    )
-    metadata_node: MappingNode = field(
-        compare=False, repr=False, default_factory=lambda: MappingNode({}, {}, Pos("", 1, 1))
-    )
+    spec_node: MappingNode = field(compare=False, repr=False, default=_NOTHING)
+    metadata_node: MappingNode = field(compare=False, repr=False, default=_NOTHING)
     pos: Pos = field(compare=False, default=Pos("", 1, 1))
     spec_path: FieldPath = field(compare=False, repr=False, default=("spec",))
     origin: str = field(compare=False, default="")

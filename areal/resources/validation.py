@@ -54,7 +54,7 @@ def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
 
 
 def validate(kind: str, sparse: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
-    """Everything wrong with a sparse spec, as (path inside the spec, message); empty when it is right."""
+    """The faults of a sparse spec, as (path inside the spec, message)."""
     return [(fault.path, fault.message) for fault in check_model(spec_model(kind), sparse)[1]]
 
 

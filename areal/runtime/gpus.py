@@ -89,7 +89,7 @@ def _listing(record: Mapping[str, Any]) -> GpuListing:
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """Those that the batch system or the user left to us: CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS.
+    """The GPUs that the batch system or the user left to us: CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS.
 
     Each may list indices (PCI bus order) or UUID prefixes; an empty CUDA_VISIBLE_DEVICES hides all.
     """
@@ -105,7 +105,7 @@ def _names(item: str, gpu: Gpu) -> bool:
 
 
 def squatter(gpu: Gpu) -> str | None:
-    """Who uses a GPU that nobody leased, in words; None when it is idle."""
+    """The user of a GPU that nobody leased, in words; None when it is idle."""
     if gpu.processes:
         return ", ".join(_describe(process) for process in gpu.processes)
     if gpu.used_bytes > max(_HIDDEN_USE_BYTES, gpu.total_bytes // 10):

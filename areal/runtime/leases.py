@@ -41,7 +41,7 @@ _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
 
 @dataclass(frozen=True)
 class PortOwner:
-    """Who listens on a port. ``pid`` is None when its process may not be inspected or is in another namespace."""
+    """The listener of a port. ``pid`` is None when its process may not be inspected or is in another namespace."""
 
     port: int
     pid: int | None
@@ -55,7 +55,8 @@ class PortOwner:
 
 
 def bind_error(port: int) -> OSError | None:
-    """Why no server could listen on it now on any address; None when one could. TIME_WAIT does not count."""
+    """The error of a server that would listen on ``port`` now, on any address; None when it could. TIME_WAIT does not
+    count."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
             probe = socket.socket(family, socket.SOCK_STREAM)
@@ -83,7 +84,7 @@ def candidates(owner: str) -> Iterator[int]:
 
 
 def port_owner(port: int) -> PortOwner | None:
-    """Who listens on the port; None when nobody does."""
+    """The listener of the port; None when there is none."""
     for inode, uid in _listeners(port):
         pid = next((pid for pid, found in _open_sockets() if found == inode), None)
         command = procfs.command_line(pid) if pid is not None else ""
@@ -160,7 +161,7 @@ _PROBE_PAUSE_S = 0.005
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Who holds a lease. ``scope`` tells apart equal owners of different homes."""
+    """The holder of a lease. ``scope`` tells apart equal owners of different homes."""
 
     owner: str  # "Model/qwen"
     scope: str  # the home
@@ -273,7 +274,7 @@ class LeaseDir:
             os.ftruncate(lease.fd, len(text))
 
     def holder(self, name: str) -> LeaseHolder | None:
-        """What the file says; None when it says nothing readable. Does not tell whether it is held."""
+        """The holder that the file names; None when it is unreadable. Does not tell whether the lease is held."""
         try:
             return LeaseHolder(**json.loads(procfs.read_bytes(self._file(name))))
         except (OSError, ValueError, TypeError):

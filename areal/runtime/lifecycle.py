@@ -298,7 +298,7 @@ def stop_run(
 
 
 def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
-    """Who supervises or supervised the run; None when nothing was started.
+    """The supervisor of the run, living or dead; None when nothing was started.
 
     Between the "go" and its record a shim holds the life lock and has no identity yet: it is waited for. A record
     that was damaged is replaced by what /proc says about the process that was told to supervise this very folder.

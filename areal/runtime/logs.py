@@ -190,7 +190,7 @@ def _times(path: str) -> tuple[list[float], list[int]]:
 
 
 def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float, size: int) -> int:
-    """Where the output of ``since`` begins: what follows an entry was written within a step after it."""
+    """The offset at which the output of ``since`` begins: what follows an entry was written within a step after it."""
     if not times:
         return 0
     index = bisect.bisect_right(times, since - TIMES_STEP_S)

@@ -194,7 +194,7 @@ def parse(data: bytes, *, ended: bool, most_bytes: int = MOST_BYTES) -> ProbeRes
 
 
 def _unchunked(body: bytes) -> tuple[bytes, bool]:
-    """What the chunks so far hold, and whether the last one has come."""
+    """The content of the chunks so far, and whether the last one has come."""
     pieces: list[bytes] = []
     while True:
         line, end, rest = body.partition(b"\r\n")
@@ -303,7 +303,7 @@ def _obstacle(
     timeout_s: float,
     accept: Callable[[ProbeResponse], bool],
 ) -> str:
-    """Why the run is not ready yet, or nothing."""
+    """The reason that the run is not ready yet; empty when it is."""
     if state.phase is not Phase.RUNNING or state.shim_pid is None:
         return state.reason or f"it is {state.phase}"
     if state.spec.url is None:

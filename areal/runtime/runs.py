@@ -100,7 +100,7 @@ def liveness(identity: ProcessIdentity) -> Liveness:
 
 
 def where(identity: ProcessIdentity) -> str:
-    """Why its liveness cannot be told from here, in words."""
+    """The reason that its liveness cannot be told from here, in words."""
     host = this_host()
     if identity.machine_id != host.machine_id:
         return f"recorded on another machine (machine-id {identity.machine_id})"
@@ -114,7 +114,7 @@ _NEW = ".new-"
 _FORGOTTEN = ".forgotten-"
 _LEFTOVER_AGE_S = 600.0
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
-"""What reading a damaged record raises."""
+"""The errors that reading a damaged record raises."""
 _SPEC_FIELDS = frozenset(field.name for field in fields(RunSpec))
 _TUPLES = ("argv", "ports", "shared_ports", "gpus", "on_end")
 

@@ -1,4 +1,4 @@
-"""What happened to an object, for people: bounded, shared by all commands, never needed to decide anything.
+"""Events of objects, for people: bounded, shared by all commands, never needed to decide anything.
 
 One JSON line an event in ``objects/<kind>/<name>/events.jsonl``; events of objects that have no folder (refused, or
 gone) are in ``objects/events.jsonl``. A line is appended with one write under a lock on the file, so that commands at

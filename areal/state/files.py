@@ -334,33 +334,24 @@ class GroupCommit(Generic[T]):
         with self._mutex:
             self._queue.append(entry)
             leads, self._led = not self._led, True
-        if leads:
-            self._lead()
+        while leads:
+            with self._mutex:
+                batch, self._queue = self._queue, []
+                leads = self._led = bool(batch)
+            if batch:
+                self._end(batch)
         entry.ended.wait()
         if entry.error is not None:
             raise entry.error
 
-    def _lead(self) -> None:
-        while True:
-            with self._mutex:
-                batch, self._queue = self._queue, []
-                if not batch:
-                    self._led = False
-                    return
-            self._end(batch)
-
     def _end(self, batch: list[_Entry[T]]) -> None:
         try:
             self._commit([entry.item for entry in batch])
-        except BaseException as error:  # noqa: BLE001 - every waiting thread is told, the leader too
-            for entry in batch:
-                entry.error = error if len(batch) == 1 else self._alone(entry.item)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
+            if len(batch) > 1:
+                for entry in batch:
+                    self._end([entry])
+                return
+            batch[0].error = error
         for entry in batch:
             entry.ended.set()
-
-    def _alone(self, item: T) -> BaseException | None:
-        try:
-            self._commit([item])
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
-            return error
-        return None

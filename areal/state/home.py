@@ -1,4 +1,4 @@
-"""Where areal keeps what it knows: one folder, ``$AREAL_HOME`` (default ``~/.areal``), private to its owner.
+"""The home, the folder of all state: ``$AREAL_HOME`` (default ``~/.areal``), private to its owner.
 
 Building paths touches nothing; only ``ensure`` creates folders, and only mutating commands call it. Kind and name are
 checked where a path is built, so that no name can leave the folder that it names.
@@ -111,7 +111,7 @@ _KEY_BYTES = 32
 
 
 def admin_key_path(home: Home, service: str) -> Path:
-    """Where the admin key of a service is, or will be."""
+    """The path of a service's admin key, whether it exists or not."""
     return home.credentials / check_name(service)
 
 

@@ -25,7 +25,7 @@ def steps_of(path: Path) -> list[dict[str, Any]]:
 
 
 def newest_step(path: Path) -> dict[str, Any]:
-    """Where the job is: after a resume that is not the highest step that it ever took. Empty before the first."""
+    """The step that was written last: after a resume not the highest that the job ever took. Empty before the first."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -40,7 +40,7 @@ def newest_step(path: Path) -> dict[str, Any]:
 
 
 def bottleneck(step: Mapping[str, Any]) -> str | None:
-    """What the trainer said of its step: "waited 71% for rollouts", or "training"."""
+    """The bottleneck that the trainer reported: "waited 71% for rollouts", or "training"."""
     said = step.get("bottleneck")
     return said if isinstance(said, str) else None
 

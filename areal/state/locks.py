@@ -93,7 +93,7 @@ _HOUSEKEEPING_S = 120.0
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who holds a lock. ``pid`` is 0 and ``since`` None where the holder cannot be seen from here."""
+    """The holder of a lock. ``pid`` is 0 and ``since`` None where the holder cannot be seen from here."""
 
     who: str
     host: str
@@ -130,7 +130,7 @@ class Held:
             write_courtesy(_holder_path(self._home, ref), body + "\n")
 
     def _acquire(self, ref: Ref, timeout_s: float, wait: _Wait) -> None:
-        """What clears up after a job is waited for, whatever the timeout: its user knows nothing of it."""
+        """Housekeeping after a job is waited for, whatever the timeout: its user knows nothing of it."""
         deadline = time.monotonic() + _HOUSEKEEPING_S
         while True:
             try:
@@ -157,7 +157,7 @@ class Held:
 
 
 class _Wait:
-    """How to wait: what ends it early, and whom to tell, once, what is waited for."""
+    """The rules of waiting: an event that ends it early, and a callback that is told once what is waited for."""
 
     def __init__(
         self, interrupted: threading.Event | None = None, on_wait: Callable[[str], None] | None = None
@@ -241,7 +241,7 @@ def store_lock_path(home: Home) -> Path:
 
 
 def holder(home: Home, ref: Ref) -> LockHolder | None:
-    """Who holds an object now; None when nobody does. Writes nothing."""
+    """The holder of an object's lock; None when there is none. Writes nothing."""
     try:
         fd = os.open(lock_path(home, ref), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -284,7 +284,7 @@ def _described(home: Home, ref: Ref) -> LockHolder:
 
 
 def _seen(path: Path) -> LockHolder:
-    """What /proc tells about the process that holds ``path``'s lock."""
+    """The process that holds ``path``'s lock, as /proc shows it."""
     pid = flock_owner(path)
     try:
         owner = user_name(Path(f"/proc/{pid}").stat().st_uid)

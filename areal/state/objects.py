@@ -300,7 +300,7 @@ class ObjectStore:
             return StoreSnapshot(self.serial(), self.list())
 
     def serial(self) -> int:
-        """How many changes of what is asked for this store has seen."""
+        """The number of changes to specs that this store has seen."""
         return read_serial(self.home)
 
     def put(self, obj: StoredObject, *, keeps: tuple[str, ...] = ()) -> bool:
@@ -338,7 +338,7 @@ class ObjectStore:
             write_together([(self._path(ref), seal(encode(obj))) for ref, obj in written.items()])
 
     def _before(self, write: _Put | _PutStatus) -> StoredObject | None:
-        """What is there now. What is damaged makes room for an object, and not for a status."""
+        """The object as it is now. A damaged file makes room for an object, not for a status."""
         try:
             return self.get(write.ref)
         except Unreadable as error:

@@ -31,7 +31,7 @@ APPLY = "apply"
 
 @dataclass(frozen=True)
 class Layer:
-    """What one manager set. ``at`` in seconds since the epoch; ``source`` says where a manifest came from."""
+    """The fields that one manager set, ``at`` seconds since the epoch. ``source``: where a manifest came from."""
 
     manager: str
     spec: dict[str, Any]
@@ -213,7 +213,7 @@ class Revision:
 
 
 class Listing(list[T]):
-    """What could be read, and beside it what could not: (path, reason)."""
+    """Values that could be read, and the files that could not: (path, reason)."""
 
     def __init__(self) -> None:
         super().__init__()

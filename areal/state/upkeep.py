@@ -1,4 +1,4 @@
-"""What ``areal doctor`` asks about the home: damaged files, leftovers of crashes, files that others can read.
+"""Checks of the home for ``areal doctor``: damaged files, leftovers of crashes, files that others can read.
 
 Everything here but ``set_aside``, ``sweep`` and ``tighten`` only looks.
 """
@@ -52,7 +52,7 @@ def set_aside(home: Home, defect: Defect) -> Path | None:
 
 
 def leftovers(home: Home) -> tuple[Path, ...]:
-    """What crashes left and nothing will ever read: unfinished writes, removed folders, holders of free locks."""
+    """Files that crashes left and nothing will ever read: unfinished writes, removed folders, holders of free locks."""
     now = time.time()
     found = [path for path in _walk(home) if is_temp(path.name) and now - _modified(path) > STALE_TEMP_S]
     for kind in KINDS:

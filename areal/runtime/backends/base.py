@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 
 class Phase(StrEnum):
-    """Where a run is, as proved by its record and /proc."""
+    """The phase of a run, as proved by its record and /proc."""
 
     INTENDED = "intended"  # intent on disk, no identity: nothing runs, or has not begun to
     STARTING = "starting"  # the shim lives, the child has not been seen to answer (readiness is the caller's)
@@ -42,7 +42,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """When and how the shim starts its child again. Times in seconds."""
+    """Restarts of the component by its shim. Times in seconds."""
 
     policy: str = "Always"  # Always | OnFailure | Never
     initial_backoff_s: float = 10.0
@@ -111,7 +111,7 @@ class LastExit:
 
 @dataclass(frozen=True)
 class RunState:
-    """What is known about one run at one moment. ``spec`` is the intent as it was written."""
+    """The state of one run at one moment. ``spec`` is the intent as it was written."""
 
     spec: RunSpec
     phase: Phase
@@ -136,7 +136,7 @@ class StopReport:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a plan may count on. ``gpus`` are free UUIDs; ``squatters`` maps a busy UUID to who holds it."""
+    """Capacity that a plan may count on. ``gpus`` are free UUIDs; ``squatters`` maps a busy UUID to who holds it."""
 
     gpus: tuple[str, ...] = ()
     squatters: Mapping[str, str] = field(default_factory=dict)
@@ -227,7 +227,7 @@ class RunControl(Protocol):
 
 
 class Backend(RunControl, Protocol):
-    """One place where processes live. ``name`` is what ``spec.scheduler.type`` says."""
+    """A place that runs processes. ``name`` is what ``spec.scheduler.type`` says."""
 
     name: str
 

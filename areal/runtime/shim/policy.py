@@ -1,4 +1,4 @@
-"""When to start a component again: pure, no clock and no randomness of its own.
+"""Restart decisions: pure, no clock and no randomness of their own.
 
 A failed component is started again after ``initial * factor**n`` seconds (at most ``max``), spread by ``jitter`` so
 that replicas which died together do not return together. One that ran for ``reset_after`` seconds starts over at
@@ -20,7 +20,7 @@ _A_YEAR_S = 365 * 86400.0
 
 
 class Exit:
-    """How one start of the component ended."""
+    """The end of one start of the component."""
 
     __slots__ = ("at", "code", "reason", "signal")
 
@@ -66,7 +66,7 @@ class RestartBudget:
         self._restarts = []
 
     def decide(self, exit: Exit, ran_s: float, now: float, spread: float) -> RestartDecision:
-        """What follows an exit. ``now`` is any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
+        """The decision after an exit. ``now`` is any monotonic clock in seconds, ``spread`` uniform in [0, 1)."""
         if not self._wants_restart(exit):
             return RestartDecision(FINISHED, reason=exit.reason)
         if ran_s >= self._reset_after:

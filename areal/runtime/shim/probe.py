@@ -56,7 +56,7 @@ class LivenessCheck:
 
     @property
     def due(self) -> float:
-        """When ``tick`` must be called next: the start of a probe, or the end of its patience."""
+        """The time of the next ``tick``: the start of a probe, or its timeout."""
         return self._due
 
     @property

@@ -141,7 +141,11 @@ class RunSupervisor:
         self._first_attempt = int(intent["env"].get(ATTEMPT_VARIABLE, 1))
         self._budget = RestartBudget(intent["restart"])
         self._log = RotatingLog(run_dir, int(intent["log_max_bytes"]), int(intent["log_files"]))
-        self._probe = self._make_probe()
+        self._probe: LivenessCheck | None = None
+        if intent.get("liveness"):
+            from areal.runtime.shim.probe import LivenessCheck  # the socket module is not free: only where it is used
+
+            self._probe = LivenessCheck(intent["liveness"])
         self._poller = select.poll()
         self._signals: list[int] = []
         self._child: Child | None = None
@@ -163,13 +167,6 @@ class RunSupervisor:
         }
         return {**os.environ, **self._intent["env"], **secret, **ours}
 
-    def _make_probe(self) -> LivenessCheck | None:
-        if not self._intent.get("liveness"):
-            return None
-        from areal.runtime.shim.probe import LivenessCheck  # the socket module is not free: only where it is used
-
-        return LivenessCheck(self._intent["liveness"])
-
     # -- beginning
 
     def begin(self) -> None:
@@ -178,16 +175,13 @@ class RunSupervisor:
         self._install_signals()
         self._output_fd, self._component_fd = os.pipe()
         os.set_blocking(self._output_fd, False)
-        self._enlarge_pipe()
+        with suppress(OSError):  # over the user's limit for pipes: the default size works too
+            fcntl.fcntl(self._output_fd, _F_SETPIPE_SZ, _PIPE_SIZE)
         self._poller.register(self._output_fd, select.POLLIN)
         pipe = os.readlink(f"/proc/self/fd/{self._output_fd}")
         records.write_json(self._run_dir, records.ID, {**procfs.identity_fields(os.getpid()), "log_pipe": pipe})
         os.chdir("/")  # keep no file system busy
         self._start_component()
-
-    def _enlarge_pipe(self) -> None:
-        with suppress(OSError):  # over the user's limit for pipes: the default size works too
-            fcntl.fcntl(self._output_fd, _F_SETPIPE_SZ, _PIPE_SIZE)
 
     def _install_signals(self) -> None:
         wakeup_read, wakeup_write = os.pipe()
@@ -275,14 +269,11 @@ class RunSupervisor:
             self._kill_at = None
             self._sweep()
         if self._probe and self._child and not self._cause:
-            self._watch(self._probe, now, probe_ready)
-
-    def _watch(self, probe: LivenessCheck, now: float, ready: bool) -> None:
-        if ready:
-            probe.on_ready(now)
-        probe.tick(now)
-        if probe.failed:
-            self._terminate("liveness probe failed", float(self._intent["stop_grace_s"]))
+            if probe_ready:
+                self._probe.on_ready(now)
+            self._probe.tick(now)
+            if self._probe.failed:
+                self._terminate("liveness probe failed", float(self._intent["stop_grace_s"]))
 
     # -- the component
 
@@ -330,7 +321,9 @@ class RunSupervisor:
 
     def _stop(self) -> None:
         """SIGTERM; a second one can only shorten the grace of the first."""
-        order = self._read_stop_order()
+        order: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            order = records.read_object(self._run_dir, records.STOP) or order
         grace_s = float(order.get("grace_s", self._intent["stop_grace_s"]))
         if self._child is None:
             self._finish("exited", "stopped")
@@ -340,16 +333,8 @@ class RunSupervisor:
             self._stopping = True
             self._terminate("stopped", grace_s)
 
-    def _read_stop_order(self) -> dict[str, Any]:
-        try:
-            return records.read_object(self._run_dir, records.STOP) or {}
-        except (OSError, ValueError):
-            return {}
-
     def _sweep(self) -> None:
-        belongs = run_members(os.getpid(), self._run_dir, frozenset({os.getpid()}))
-        killed, _ = sweep(belongs)
-        self._swept += killed
+        self._swept += sweep(run_members(os.getpid(), self._run_dir, frozenset({os.getpid()})))[0]
 
     # -- records
 
